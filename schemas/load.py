@@ -1,0 +1,19 @@
+"""Load of one worker. Stream: pool log, kind `load`. Worker and epoch are the batch's writer and epoch."""
+
+from headwater.schemas.envelope import Event
+
+
+class LoadReported(Event, frozen=True, tag="load.reported"):
+    """What the engine says of itself, and which requests moved on since the last report.
+
+    `running` and `waiting` count requests, `used_blocks` KV blocks in use. The three lists name requests:
+    taken into the engine, prompt computed (first token out), and ended for whatever reason.
+    """
+
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    accepted: tuple[str, ...] = ()
+    prefilled: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()

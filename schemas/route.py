@@ -1,0 +1,87 @@
+"""Route query, decision and refusal. Decisions are events: stream pool log, kind `route`."""
+
+import msgspec
+
+from headwater.schemas.envelope import Event
+
+
+class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
+    """An edge asks where one request should go.
+
+    `hashes` are the packed sequence hashes of the prompt's full blocks. `pinned` names the only worker
+    allowed (other choices of one request share their prompt); `exclude` names lives of workers that just
+    failed, as "<worker>.<epoch>".
+    """
+
+    request: str
+    prompt_tokens: int
+    max_tokens: int
+    hashes: bytes
+    pinned: str = ""
+    exclude: tuple[str, ...] = ()
+
+
+class Weights(msgspec.Struct, frozen=True, array_like=True):
+    """What one unit of work costs in a worker's score, in blocks."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+    lower_tier: float = 0.25
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """One worker as the router saw it. Lower `score` is better.
+
+    `cached_blocks` prompt blocks are on its GPU; `lower_blocks` more follow on a lower tier;
+    `prefill_tokens` are promised to it and not computed yet; `decode_blocks` are held by its requests.
+    """
+
+    worker: str
+    epoch: int
+    cached_blocks: int
+    lower_blocks: int
+    prefill_tokens: int
+    decode_blocks: int
+    requests: int
+    score: float
+
+
+class Decision(Event, frozen=True, tag="route.decided"):
+    """Where a request goes, and everything needed to decide it again.
+
+    Made by `writer` of the batch as its `number`-th, on the fold of the log up to `position` plus its own
+    decisions `seen`+1 … `number`-1, which the log did not hold yet. The prompt's hashes are kept as their
+    count, the deepest one that any candidate has, the one after it and the last: the matched path itself
+    is in the index. `degraded` says that the router knew it lagged behind the log.
+    """
+
+    number: int
+    position: int
+    seen: int
+    wall_ns: int
+    request: str
+    prompt_tokens: int
+    max_tokens: int
+    blocks: int
+    deepest: int
+    following: int
+    last: int
+    pinned: str
+    exclude: tuple[str, ...]
+    policy: str
+    weights: Weights
+    seed: int
+    worker: str
+    epoch: int
+    candidates: tuple[Candidate, ...]
+    degraded: bool = False
+
+
+class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help."""
+
+    reason: str
+    retry_after_s: float = 0.0
+
+
+RouteReply = Decision | RouteRefused

@@ -1,0 +1,120 @@
+"""The only place that spells a subject, a stream or a bucket.
+
+Subjects carry workers and actors, never requests or block hashes: the server keeps the subject index in
+memory, so its size must follow the fleet and not the traffic.
+
+========================================= ============ ====================================================
+subject                                   carried by   what
+========================================= ============ ====================================================
+hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load and route events of one pool
+hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
+hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
+hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, drain, resync
+hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
+$SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool asks it
+========================================= ============ ====================================================
+"""
+
+from typing import Final, Literal
+
+from headwater.schemas.names import token
+
+PoolKind = Literal["fleet", "kv", "load", "route"]
+EngineVerb = Literal["generate", "cancel", "status", "drain", "resync"]
+
+POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")
+
+
+def pool_stream(ns: str, pool: str) -> str:
+    """Stream that holds everything a routing decision in `pool` depends on, in one total order."""
+    return f"HW_{token('namespace', ns)}_POOL_{token('pool', pool)}"
+
+
+def pool_filter(ns: str, pool: str) -> str:
+    """All subjects of one pool log."""
+    return f"hw.{token('namespace', ns)}.pool.{token('pool', pool)}.>"
+
+
+def pool_subject(ns: str, pool: str, kind: PoolKind, writer: str) -> str:
+    """Subject of one writer's events of one kind. Fencing and order are per such subject."""
+    return f"hw.{token('namespace', ns)}.pool.{token('pool', pool)}.{kind}.{token('writer', writer)}"
+
+
+def pool_kind(subject: str) -> str:
+    """Kind of a pool log subject: fleet, kv, load or route."""
+    return subject.rsplit(".", 2)[1]
+
+
+def request_stream(ns: str) -> str:
+    """Stream with the life of every request."""
+    return f"HW_{token('namespace', ns)}_REQ"
+
+
+def request_filter(ns: str) -> str:
+    """All subjects of the request log."""
+    return f"hw.{token('namespace', ns)}.req.>"
+
+
+def request_subject(ns: str, edge: str) -> str:
+    """Subject of the requests that one edge accepted."""
+    return f"hw.{token('namespace', ns)}.req.{token('edge', edge)}"
+
+
+def route_query(ns: str, pool: str) -> str:
+    """Where an edge asks for a decision; routers of the pool subscribe in one queue group."""
+    return f"hw.{token('namespace', ns)}.route.{token('pool', pool)}"
+
+
+def engine(ns: str, worker: str, epoch: int, verb: EngineVerb) -> str:
+    """Direct subject of one incarnation of a worker. A new epoch is a new subject."""
+    return f"hw.{token('namespace', ns)}.engine.{token('worker', worker)}.{epoch}.{verb}"
+
+
+def edge_frames(ns: str, edge: str) -> str:
+    """Where engines send token frames for one edge process."""
+    return f"hw.{token('namespace', ns)}.edge.{token('edge', edge)}.frames"
+
+
+def lease_bucket(ns: str) -> str:
+    """KV bucket of leases: who is alive."""
+    return f"HW_{token('namespace', ns)}_LEASE"
+
+
+def lease_key(kind: Literal["worker", "router", "edge"], name: str) -> str:
+    """Key of one lease."""
+    return f"{kind}.{token(kind, name)}"
+
+
+def card_bucket(ns: str) -> str:
+    """KV bucket of model cards."""
+    return f"HW_{token('namespace', ns)}_CARD"
+
+
+def card_key(pool: str) -> str:
+    """Key of a pool's model card."""
+    return token("pool", pool)
+
+
+def blob_bucket(ns: str) -> str:
+    """Object store bucket: snapshots and tokenizer files."""
+    return f"HW_{token('namespace', ns)}_BLOB"
+
+
+def snapshot_prefix(pool: str) -> str:
+    """Object names of a pool's snapshots start with this."""
+    return f"snapshot/{token('pool', pool)}/"
+
+
+def snapshot_name(pool: str, position: int) -> str:
+    """Object name of the snapshot at `position`; fixed width, so names sort by position."""
+    return f"{snapshot_prefix(pool)}{position:020d}"
+
+
+def artifact_name(digest: str) -> str:
+    """Object name of a file by its SHA-256 (tokenizer, chat template)."""
+    return f"artifact/{digest}"
+
+
+def service(verb: Literal["PING", "INFO", "STATS"], name: str = "", service_id: str = "") -> str:
+    """Subject of the NATS services protocol (ADR-32)."""
+    return ".".join(part for part in ("$SRV", verb, name, service_id) if part)

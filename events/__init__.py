@@ -1,0 +1,1 @@
+"""The log: append, read, lease, snapshot. Ports, and their JetStream and memory implementations."""

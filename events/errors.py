@@ -1,0 +1,33 @@
+"""Errors of the log, by what the caller can do about them.
+
+    LogError
+    ├── LogUnavailable   retryable: the server did not answer in time, or has no leader
+    ├── LogRefused       not retryable: the server said no; the message carries its reason
+    └── StreamMissing    not retryable: the stream was deleted or never created
+
+Losing a fence is not an error: `Log.append` returns `Fenced`.
+"""
+
+
+class LogError(Exception):
+    """Base. `retryable` tells whether the same call may succeed later."""
+
+    retryable = False
+
+
+class LogUnavailable(LogError):
+    """No answer in time, no leader, or no connection."""
+
+    retryable = True
+
+
+class LogRefused(LogError):
+    """The server answered with an error. `code` is NATS's err_code."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StreamMissing(LogError):
+    """The stream does not exist."""

@@ -1,0 +1,91 @@
+"""Requests to the JetStream API: JSON in, JSON out, errors typed, every call with a deadline."""
+
+import base64
+from typing import Any, NamedTuple
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import Error as NatsError
+
+from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
+
+STREAM_NOT_FOUND = 10059
+MESSAGE_NOT_FOUND = 10037
+WRONG_LAST_SEQUENCE = 10071
+SUBJECT_BUSY = 10164
+STREAM_NAME_IN_USE = 10058
+
+REQUEST_DEADLINE_S = 5.0
+
+
+class Ack(NamedTuple):
+    """A stored message's sequence, and whether the server had it already."""
+
+    seq: int
+    duplicate: bool
+
+
+class StoredMessage(NamedTuple):
+    """A message read back from a stream."""
+
+    seq: int
+    data: bytes
+    headers: str
+
+
+async def api(client: Client, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Call `$JS.API.<verb>`. Raises `StreamMissing`, `LogRefused` or `LogUnavailable`."""
+    data = msgspec.json.encode(body) if body else b""
+    return await ask(client, f"$JS.API.{verb}", data, None, REQUEST_DEADLINE_S)
+
+
+async def ask(
+    client: Client, subject: str, data: bytes, headers: dict[str, str] | None, deadline_s: float
+) -> dict[str, Any]:
+    """One request with a JSON answer. Raises as `api` does."""
+    try:
+        reply = await client.request(subject, data, timeout=deadline_s, headers=headers)
+    except NoRespondersError as error:
+        raise LogUnavailable(f"nobody answers on {subject}: no stream, no leader or no JetStream") from error
+    except TimeoutError as error:
+        raise LogUnavailable(f"no answer on {subject} within {deadline_s} s") from error
+    except ConnectionClosedError as error:
+        raise LogUnavailable("the NATS connection is closed") from error
+    except NatsError as error:
+        raise LogUnavailable(f"{subject}: {error}") from error
+    answer: dict[str, Any] = msgspec.json.decode(reply.data)
+    failure = answer.get("error")
+    if failure:
+        code = int(failure.get("err_code", 0))
+        text = f"{subject}: {failure.get('description', 'refused')} (NATS error {code})"
+        if code == STREAM_NOT_FOUND:
+            raise StreamMissing(text)
+        if failure.get("code") == 503:
+            raise LogUnavailable(text)
+        raise LogRefused(text, code)
+    return answer
+
+
+async def publish(
+    client: Client, subject: str, data: bytes, headers: dict[str, str], deadline_s: float
+) -> Ack:
+    """Store one message and return the server's acknowledgement."""
+    answer = await ask(client, subject, data, headers, deadline_s)
+    return Ack(int(answer["seq"]), bool(answer.get("duplicate", False)))
+
+
+async def last_message(client: Client, stream: str, subject: str) -> StoredMessage | None:
+    """The newest message of `subject`, asked of the leader, so that it sees every acknowledged write."""
+    try:
+        answer = await api(client, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+    except LogRefused as error:
+        if error.code == MESSAGE_NOT_FOUND:
+            return None
+        raise
+    message = answer["message"]
+    return StoredMessage(
+        int(message["seq"]),
+        base64.b64decode(message.get("data", "")),
+        base64.b64decode(message.get("hdrs", "")).decode("utf-8", "replace"),
+    )

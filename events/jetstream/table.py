@@ -1,0 +1,88 @@
+"""`Table` on a KV bucket: raw publishes with an expected last subject sequence, which is the revision.
+
+A key's time to live is per message (`Nats-TTL`), never per bucket. When it runs out the server writes a
+delete marker, so watchers learn of a lapsed lease without polling.
+"""
+
+from collections.abc import AsyncIterator
+
+from nats.aio.client import Client
+
+from headwater.events.errors import LogRefused
+from headwater.events.jetstream.api import (
+    REQUEST_DEADLINE_S,
+    SUBJECT_BUSY,
+    WRONG_LAST_SEQUENCE,
+    last_message,
+    publish,
+)
+from headwater.events.jetstream.cursor import Cursor
+from headwater.events.table import Entry
+
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_MARKERS = ("KV-Operation", "Nats-Marker-Reason")
+
+
+class JetStreamTable:
+    """See `headwater.events.table.Table`."""
+
+    def __init__(self, client: Client, bucket: str) -> None:
+        self._client = client
+        self._stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+
+    async def create(self, key: str, value: bytes, *, ttl_s: int = 0) -> int | None:
+        """See `Table.create`."""
+        revision = await self.update(key, value, revision=0, ttl_s=ttl_s)
+        if revision is not None:
+            return revision
+        # The key's subject is taken: by a holder, or only by the marker of one that is gone.
+        last = await last_message(self._client, self._stream, self._prefix + key)
+        if last is None:
+            return await self.update(key, value, revision=0, ttl_s=ttl_s)
+        if any(marker in last.headers for marker in _MARKERS):
+            return await self.update(key, value, revision=last.seq, ttl_s=ttl_s)
+        return None
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: int = 0) -> int | None:
+        """See `Table.update`."""
+        headers = {_EXPECTED: str(revision)}
+        if ttl_s:
+            headers["Nats-TTL"] = f"{ttl_s}s"
+        try:
+            ack = await publish(self._client, self._prefix + key, value, headers, REQUEST_DEADLINE_S)
+        except LogRefused as error:
+            if error.code in (WRONG_LAST_SEQUENCE, SUBJECT_BUSY):
+                return None
+            raise
+        return ack.seq
+
+    async def put(self, key: str, value: bytes) -> int:
+        """See `Table.put`."""
+        return (await publish(self._client, self._prefix + key, value, {}, REQUEST_DEADLINE_S)).seq
+
+    async def delete(self, key: str) -> None:
+        """See `Table.delete`."""
+        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+        await publish(self._client, self._prefix + key, b"", headers, REQUEST_DEADLINE_S)
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Table.get`."""
+        last = await last_message(self._client, self._stream, self._prefix + key)
+        if last is None or any(marker in last.headers for marker in _MARKERS):
+            return None
+        return Entry(key, last.data, last.seq)
+
+    async def watch(self) -> AsyncIterator[list[Entry]]:
+        """See `Table.watch`."""
+        cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
+        try:
+            async for batch in cursor.messages(0, newest_per_subject=True):
+                entries: list[Entry] = []
+                for raw in batch:
+                    gone = raw.headers and any(marker in raw.headers for marker in _MARKERS)
+                    key = raw.subject.removeprefix(self._prefix)
+                    entries.append(Entry(key, None if gone else raw.data, raw.position))
+                yield entries
+        finally:
+            await cursor.aclose()

@@ -1,0 +1,153 @@
+"""The load of each worker as the log tells it: who is there, what they were given and what they finished.
+
+Decisions and engine reports are written by different actors, so a report may come before the decision it
+speaks of. Stages that come early are kept until their decision arrives; with that, a router that applies its
+own decisions at once and a replay that reads them from the log reach the same state.
+"""
+
+import msgspec
+
+from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.load import LoadReported
+from headwater.schemas.route import Decision
+
+DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
+
+UNACCEPTED_NS_MAX = 30_000_000_000
+"""A decision that its worker never accepted (the edge died in between) stops counting after this."""
+
+SWEEP_NS = 5_000_000_000
+EARLY_MAX = 10_000
+"""Early stages kept. Beyond, the oldest is dropped: it costs a request counted too long, until the sweep."""
+
+
+class Active(msgspec.Struct):
+    """One request given to a worker. `uncached_tokens` count until its prompt is computed."""
+
+    uncached_tokens: int
+    blocks: int
+    decided_ns: int
+    stage: int = DECIDED
+
+
+class Worker(msgspec.Struct):
+    """One worker of the pool in its present epoch."""
+
+    name: str
+    epoch: int
+    engine: str
+    role: str
+    block_size: int
+    total_blocks: int
+    max_running: int
+    draining: bool = False
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    swept_ns: int = 0
+    prefill_tokens: int = 0
+    decode_blocks: int = 0
+    requests: dict[str, Active] = {}
+
+
+class Loads(msgspec.Struct):
+    """All workers, and the stages that came before their decision, by 'worker/request'."""
+
+    workers: dict[str, Worker] = {}
+    early: dict[str, int] = {}
+
+    def join(self, event: WorkerJoined) -> bool:
+        """A worker (re)starts empty. False for an epoch that is not newer than the one known."""
+        known = self.workers.get(event.worker)
+        if known is not None and known.epoch >= event.epoch:
+            return False
+        self.workers[event.worker] = Worker(
+            name=event.worker,
+            epoch=event.epoch,
+            engine=event.engine,
+            role=event.role,
+            block_size=event.block_size,
+            total_blocks=event.total_blocks,
+            max_running=event.max_running,
+        )
+        return True
+
+    def drain(self, event: WorkerDraining) -> None:
+        """A worker takes nothing new."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is not None:
+            worker.draining = True
+
+    def leave(self, event: WorkerLeft) -> bool:
+        """A worker is gone. False if that life of it was not known."""
+        if self.current(event.worker, event.epoch) is None:
+            return False
+        del self.workers[event.worker]
+        return True
+
+    def current(self, name: str, epoch: int) -> Worker | None:
+        """The worker, if `epoch` is its present life."""
+        worker = self.workers.get(name)
+        return worker if worker is not None and worker.epoch == epoch else None
+
+    def decide(self, decision: Decision) -> None:
+        """A request was given to a worker."""
+        worker = self.current(decision.worker, decision.epoch)
+        stage = self.early.pop(f"{decision.worker}/{decision.request}", DECIDED)
+        if worker is None or stage == FINISHED:
+            return
+        if stage == DECIDED and worker.swept_ns - decision.wall_ns > UNACCEPTED_NS_MAX:
+            return
+        chosen = next(c for c in decision.candidates if c.worker == decision.worker)
+        cached = chosen.cached_blocks * worker.block_size
+        uncached = 0 if stage == PREFILLED else max(0, decision.prompt_tokens - cached)
+        blocks = -(-decision.prompt_tokens // worker.block_size)
+        worker.requests[decision.request] = Active(uncached, blocks, decision.wall_ns, stage)
+        worker.prefill_tokens += uncached
+        worker.decode_blocks += blocks
+
+    def report(self, name: str, epoch: int, wall_ns: int, event: LoadReported) -> None:
+        """An engine told its load and the progress of its requests."""
+        worker = self.current(name, epoch)
+        if worker is None:
+            return
+        worker.running, worker.waiting = event.running, event.waiting
+        worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
+        for request in event.accepted:
+            self._advance(worker, request, ACCEPTED)
+        for request in event.prefilled:
+            self._advance(worker, request, PREFILLED)
+        for request in event.finished:
+            self._advance(worker, request, FINISHED)
+        if wall_ns - worker.swept_ns > SWEEP_NS:
+            worker.swept_ns = wall_ns
+            self._sweep(worker)
+
+    def _advance(self, worker: Worker, request: str, stage: int) -> None:
+        active = worker.requests.get(request)
+        if active is None:
+            key = f"{worker.name}/{request}"
+            self.early[key] = max(stage, self.early.get(key, 0))
+            if len(self.early) > EARLY_MAX:
+                del self.early[next(iter(self.early))]
+            return
+        if stage >= PREFILLED:
+            worker.prefill_tokens -= active.uncached_tokens
+            active.uncached_tokens = 0
+        if stage == FINISHED:
+            worker.decode_blocks -= active.blocks
+            del worker.requests[request]
+        else:
+            active.stage = max(active.stage, stage)
+
+    @staticmethod
+    def _sweep(worker: Worker) -> None:
+        stale = [
+            request
+            for request, active in worker.requests.items()
+            if active.stage == DECIDED and worker.swept_ns - active.decided_ns > UNACCEPTED_NS_MAX
+        ]
+        for request in stale:
+            active = worker.requests.pop(request)
+            worker.prefill_tokens -= active.uncached_tokens
+            worker.decode_blocks -= active.blocks

@@ -1,0 +1,136 @@
+"""The router's state: a fold of the pool log. `apply` is total, silent and deterministic.
+
+No clock, no randomness, no IO, no logging happens here. An event that fits nothing (an unknown worker, an
+epoch that is over) changes nothing, so folding never fails.
+"""
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from headwater.events.log import Record
+from headwater.events.snapshots import Snapshot
+from headwater.router.index import PrefixIndex
+from headwater.router.load import Loads
+from headwater.schemas.envelope import Batch, Event
+from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.hashing import unpack_hashes
+from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.load import LoadReported
+from headwater.schemas.route import Decision
+
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class RouterState:
+    """Index, loads and the log position they stand at.
+
+    `cold` names workers whose announcements have a hole: their cache is not counted on until they announce
+    it anew.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.index = PrefixIndex()
+        self.loads = Loads()
+        self.cold: set[str] = set()
+
+    def apply(self, record: Record) -> None:
+        """Fold one log message."""
+        for event in record.batch.events:
+            self.apply_to_index(record.batch, event)
+            apply_to_loads(self.loads, record.batch, event)
+        self.position = record.position
+
+    def apply_to_index(self, batch: Batch[Any], event: Event) -> None:
+        """The part of the fold that decisions never change. Call before `apply_to_loads`."""
+        match event:
+            case BlocksStored():
+                if self._speaks(batch):
+                    hashes = unpack_hashes(event.hashes)
+                    self.index.store(batch.writer, event.tier, event.parent, hashes)
+            case BlocksRemoved():
+                if self._speaks(batch):
+                    self.index.remove(batch.writer, event.tier, unpack_hashes(event.hashes))
+            case BlocksCleared():
+                if self._speaks(batch):
+                    self.index.clear(batch.writer)
+                    self.cold.discard(batch.writer)
+            case KvGap():
+                if self._speaks(batch):
+                    self.cold.add(batch.writer)
+            case WorkerJoined():
+                known = self.loads.workers.get(event.worker)
+                if known is None or known.epoch < event.epoch:
+                    self.index.drop_worker(event.worker)
+                    self.index.add_worker(event.worker)
+                    self.cold.discard(event.worker)
+            case WorkerLeft():
+                if self.loads.current(event.worker, event.epoch) is not None:
+                    self.index.drop_worker(event.worker)
+                    self.cold.discard(event.worker)
+            case _:
+                pass
+
+    def _speaks(self, batch: Batch[Any]) -> bool:
+        return self.loads.current(batch.writer, batch.epoch) is not None
+
+    def digest(self) -> str:
+        """Hash of everything that a decision depends on: equal states, equal digest, on any machine."""
+        facts = (
+            self.position,
+            self.index.digest(),
+            self.index.rows,
+            self.index.slots,
+            self.index.blocks,
+            sorted((key, sorted(copies.items())) for key, copies in self.index.copies.items()),
+            sorted(self.cold),
+            self.loads,
+        )
+        return blake2b(_canonical.encode(facts), digest_size=16).hexdigest()
+
+    def snapshot(self) -> Snapshot:
+        """This state as a snapshot. The table is not copied: encode it before the next `apply`."""
+        facts = {
+            "rows": self.index.rows,
+            "words": self.index.words,
+            "tiers": self.index.tiers,
+            "slots": self.index.slots,
+            "blocks": self.index.blocks,
+            "copies": [(list(key), list(copies.items())) for key, copies in self.index.copies.items()],
+            "cold": sorted(self.cold),
+            "loads": msgspec.to_builtins(self.loads),
+        }
+        return Snapshot(self.position, facts, {"table": self.index.table})
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot) -> "RouterState":
+        """The state that `snapshot` was made from."""
+        state = cls()
+        facts = snapshot.facts
+        state.position = snapshot.position
+        state.index.slots = dict(facts["slots"])
+        state.index.blocks = dict(facts["blocks"])
+        state.index.copies = {(key[0], key[1]): dict(copies) for key, copies in facts["copies"]}
+        state.index.adopt(snapshot.arrays["table"], facts["rows"], facts["words"], facts["tiers"])
+        state.cold = set(facts["cold"])
+        state.loads = msgspec.convert(facts["loads"], Loads)
+        return state
+
+
+def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event) -> None:
+    """The part of the fold that decisions change: fleet, load and routing events."""
+    match event:
+        case LoadReported():
+            loads.report(batch.writer, batch.epoch, batch.wall_ns, event)
+        case Decision():
+            loads.decide(event)
+        case WorkerJoined():
+            loads.join(event)
+        case WorkerDraining():
+            loads.drain(event)
+        case WorkerLeft():
+            loads.leave(event)
+        case _:
+            pass

@@ -1,0 +1,1 @@
+"""Engines behind one protocol. An adapter translates one engine's API into ours and holds no policy."""

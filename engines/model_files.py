@@ -1,0 +1,71 @@
+"""What a model's folder says about tokens and text: tokenizer, chat template, special tokens, limits."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headwater.engines.engine import EngineUnavailable
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class ModelFiles(NamedTuple):
+    """The parts of a model that an edge needs. `chat_template` is empty for a base model."""
+
+    tokenizer: bytes
+    chat_template: str
+    special_tokens: dict[str, str]
+    eos_token_ids: tuple[int, ...]
+    context_length: int
+    name: str
+
+
+def read_model_files(folder: Path) -> ModelFiles:
+    """Read a Hugging Face model folder. Raises `EngineUnavailable` naming the missing file."""
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise EngineUnavailable(
+            f"{folder} has no tokenizer.json: give --model a folder in Hugging Face's layout "
+            "with a fast tokenizer"
+        )
+    settings = _json(folder / "tokenizer_config.json")
+    config = _json(folder / "config.json")
+    generation = _json(folder / "generation_config.json")
+    special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings.get(name)))}
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    return ModelFiles(
+        tokenizer.read_bytes(),
+        _template(folder, settings),
+        special,
+        tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else (),
+        int(config.get("max_position_embeddings", 4096)),
+        folder.name,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise EngineUnavailable(f"{path} is not JSON: {error}") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _template(folder: Path, settings: dict[str, Any]) -> str:
+    """Newer models keep the template in a file of its own; some name several, `default` among them."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return str(named.get("default", ""))
+    return str(template)
+
+
+def _token_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("content") or "")
+    return value if isinstance(value, str) else ""

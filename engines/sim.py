@@ -1,0 +1,339 @@
+"""The simulated engine: a continuous-batching scheduler with a paged prefix cache and a step-time model.
+
+Not a stub: chunked prefill, preemption of the newest, prefix reuse, LRU eviction and real KV events, on a
+clock that is passed in. What it generates depends only on the request's seed and the position of the token,
+so a request that moves to another worker goes on with the same tokens.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from headwater.engines.engine import (
+    Capability,
+    Emit,
+    EngineDied,
+    EngineInfo,
+    EngineLoad,
+    KvEvent,
+    RequestRejected,
+    Step,
+)
+from headwater.engines.paged_cache import PagedCache
+from headwater.engines.step_time import StepTime
+from headwater.schemas import hashing
+from headwater.schemas.clock import Clock
+from headwater.schemas.inference import GenerateRequest
+from headwater.schemas.kv import BlocksStored
+
+
+class SimSettings(NamedTuple):
+    """Shape of a simulated engine. Defaults follow the public replay that the step times come from."""
+
+    model: str = "sim"
+    block_size: int = 16
+    total_blocks: int = 16_384
+    context_length: int = 131_072
+    step_tokens_max: int = 8_192
+    sequences_max: int = 256
+    step_time: StepTime = StepTime()
+    script: tuple[int, ...] = (0,)
+    """Token ids that an answer repeats, from a place that depends on its seed."""
+    eos_token_id: int = -1
+    answer_tokens: tuple[int, int] = (24, 96)
+    """Shortest and longest answer that ends by itself."""
+
+
+class _Sequence(msgspec.Struct, eq=False):
+    """One request in the scheduler.
+
+    `blocks` are cached under their hash, `private` are not (yet). Up to `target` tokens are computed as a
+    prompt: after a preemption that includes tokens generated before.
+    """
+
+    request: GenerateRequest
+    emit: Emit
+    tokens: list[int]
+    target: int
+    seed: int
+    answer: int
+    hashes: list[int] = []
+    blocks: list[int] = []
+    private: int = 0
+    computed: int = 0
+    produced: int = 0
+    cached: int = -1
+    waiting: bool = True
+    ended: bool = False
+
+
+class SimEngine:
+    """See `headwater.engines.engine.Engine`."""
+
+    name = "sim"
+    capabilities: frozenset[Capability] = frozenset({"generate", "seed", "kv_events", "kv_dump", "clear_kv"})
+
+    def __init__(self, settings: SimSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._cache = PagedCache(settings.total_blocks)
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._by_id: dict[str, _Sequence] = {}
+        self._work = asyncio.Event()
+        self._events: list[KvEvent] = []
+        self._event_ready = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        settings = self._settings
+        self._loop = asyncio.create_task(self._run(), name="sim-engine")
+        return EngineInfo(
+            settings.model,
+            settings.block_size,
+            settings.total_blocks,
+            settings.sequences_max,
+            settings.context_length,
+        )
+
+    def submit(self, request: GenerateRequest, emit: Emit) -> None:
+        """See `Engine.submit`."""
+        tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
+        need = len(tokens) + request.sampling.max_tokens
+        if not tokens:
+            raise RequestRejected("the prompt is empty")
+        if need > self._settings.context_length:
+            raise RequestRejected(
+                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
+                f"{self._settings.context_length}"
+            )
+        if -(-need // self._settings.block_size) > self._settings.total_blocks:
+            raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else _seed_of(request.request)
+        low, high = self._settings.answer_tokens
+        answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
+        sequence = _Sequence(request, emit, tokens, len(tokens), seed, answer)
+        self._by_id[request.request] = sequence
+        self._waiting.append(sequence)
+        self._work.set()
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        sequence = self._by_id.get(request)
+        if sequence is not None:
+            asyncio.get_running_loop().call_soon(self._finish, sequence, Step((), "abort"))
+
+    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        while True:
+            await self._event_ready.wait()
+            self._event_ready.clear()
+            events, self._events = self._events, []
+            if events:
+                yield events
+
+    def held_blocks(self) -> list[BlocksStored]:
+        """See `Engine.held_blocks`."""
+        return [event for event in self._cache.held() if isinstance(event, BlocksStored)]
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        return EngineLoad(
+            len(self._running), len(self._waiting), self._cache.used, self._settings.total_blocks
+        )
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`."""
+        self._cache.clear()
+        self._publish_events()
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._loop is not None and self._loop.done():
+            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. Requests still here are aborted."""
+        for sequence in list(self._by_id.values()):
+            self._finish(sequence, Step((), "abort"))
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            if not self._running and not self._waiting:
+                self._work.clear()
+                await self._work.wait()
+            chunks, prompt_tokens = self._schedule()
+            emitting = [s for s, n in chunks if s.computed + n >= len(s.tokens)]
+            used = self._cache.used / self._cache.capacity
+            duration = self._settings.step_time.seconds(prompt_tokens, used, bool(emitting))
+            await self._clock.sleep(duration)
+            for sequence, count in chunks:
+                if not sequence.ended and not sequence.waiting:
+                    self._advance(sequence, count)
+            self._publish_events()
+
+    def _schedule(self) -> tuple[list[tuple[_Sequence, int]], int]:
+        """Choose this step's work: (sequence, tokens to compute) and the prompt tokens among them.
+
+        Sequences in decode go first, each one token; what is left of the step goes to prompts, the oldest
+        first. Where blocks run out the newest sequence gives its own up and starts again later.
+        """
+        budget = self._settings.step_tokens_max
+        chunks: list[tuple[_Sequence, int]] = []
+        prompt_tokens = 0
+        for sequence in sorted(self._running, key=lambda s: s.computed < s.target):
+            if sequence.waiting:
+                continue
+            count = min(len(sequence.tokens) - sequence.computed, budget)
+            if count > 0 and self._reserve(sequence, count):
+                chunks.append((sequence, count))
+                budget -= count
+                prompt_tokens += count if sequence.computed < sequence.target else 0
+        while self._waiting and budget > 0 and len(self._running) < self._settings.sequences_max:
+            sequence = self._waiting[0]
+            if not self._admit(sequence):
+                break
+            self._waiting.popleft()
+            count = min(len(sequence.tokens) - sequence.computed, budget)
+            if not self._reserve(sequence, count, preempt=False):
+                self._give_up(sequence)
+                self._waiting.appendleft(sequence)
+                break
+            self._running.append(sequence)
+            chunks.append((sequence, count))
+            budget -= count
+            prompt_tokens += count
+        return [(s, n) for s, n in chunks if not s.waiting], prompt_tokens
+
+    def _admit(self, sequence: _Sequence) -> bool:
+        """Take a sequence's cached prefix, if the rest of its prompt fits."""
+        size = self._settings.block_size
+        usable = (len(sequence.tokens) - 1) // size
+        if not sequence.hashes:
+            root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
+            packed = hashing.unpack_tokens(hashing.pack_tokens(sequence.tokens))
+            sequence.hashes = hashing.sequence_hashes(packed, size, parent=root).tolist()
+        hit = self._cache.match(sequence.hashes[:usable])
+        need = -(-len(sequence.tokens) // size) - hit
+        if need > self._cache.available - hit and self._running:
+            return False
+        sequence.blocks = sequence.hashes[:hit]
+        self._cache.take(sequence.blocks)
+        sequence.computed = hit * size
+        sequence.target = len(sequence.tokens)
+        if sequence.cached < 0:
+            sequence.cached = sequence.computed
+        sequence.waiting = False
+        return True
+
+    def _reserve(self, sequence: _Sequence, count: int, *, preempt: bool = True) -> bool:
+        """Make sure that blocks exist for `count` more tokens, preempting the newest where they do not."""
+        size = self._settings.block_size
+        need = -(-(sequence.computed + count) // size) - len(sequence.blocks) - sequence.private
+        while need > 0 and not self._cache.allocate(need):
+            victim = next((s for s in reversed(self._running) if not s.waiting), None)
+            if not preempt or victim is None:
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.private += max(0, need)
+        return True
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        self._running.remove(sequence)
+        self._give_up(sequence)
+        self._waiting.appendleft(sequence)
+
+    def _give_up(self, sequence: _Sequence) -> None:
+        self._cache.release(sequence.blocks, sequence.private)
+        sequence.blocks, sequence.private, sequence.computed = [], 0, 0
+        sequence.waiting = True
+
+    def _advance(self, sequence: _Sequence, count: int) -> None:
+        sequence.computed += count
+        self._commit(sequence)
+        if sequence.computed < len(sequence.tokens):
+            return
+        token = self._token(sequence)
+        cached = -1 if sequence.produced else sequence.cached
+        sequence.produced += 1
+        sequence.tokens.append(token)
+        sampling = sequence.request.sampling
+        finish = ""
+        if token == self._settings.eos_token_id or token in sampling.stop_token_ids:
+            finish = "stop"
+        elif sequence.produced >= sampling.max_tokens:
+            finish = "length"
+        step = Step((token,), "", cached)
+        if finish == "stop":
+            self._finish(sequence, step._replace(finish="stop"))
+        elif finish == "length":
+            self._finish(sequence, step._replace(finish="length"))
+        else:
+            sequence.emit(step)
+
+    def _commit(self, sequence: _Sequence) -> None:
+        """Cache the blocks that are now full."""
+        size = self._settings.block_size
+        full = sequence.computed // size
+        done = len(sequence.blocks)
+        if full <= done:
+            return
+        while len(sequence.hashes) < full:
+            at = len(sequence.hashes) * size
+            root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
+            parent = sequence.hashes[-1] if sequence.hashes else root
+            sequence.hashes += hashing.chain_plain(sequence.tokens[at : at + size], size, parent)
+        root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
+        parent = sequence.hashes[done - 1] if done else root
+        fresh = sequence.hashes[done:full]
+        self._cache.commit(parent, fresh)
+        sequence.blocks += fresh
+        sequence.private -= len(fresh)
+
+    def _token(self, sequence: _Sequence) -> int:
+        """The next token: a function of the seed and of how many tokens the answer has, nothing else."""
+        number = sequence.request.emitted + sequence.produced
+        sampling = sequence.request.sampling
+        ends = not sampling.ignore_eos and self._settings.eos_token_id >= 0
+        if ends and number >= sequence.answer and sequence.produced >= sampling.min_tokens:
+            return self._settings.eos_token_id
+        return _at(self._settings.script, sequence.seed, number)
+
+    def _finish(self, sequence: _Sequence, step: Step) -> None:
+        if sequence.ended:
+            return
+        sequence.ended = True
+        self._by_id.pop(sequence.request.request, None)
+        if sequence in self._running:
+            self._running.remove(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._cache.release(sequence.blocks, sequence.private)
+        sequence.blocks, sequence.private = [], 0
+        sequence.emit(step)
+
+    def _publish_events(self) -> None:
+        events = self._cache.take_events()
+        if events:
+            self._events += events
+            self._event_ready.set()
+
+
+def _seed_of(request: str) -> int:
+    """A seed for a request without one: the same on every worker the request is tried on."""
+    return crc32(request.rpartition("-")[0].encode())
+
+
+def _at(script: Sequence[int], seed: int, number: int) -> int:
+    return script[(seed + number) % len(script)]

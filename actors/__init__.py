@@ -1,0 +1,1 @@
+"""Everything that lives on a subject: the runtime, and one file per actor."""

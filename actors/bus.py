@@ -1,0 +1,73 @@
+"""`Bus` on core NATS. Beside `headwater.events.jetstream` the only module that imports `nats`."""
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import Error as NatsError
+
+from headwater.actors.bus_port import BusClosed, BusError, Handler, Message, NoResponder, ReplyTimeout
+
+PENDING_MESSAGES_MAX = 65_536
+PENDING_BYTES_MAX = 256 * 1024 * 1024
+"""Per subscription. Past either, NATS drops messages and the drop is logged; readers of tokens see the hole
+by position and ask again."""
+
+_log = structlog.get_logger("headwater.bus")
+
+
+class NatsBus:
+    """See `headwater.actors.bus_port.Bus`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """See `Bus.publish`."""
+        try:
+            await self._client.publish(subject, data)
+        except ConnectionClosedError as error:
+            raise BusClosed("the NATS connection is closed") from error
+        except NatsError as error:
+            raise BusError(f"{subject}: {error}") from error
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """See `Bus.request`."""
+        try:
+            reply = await self._client.request(subject, data, timeout=timeout_s)
+        except NoRespondersError as error:
+            raise NoResponder(f"nobody listens on {subject}") from error
+        except TimeoutError as error:
+            raise ReplyTimeout(f"no answer on {subject} within {timeout_s} s") from error
+        except ConnectionClosedError as error:
+            raise BusClosed("the NATS connection is closed") from error
+        except NatsError as error:
+            raise BusError(f"{subject}: {error}") from error
+        return reply.data
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
+        """See `Bus.subscribe`."""
+
+        async def deliver(message: Msg) -> None:
+            try:
+                await handler(Message(message.subject, message.data, message.reply))
+            except Exception:
+                _log.exception("handler_failed", subject=message.subject)
+
+        return await self._client.subscribe(
+            subject,
+            queue=queue,
+            cb=deliver,
+            pending_msgs_limit=PENDING_MESSAGES_MAX,
+            pending_bytes_limit=PENDING_BYTES_MAX,
+        )
+
+    async def flush(self) -> None:
+        """Wait until the server has what was published."""
+        await self._client.flush()
+
+    async def close(self) -> None:
+        """Send what is buffered and close the connection."""
+        if not self._client.is_closed:
+            await self._client.close()

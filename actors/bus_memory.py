@@ -1,0 +1,101 @@
+"""`Bus` in memory: same contract, one process. For tests and the simulator."""
+
+import asyncio
+from itertools import count
+
+import structlog
+
+from headwater.actors.bus_port import Handler, Message, NoResponder, ReplyTimeout
+
+_log = structlog.get_logger("headwater.bus")
+
+
+class MemoryBus:
+    """See `headwater.actors.bus_port.Bus`. Wildcards '*' and '>' work as in NATS."""
+
+    def __init__(self) -> None:
+        self._subscriptions: list[_MemorySubscription] = []
+        self._inboxes = count(1)
+        self._turn = 0
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """See `Bus.publish`."""
+        self._deliver(Message(subject, data, ""))
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """See `Bus.request`."""
+        inbox = f"_INBOX.{next(self._inboxes)}"
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def on_reply(message: Message) -> None:
+            if not answer.done():
+                answer.set_result(message.data)
+
+        subscription = await self.subscribe(inbox, on_reply)
+        try:
+            if not self._deliver(Message(subject, data, inbox)):
+                raise NoResponder(f"nobody listens on {subject}")
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError as error:
+            raise ReplyTimeout(f"no answer on {subject} within {timeout_s} s") from error
+        finally:
+            await subscription.unsubscribe()
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_MemorySubscription":
+        """See `Bus.subscribe`."""
+        subscription = _MemorySubscription(self, subject, handler, queue)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def drop(self, subscription: "_MemorySubscription") -> None:
+        """Forget a subscription."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def _deliver(self, message: Message) -> int:
+        matching = [s for s in self._subscriptions if _matches(s.pattern, message.subject)]
+        chosen = [s for s in matching if not s.queue]
+        for queue in sorted({s.queue for s in matching if s.queue}):
+            members = [s for s in matching if s.queue == queue]
+            self._turn += 1
+            chosen.append(members[self._turn % len(members)])
+        for subscription in chosen:
+            subscription.mailbox.put_nowait(message)
+        return len(chosen)
+
+
+class _MemorySubscription:
+    def __init__(self, bus: MemoryBus, pattern: str, handler: Handler, queue: str) -> None:
+        self.pattern = pattern
+        self.queue = queue
+        self.mailbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._bus = bus
+        self._handler = handler
+        self._task = asyncio.create_task(self._run(), name=f"subscription {pattern}")
+
+    async def _run(self) -> None:
+        while True:
+            message = await self.mailbox.get()
+            try:
+                await self._handler(message)
+            except Exception:
+                _log.exception("handler_failed", subject=message.subject)
+
+    async def unsubscribe(self) -> None:
+        """See `Subscription.unsubscribe`."""
+        self._bus.drop(self)
+        if asyncio.current_task() is not self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        else:
+            self._task.cancel()
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, got = pattern.split("."), subject.split(".")
+    for number, token in enumerate(wanted):
+        if token == ">":
+            return len(got) > number
+        if number >= len(got) or token not in ("*", got[number]):
+            return False
+    return len(wanted) == len(got)

@@ -1,0 +1,1 @@
+"""The edge: an OpenAI-compatible HTTP endpoint as an actor."""

@@ -1,0 +1,165 @@
+"""The edge's side of the fleet: asking for routes, sending requests, receiving frames, noticing deaths."""
+
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+import msgspec
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.bus_port import BusError, Message, NoResponder
+from headwater.actors.edge.saga import Saga
+from headwater.actors.world import World
+from headwater.schemas import subjects
+from headwater.schemas.card import Lease
+from headwater.schemas.inference import (
+    Cancel,
+    GenerateReply,
+    GenerateRequest,
+    StatusQuery,
+    StatusReply,
+    TokenFrame,
+)
+from headwater.schemas.route import RouteQuery, RouteReply
+
+ROUTE_TIMEOUT_S = 2.0
+GENERATE_TIMEOUT_S = 2.0
+STATUS_TIMEOUT_S = 1.0
+SILENCE_S_MAX = 2.0
+"""Without a frame for this long, the edge asks the engine how the request is doing."""
+
+UNANSWERED_MAX = 3
+
+_encode = msgspec.msgpack.Encoder().encode
+_frame = msgspec.msgpack.Decoder(TokenFrame)
+_route: msgspec.msgpack.Decoder[RouteReply] = msgspec.msgpack.Decoder(RouteReply)
+_generate: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
+_status = msgspec.msgpack.Decoder(StatusReply)
+
+_log = structlog.get_logger("headwater.edge.fleet")
+
+
+class Fleet:
+    """Shared by all requests of one edge process."""
+
+    def __init__(
+        self, world: World, edge: str, spawn: Callable[[Coroutine[Any, Any, None], str], object]
+    ) -> None:
+        self.world = world
+        self.edge = edge
+        self.spawn = spawn
+        self.sagas: dict[int, Saga] = {}
+        self._handles = count(1)
+        self._workers: dict[str, tuple[str, bytes, int]] = {}
+
+    def adopt(self, saga: Saga) -> int:
+        """Give a saga a handle under which frames find it."""
+        handle = next(self._handles)
+        self.sagas[handle] = saga
+        return handle
+
+    def forget(self, handle: int) -> None:
+        """Frames for this handle are dropped from now on."""
+        self.sagas.pop(handle, None)
+
+    def workers(self, pool: str) -> int:
+        """Workers of a pool whose lease is live."""
+        return sum(1 for held, _, _ in self._workers.values() if held == pool)
+
+    async def route(self, pool: str, query: RouteQuery) -> RouteReply:
+        """Ask a router. Raises `BusError` when none answers."""
+        subject = subjects.route_query(self.world.ns, pool)
+        data = await self.world.bus.request(subject, _encode(query), timeout_s=ROUTE_TIMEOUT_S)
+        return _route.decode(data)
+
+    async def generate(self, worker: str, epoch: int, request: GenerateRequest) -> GenerateReply:
+        """Hand a request to a worker. Raises `BusError` when it does not answer."""
+        subject = subjects.engine(self.world.ns, worker, epoch, "generate")
+        data = await self.world.bus.request(subject, _encode(request), timeout_s=GENERATE_TIMEOUT_S)
+        return _generate.decode(data)
+
+    def cancel(self, worker: str, epoch: int, request: str) -> None:
+        """Tell a worker that nobody waits for a request any more. Does not wait."""
+        self.spawn(self._cancel(worker, epoch, request), "cancel")
+
+    async def _cancel(self, worker: str, epoch: int, request: str) -> None:
+        subject = subjects.engine(self.world.ns, worker, epoch, "cancel")
+        try:
+            await self.world.bus.publish(subject, _encode(Cancel((request,))))
+        except BusError as error:
+            _log.warning("cancel_not_sent", request=request, worker=worker, reason=str(error))
+
+    async def on_frame(self, message: Message) -> None:
+        """One engine step's tokens for this edge: each saga writes to its client right here."""
+        frame = _frame.decode(message.data)
+        metrics.FRAMES.inc()
+        now = self.world.clock.monotonic_s()
+        sagas = self.sagas
+        for entry in frame.entries:
+            saga = sagas.get(entry.handle)
+            if saga is not None:
+                saga.on_entry(entry, now)
+
+    async def watch_leases(self) -> None:
+        """Move requests away from workers whose lease ended or passed to another life."""
+        async for entries in self.world.leases.watch():
+            for entry in entries:
+                kind, _, name = entry.key.partition(".")
+                if kind != "worker":
+                    continue
+                before = self._workers.get(name)
+                if entry.value is None:
+                    self._workers.pop(name, None)
+                    self._lost(name, entry.revision, "its lease ended")
+                    continue
+                pool = msgspec.json.decode(entry.value, type=Lease).pool
+                first = entry.revision
+                if before is not None and before[1] == entry.value:
+                    first = before[2]
+                self._workers[name] = (pool, entry.value, first)
+                # A worker's epoch is the revision of its lease's first entry: older lives are over.
+                self._lost(name, first if before is not None else 0, "it was started again")
+
+    def _lost(self, worker: str, below_epoch: int, reason: str) -> None:
+        for saga in list(self.sagas.values()):
+            if saga.worker == worker and saga.epoch < below_epoch:
+                saga.lost(f"worker {worker}: {reason}")
+
+    async def watch_silence(self) -> None:
+        """Ask after requests that had no frame for a while: a frame may be lost, or the worker dead."""
+        while True:
+            await self.world.clock.sleep(SILENCE_S_MAX / 2)
+            now = self.world.clock.monotonic_s()
+            for saga in list(self.sagas.values()):
+                if saga.streaming and not saga.asking and now - saga.heard_s > SILENCE_S_MAX:
+                    saga.asking = True
+                    self.spawn(self.ask(saga), "status")
+
+    async def ask(self, saga: Saga) -> None:
+        """One status query for a saga, and what follows from the answer."""
+        handle, worker = saga.handle, saga.worker
+        subject = subjects.engine(self.world.ns, worker, saga.epoch, "status")
+        query = StatusQuery(saga.attempt, saga.received)
+        reply: StatusReply | None = None
+        gone = ""
+        try:
+            data = await self.world.bus.request(subject, _encode(query), timeout_s=STATUS_TIMEOUT_S)
+            reply = _status.decode(data)
+        except NoResponder:
+            gone = "nobody answers for it"
+        except BusError as error:
+            _log.info("status_unanswered", request=saga.request, worker=worker, reason=str(error))
+        saga.asking = False
+        if saga.handle != handle or not saga.streaming:
+            return
+        if reply is None and not gone:
+            saga.unanswered += 1
+            gone = "it stopped answering" if saga.unanswered >= UNANSWERED_MAX else ""
+        elif reply is not None and not reply.known:
+            gone = "it does not know the request"
+        if gone:
+            saga.lost(f"worker {worker}: {gone}")
+        elif reply is not None and reply.entry is not None:
+            saga.unanswered = 0
+            saga.on_entry(reply.entry, self.world.clock.monotonic_s())

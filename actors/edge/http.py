@@ -1,0 +1,157 @@
+"""One HTTP exchange over ASGI: reading a bounded body, answering, and streams that are written to directly.
+
+A stream is written by whoever has the tokens, in the same turn of the event loop: ASGI's `send` is a coroutine
+that finishes in one step as long as the client keeps up, so no task is woken per token. A client that does not
+keep up gets a bounded queue and a task of its own; one that falls behind by more than the bound is cut.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headwater.actors.edge.errors import ApiError
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+BODY_BYTES_MAX = 64 * 1024 * 1024
+BACKLOG_BYTES_MAX = 4 * 1024 * 1024
+PING_S = 10.0
+PING = b": ping\n\n"
+
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """The client hung up before it had its answer."""
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The request's body. Raises `ApiError` 413 past the bound, `ClientGone`."""
+    too_large = ApiError(413, f"The body is larger than {BODY_BYTES_MAX} bytes.", code="body_too_large")
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > BODY_BYTES_MAX:
+            raise too_large
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > BODY_BYTES_MAX:
+            raise too_large
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: Headers, content_type: bytes = b"application/json"
+) -> None:
+    """A whole response."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", b"%d" % len(body)),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+class EventStream:
+    """A server-sent event stream that may be written to from any callback of the loop."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._queue: list[bytes] = []
+        self._queued_bytes = 0
+        self._drainer: asyncio.Task[None] | None = None
+        self._open = False
+        self._ended = False
+        self.cut = False
+
+    async def start(self, headers: Headers) -> None:
+        """Send status and headers, and what was written before."""
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]}
+        )
+        self._open = True
+        early, self._queue, self._queued_bytes = self._queue, [], 0
+        if early:
+            self._write(b"".join(early), last=self._ended)
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send `data` now or as soon as the client reads; `last` ends the response."""
+        if self._ended or self.cut:
+            return
+        self._ended = last
+        if not self._open or self._drainer is not None:
+            self._queue.append(data)
+            self._queued_bytes += len(data)
+            # A client this slow would make the edge hold its whole answer.
+            self.cut = self._queued_bytes > BACKLOG_BYTES_MAX
+        else:
+            self._write(data, last=last)
+
+    def _write(self, data: bytes, *, last: bool) -> None:
+        step: Any = self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        try:
+            step.send(None)
+        except StopIteration:
+            return
+        # The transport is full and nothing was written: go on in a task, in the same order.
+        step.close()
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        self._drainer = asyncio.create_task(self._drain(), name="slow client")
+
+    async def _drain(self) -> None:
+        try:
+            while self._queue and not self.cut:
+                data, self._queue, self._queued_bytes = b"".join(self._queue), [], 0
+                await self._send({"type": "http.response.body", "body": data, "more_body": not self._ended})
+        finally:
+            self._drainer = None
+
+    async def settle(self) -> None:
+        """Wait until a slow client has got everything."""
+        if self._drainer is not None:
+            await asyncio.gather(self._drainer, return_exceptions=True)
+
+
+class Disconnect:
+    """Tells when the client hangs up. One task per request, woken once."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._task: asyncio.Task[None] = asyncio.create_task(self._watch(receive), name="disconnect")
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def or_done(self, done: asyncio.Future[None], timeout_s: float | None = None) -> bool:
+        """Wait for `done` or the client's end; True if the client is gone."""
+        await asyncio.wait({self._task, done}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return self._task.done() and not done.done()
+
+    @property
+    def gone(self) -> bool:
+        """The client hung up."""
+        return self._task.done()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._task.cancel()

@@ -1,0 +1,241 @@
+"""Wire types of the OpenAI API that the edge takes, and their validation.
+
+Unknown fields are ignored, as OpenAI's own servers tolerate new ones; known fields that are not supported are
+refused by name rather than silently dropped when they would change the answer.
+"""
+
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+
+from headwater.actors.edge.errors import ApiError, bad_request
+from headwater.schemas.inference import Sampling
+
+Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+
+STOPS_MAX = 16
+STOP_CHARACTERS_MAX = 256
+SEED_MAX = 2**63
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content. Only text is served so far."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, omit_defaults=True):
+    """One message, as the chat template gets it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """`include_usage`: one more chunk with the usage at the end."""
+
+    include_usage: bool = False
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """What both endpoints take."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: int | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+    max_tokens: Count | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+
+    def stops(self) -> list[str]:
+        """Stop strings, checked."""
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if len(stops) > STOPS_MAX:
+            raise bad_request(f"At most {STOPS_MAX} stop strings, got {len(stops)}.", param="stop")
+        for stop in stops:
+            if not stop or len(stop) > STOP_CHARACTERS_MAX:
+                raise bad_request(f"A stop string has 1 to {STOP_CHARACTERS_MAX} characters.", param="stop")
+        return stops
+
+    def bias(self) -> dict[int, float]:
+        """Logit bias by token id, checked."""
+        bias: dict[int, float] = {}
+        for key, value in (self.logit_bias or {}).items():
+            if not key.isdigit() or not -100 <= value <= 100:
+                raise bad_request(
+                    "logit_bias maps token ids to numbers from -100 to 100.", param="logit_bias"
+                )
+            bias[int(key)] = value
+        return bias
+
+
+class ChatRequest(Common, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def limit(self) -> int | None:
+        """Tokens the client allows."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def logprob_count(self) -> int | None:
+        """Alternatives per token, None for no log probabilities."""
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """Messages as plain JSON types, text parts joined."""
+        plain: list[dict[str, Any]] = []
+        for message in self.messages:
+            entry: dict[str, Any] = msgspec.to_builtins(message)
+            entry["content"] = _text_of(message)
+            plain.append(entry)
+        return plain
+
+    def refuse_unsupported(self) -> None:
+        """Fields that would change the answer and are not served yet."""
+        if self.tools and self.tool_choice != "none":
+            raise bad_request("Tools are not supported by this release.", param="tools")
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            raise bad_request(
+                f"response_format {kind!r} is not supported by this release.", param="response_format"
+            )
+
+
+class CompletionRequest(Common, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        for kind, wrap in ((int, True), (str, False), (list, False)):
+            if prompt and all(type(item) is kind for item in prompt):
+                entries: list[Any] = [prompt] if wrap else list(prompt)
+                if kind is not list or all(type(token) is int for entry in entries for token in entry):
+                    return entries
+        raise bad_request(
+            "prompt is a string, a list of token ids, or a list of either; not empty.", param="prompt"
+        )
+
+    def refuse_unsupported(self) -> None:
+        """See `ChatRequest.refuse_unsupported`."""
+        for name in ("suffix", "echo"):
+            if getattr(self, name):
+                raise bad_request(f"{name} is not supported by this release.", param=name)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise bad_request("best_of other than n is not supported by this release.", param="best_of")
+
+
+def sampling_of(request: Common, *, limit: int, logprobs: int | None) -> Sampling:
+    """The engine's view of a request. `limit` is the number of tokens that may be generated."""
+    if request.seed is not None and not -SEED_MAX <= request.seed < SEED_MAX:
+        raise bad_request("seed must be a 64-bit integer.", param="seed")
+    if request.top_k is not None and request.top_k < -1:
+        raise bad_request("top_k must be -1 or more.", param="top_k")
+    if request.repetition_penalty is not None and request.repetition_penalty <= 0:
+        raise bad_request("repetition_penalty must be above 0.", param="repetition_penalty")
+    if request.min_tokens is not None and not 0 <= request.min_tokens <= limit:
+        raise bad_request(f"min_tokens must be from 0 to {limit}.", param="min_tokens")
+    return Sampling(
+        max_tokens=limit,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=max(0, request.top_k or 0),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        seed=request.seed,
+        min_tokens=request.min_tokens or 0,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=logprobs,
+        logit_bias=request.bias(),
+    )
+
+
+_chat = msgspec.json.Decoder(ChatRequest)
+_completion = msgspec.json.Decoder(CompletionRequest)
+
+
+def decode_chat(body: bytes) -> ChatRequest:
+    """Read and check a chat request. Raises `ApiError` 400 naming the field."""
+    return cast(ChatRequest, _decode(_chat, body))
+
+
+def decode_completion(body: bytes) -> CompletionRequest:
+    """Read and check a completion request. Raises `ApiError` 400 naming the field."""
+    return cast(CompletionRequest, _decode(_completion, body))
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        param = where.rstrip("`").lstrip(".") or None
+        raise bad_request(f"{message}" + (f" (at {param})" if param else ""), param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from error
+
+
+def _text_of(message: ChatMessage) -> str | None:
+    if not isinstance(message.content, list):
+        return message.content
+    for part in message.content:
+        if part.type != "text" or part.text is None:
+            raise bad_request(
+                f"Content of type {part.type!r} is not supported by this model.", param="messages"
+            )
+    return "".join(part.text or "" for part in message.content)
+
+
+__all__ = [
+    "ApiError",
+    "ChatRequest",
+    "CompletionRequest",
+    "decode_chat",
+    "decode_completion",
+    "sampling_of",
+]

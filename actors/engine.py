@@ -1,0 +1,350 @@
+"""The engine actor: one engine as a worker of the fleet.
+
+Subjects in
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain,resync}
+Subjects out
+    hw.<ns>.edge.<edge>.frames, and the pool log: fleet, kv and load events of this worker
+State
+    requests the engine has, with their tokens so far; the lease and its epoch
+On lag
+    kv events wait in a bounded queue; past its bound they are given up, and once the log takes appends
+    again the worker announces its cache anew
+On loss of the log
+    goes on generating; events wait as above, and new requests are still taken
+On loss of the lease
+    aborts what runs (the edges move it elsewhere), takes a new lease and joins as a new epoch, announcing
+    what the engine still has cached; the engine itself goes on
+On stop
+    says that it drains, finishes what runs within `drain_s`, aborts the rest, leaves, stops the engine
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headwater.actors import lease
+from headwater.actors.actor import Actor
+from headwater.actors.bus_port import Message, Subscription
+from headwater.actors.cards import Served, publish
+from headwater.actors.frames import FrameSender
+from headwater.actors.world import World
+from headwater.engines.engine import Engine, EngineInfo, KvEvent, RequestRejected, Step
+from headwater.events.writer import EVENT_BYTES, Writer, WriterFenced
+from headwater.schemas import subjects
+from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.inference import (
+    Accepted,
+    Cancel,
+    GenerateReply,
+    GenerateRequest,
+    Refused,
+    StatusQuery,
+)
+from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.load import LoadReported
+from headwater.schemas.names import pool_name
+
+LOAD_PERIOD_S = 1.0
+LOAD_INTERVAL_S = 0.02
+CHECK_PERIOD_S = 1.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_generate = msgspec.msgpack.Decoder(GenerateRequest)
+_cancel = msgspec.msgpack.Decoder(Cancel)
+_status = msgspec.msgpack.Decoder(StatusQuery)
+
+
+class _Life(NamedTuple):
+    """What belongs to one epoch."""
+
+    lease: lease.LeaseHandle
+    kv: Writer
+    load: Writer
+    fleet: Writer
+
+
+class EngineActor(Actor):
+    """See the module."""
+
+    kind = "worker"
+
+    def __init__(
+        self, world: World, name: str, engine: Engine, served: Served, *, drain_s: float = 30.0
+    ) -> None:
+        super().__init__(world, name)
+        self.engine = engine
+        self._served = served
+        self._drain_s = drain_s
+        self._frames = FrameSender(world.bus, world.ns, name)
+        self._info: EngineInfo | None = None
+        self._pool = ""
+        self._life: _Life | None = None
+        self._subscriptions: list[Subscription] = []
+        self._progress: tuple[list[str], list[str], list[str]] = ([], [], [])
+        self._moved = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._kv_lost = False
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine said when it started."""
+        if self._info is None:
+            raise RuntimeError("the engine is not started")
+        return self._info
+
+    def stats(self) -> dict[str, Any]:
+        """See `Actor.stats`."""
+        if self._info is None:
+            return {"state": "starting", "pool": self._pool}
+        load = self.engine.load()
+        return {
+            "state": "draining" if self.stopping else "ready",
+            "pool": self._pool,
+            "epoch": self._frames.epoch,
+            "running": load.running,
+            "waiting": load.waiting,
+            "used_blocks": load.used_blocks,
+            "total_blocks": load.total_blocks,
+            "tokens_total": self._frames.tokens,
+            "kv_events_pending": self._life.kv.pending if self._life else 0,
+        }
+
+    async def start(self) -> None:
+        """See `Actor.start`. The engine comes up first, so a lease always stands for a working engine."""
+        self._info = await self.engine.start()
+        self._pool = pool_name(self._info.model, self._info.block_size)
+        self.log = self.log.bind(pool=self._pool)
+        await publish(self.world, self._served, self.engine, self._info)
+        self.spawn(self._frames.run(), "frames")
+        self.spawn(self._live(), "life")
+        self.spawn(self._check(), "check")
+        while self._life is None:
+            await self.world.clock.sleep(0.01)
+
+    async def _live(self) -> None:
+        """One epoch after the other."""
+        while True:
+            try:
+                reason = await self._one_life()
+            except* WriterFenced as errors:
+                reason = str(errors.exceptions[0])
+            self.log.warning("lease_lost", reason=reason, epoch=self._frames.epoch)
+            for request in list(self._frames.active):
+                self.engine.abort(request)
+
+    async def _one_life(self) -> str:
+        world = self.world
+        held = await lease.take(
+            world.leases, "worker", self.name, world.clock, pool=self._pool, ids=world.ids()
+        )
+        log = await world.pool_log(self._pool)
+
+        def writer(kind: subjects.PoolKind) -> Writer:
+            subject = subjects.pool_subject(world.ns, self._pool, kind, self.name)
+            return Writer(log, subject, self.name, held.epoch, world.clock)
+
+        life = _Life(held, writer("kv"), writer("load"), writer("fleet"))
+        self._frames.epoch = held.epoch
+        try:
+            async with asyncio.TaskGroup() as group:
+                loops = [group.create_task(held.hold(), name="lease")]
+                await self._join(life)
+                loops += [
+                    group.create_task(work, name="log")  # type: ignore[arg-type]
+                    for work in (life.kv.run(), life.load.run(), life.fleet.run(), self._report(life))
+                ]
+                loops.append(group.create_task(self._pump(life), name="kv"))  # type: ignore[arg-type]
+                self._life = life
+                self.log.info("worker_joined", epoch=held.epoch, log_position=life.fleet.position)
+                reason = await loops[0]
+                for task in loops:
+                    task.cancel()
+                return reason
+        finally:
+            self._life = None
+            await self._unsubscribe()
+
+    async def _join(self, life: _Life) -> None:
+        """Say hello, then announce what is cached; requests are taken once the log knows."""
+        await life.fleet.append_now(self._joined(life.lease.epoch))
+        await life.kv.append_now(BlocksCleared(), *self.engine.held_blocks())
+        load = self.engine.load()
+        await life.load.append_now(
+            LoadReported(load.running, load.waiting, load.used_blocks, load.total_blocks)
+        )
+        verbs: list[tuple[subjects.EngineVerb, Any]] = [
+            ("generate", self._on_generate),
+            ("cancel", self._on_cancel),
+            ("status", self._on_status),
+            ("drain", self._on_drain),
+            ("resync", self._on_resync),
+        ]
+        for verb, handler in verbs:
+            subject = subjects.engine(self.world.ns, self.name, life.lease.epoch, verb)
+            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
+
+    async def _unsubscribe(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+
+    async def _on_generate(self, message: Message) -> None:
+        await self.world.bus.publish(message.reply, _encode(self._take(message.data)))
+
+    def _take(self, data: bytes) -> GenerateReply:
+        try:
+            request = _generate.decode(data)
+        except msgspec.DecodeError as error:
+            return Refused(f"unreadable request: {error}", False)
+        if self.stopping:
+            return Refused(f"worker {self.name} drains", True)
+        if request.request in self._frames.active:
+            return Accepted()
+        self._frames.open(request)
+        first = True
+
+        def emit(step: Step) -> None:
+            nonlocal first
+            if first:
+                first = False
+                self._progress[1].append(request.request)
+                self._moved.set()
+            self._frames.step(request.request, step)
+            if step.finish:
+                self._progress[2].append(request.request)
+                self._moved.set()
+                if not self._frames.active:
+                    self._idle.set()
+
+        try:
+            self.engine.submit(request, emit)
+        except RequestRejected as error:
+            self._frames.active.pop(request.request, None)
+            return Refused(str(error), False)
+        self._idle.clear()
+        self._progress[0].append(request.request)
+        self._moved.set()
+        return Accepted()
+
+    async def _on_cancel(self, message: Message) -> None:
+        for request in _cancel.decode(message.data).requests:
+            self.engine.abort(request)
+
+    async def _on_status(self, message: Message) -> None:
+        query = _status.decode(message.data)
+        reply = self._frames.status(query.request, query.received)
+        await self.world.bus.publish(message.reply, _encode(reply))
+
+    async def _on_drain(self, message: Message) -> None:
+        self.log.info("drain_asked")
+        self.stop()
+        if message.reply:
+            await self.world.bus.publish(message.reply, b"")
+
+    async def _on_resync(self, message: Message) -> None:
+        self.log.info("resync_asked")
+        life = self._life
+        if life is not None:
+            life.fleet.offer(self._joined(life.lease.epoch))
+            await life.fleet.flush()
+            self._announce(life)
+        if message.reply:
+            await self.world.bus.publish(message.reply, b"")
+
+    def _joined(self, epoch: int) -> WorkerJoined:
+        return WorkerJoined(
+            worker=self.name,
+            epoch=epoch,
+            model=self.info.model,
+            engine=self.engine.name,
+            role="both",
+            block_size=self.info.block_size,
+            total_blocks=self.info.total_blocks,
+            max_running=self.info.max_running,
+        )
+
+    def _announce(self, life: _Life) -> None:
+        """Everything cached, from nothing: ends any doubt about what came before."""
+        life.kv.offer(BlocksCleared())
+        for event in self.engine.held_blocks():
+            life.kv.offer(event, _size(event))
+
+    async def _pump(self, life: _Life) -> None:
+        """Engine cache events into the log."""
+        async for events in self.engine.kv_events():
+            for event in events:
+                if not life.kv.offer(event, _size(event)):
+                    self._kv_lost = True
+            if self._kv_lost and not life.kv.pending:
+                self._kv_lost = False
+                self.log.warning("kv_announced_anew", refused=life.kv.refused)
+                self._announce(life)
+
+    async def _report(self, life: _Life) -> None:
+        """Load into the log: soon after a change, and once a second anyway."""
+        while True:
+            try:
+                await asyncio.wait_for(self._moved.wait(), LOAD_PERIOD_S)
+            except TimeoutError:
+                pass
+            self._moved.clear()
+            accepted, prefilled, finished = self._progress
+            self._progress = ([], [], [])
+            load = self.engine.load()
+            life.load.offer(
+                LoadReported(
+                    load.running,
+                    load.waiting,
+                    load.used_blocks,
+                    load.total_blocks,
+                    tuple(accepted),
+                    tuple(prefilled),
+                    tuple(finished),
+                ),
+                EVENT_BYTES + 40 * (len(accepted) + len(prefilled) + len(finished)),
+            )
+            await self.world.clock.sleep(LOAD_INTERVAL_S)
+
+    async def _check(self) -> None:
+        """Raises when the engine died: the actor ends, and its supervisor starts a new one."""
+        while True:
+            await self.world.clock.sleep(CHECK_PERIOD_S)
+            await self.engine.check()
+
+    async def drain(self) -> None:
+        """See `Actor.drain`."""
+        life = self._life
+        if life is not None:
+            life.fleet.offer(WorkerDraining(self.name, life.lease.epoch))
+        self.log.info("draining", requests=len(self._frames.active))
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._drain_s)
+        except TimeoutError:
+            self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
+            for request in list(self._frames.active):
+                self.engine.abort(request)
+            await self.world.clock.sleep(0.1)
+        if life is not None and life is self._life:
+            life.fleet.offer(WorkerLeft(self.name, life.lease.epoch, "stopped"))
+            try:
+                await asyncio.wait_for(self._settle(life), 2.0)
+            except TimeoutError:
+                self.log.warning("left_without_telling_the_log")
+            await life.lease.release()
+
+    async def _settle(self, life: _Life) -> None:
+        await self._frames.flush()
+        for writer in (life.kv, life.load, life.fleet):
+            await writer.flush()
+
+    async def close(self) -> None:
+        """See `Actor.close`."""
+        await self._unsubscribe()
+        await self.engine.stop()
+
+
+def _size(event: KvEvent) -> int:
+    packed = event.hashes if isinstance(event, BlocksStored | BlocksRemoved) else b""
+    return EVENT_BYTES + len(packed)

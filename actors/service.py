@@ -1,0 +1,62 @@
+"""Discovery: answers `$SRV.PING|INFO|STATS` as NATS services do, so the stock `nats` tool lists the fleet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headwater.actors.bus_port import Bus, Message, Subscription
+from headwater.schemas.subjects import service
+
+VERSION = "0.1.0"
+
+
+class Service:
+    """One actor's entry. It answers on subscriptions of its own, never behind the actor's data."""
+
+    def __init__(self, bus: Bus, kind: str, name: str, stats: Callable[[], dict[str, Any]]) -> None:
+        self._bus = bus
+        self._identity = {
+            "name": f"headwater-{kind}",
+            "id": name,
+            "version": VERSION,
+            "metadata": {"kind": kind},
+        }
+        self._stats = stats
+        self._subscriptions: list[Subscription] = []
+
+    async def start(self) -> None:
+        """Subscribe."""
+        name, service_id = str(self._identity["name"]), str(self._identity["id"])
+        for verb, answer in (("PING", self._ping), ("INFO", self._info), ("STATS", self._stats_reply)):
+            for scope in ((), (name,), (name, service_id)):
+                subject = service(verb, *scope)  # type: ignore[arg-type]
+                self._subscriptions.append(await self._bus.subscribe(subject, self._handler(answer)))
+
+    async def stop(self) -> None:
+        """Unsubscribe."""
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+
+    def _handler(self, answer: Callable[[], dict[str, Any]]) -> Callable[[Message], Any]:
+        async def handle(message: Message) -> None:
+            if message.reply:
+                await self._bus.publish(message.reply, msgspec.json.encode(answer()))
+
+        return handle
+
+    def _ping(self) -> dict[str, Any]:
+        return {"type": "io.nats.micro.v1.ping_response", **self._identity}
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "type": "io.nats.micro.v1.info_response",
+            **self._identity,
+            "description": "Headwater actor",
+            "endpoints": [],
+        }
+
+    def _stats_reply(self) -> dict[str, Any]:
+        endpoint = {"name": "actor", "subject": "", "num_requests": 0, "num_errors": 0, "data": self._stats()}
+        return {"type": "io.nats.micro.v1.stats_response", **self._identity, "endpoints": [endpoint]}

@@ -1,0 +1,1 @@
+"""Running Headwater: command line, configuration, supervision of processes, replay, benchmarks."""

@@ -1,0 +1,117 @@
+"""Child processes of `headwater up`: started with the kernel's word that none outlives it."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from headwater.actors.supervisor import Hopeless
+from headwater.ops.process import die_with_parent
+
+HOPELESS = 3
+"""Exit code of a process that need not be started again: it would fail in the same way."""
+
+TERM_S = 25.0
+"""How long a child gets between SIGTERM and SIGKILL; longer than it may drain."""
+
+_log = structlog.get_logger("headwater.up")
+
+OnExit = Callable[[int], Awaitable[None]]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with bytecode caching on: engines import some 5,000 modules."""
+    environ = dict(os.environ)
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    environ["PYTHONUNBUFFERED"] = "1"
+    return environ
+
+
+def headwater_command(*arguments: str) -> list[str]:
+    """Command line of another headwater process."""
+    return [sys.executable, "-m", "headwater.ops.cli", *arguments]
+
+
+class Child:
+    """One supervised process. `run` is for `supervise`; `stop` ends it for good."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        on_exit: OnExit | None = None,
+        log_file: str = "",
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._stop_signal = stop_signal
+        self._on_exit = on_exit
+        self._log_file = log_file
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 while it is not running."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else 0
+
+    async def run(self) -> str:
+        """Start the process and wait for its end. Empty when it was stopped."""
+        if self._stopping:
+            return ""
+        output = open(self._log_file, "ab") if self._log_file else None  # noqa: SIM115 (closed below)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=child_environment(),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        process = self._process
+        _log.debug("child_started", child=self.name, pid=process.pid)
+        code = await process.wait()
+        # Whatever it had started itself goes with it.
+        _kill_group(process.pid)
+        if self._on_exit is not None:
+            await self._on_exit(process.pid)
+        if self._stopping:
+            return ""
+        if code == HOPELESS:
+            raise Hopeless("it can not start; its log says why")
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    async def stop(self) -> None:
+        """Ask it to end, then make it."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            process.send_signal(self._stop_signal)
+        except ProcessLookupError:
+            return
+        try:
+            await asyncio.wait_for(process.wait(), TERM_S)
+        except TimeoutError:
+            _log.warning("child_killed", child=self.name, after_s=TERM_S)
+            _kill_group(process.pid)
+            await process.wait()
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass

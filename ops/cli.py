@@ -1,0 +1,118 @@
+"""The `headwater` command."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from headwater import __version__
+from headwater.ops import config
+
+ACTOR = ("nats", "nats_port", "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
+ENGINE = (
+    "engine",
+    "model",
+    "served_model_name",
+    "workers",
+    "block_size",
+    "max_model_len",
+    "kv_cache_mib",
+    "dtype",
+    "sim_step_time",
+    "sim_blocks",
+)
+UP = (
+    *ENGINE,
+    "host",
+    "port",
+    "nats",
+    "nats_port",
+    "data_dir",
+    "namespace",
+    "drain_s",
+    "log_level",
+    "log_format",
+)
+LOG = ("nats", "nats_port", "namespace", "pool", "log_level", "log_format")
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, up
+
+    settings = _settings(arguments)
+    return process.run(lambda stop: up.up(settings, stop))
+
+
+def _edge(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, run_actor
+
+    settings = _settings(arguments)
+    return process.run(lambda stop: run_actor.run_edge(settings, stop))
+
+
+def _router(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, run_actor
+
+    settings = _settings(arguments)
+    return process.run(lambda stop: run_actor.run_router(settings, stop))
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, run_actor
+
+    settings = _settings(arguments)
+    if settings.engine == "vllm":
+        from headwater.ops import engine_host
+
+        if engine_host.shares_imports():
+            return engine_host.run(settings)
+    return process.run(lambda stop: run_actor.run_engine(settings, stop))
+
+
+def _settings(arguments: argparse.Namespace) -> config.Settings:
+    from headwater.ops import logging
+
+    settings = config.resolve(arguments)
+    logging.configure(settings.log_level, settings.log_format)
+    return settings
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog="headwater", description="Serve LLMs from a fleet of engines.")
+    top.add_argument("--version", action="version", version=f"headwater {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, text: str, names: tuple[str, ...], run: Callable[[argparse.Namespace], int]
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        config.add_flags(sub, names)
+        sub.set_defaults(run=run)
+        return sub
+
+    add("up", "start a whole fleet on this machine", UP, _up)
+    add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port"), _edge)
+    add("router", "run one router", (*ACTOR, "pool"), _router)
+    add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
+    return top
+
+
+def main() -> int:
+    """Entry point. Problems that a user can mend are one line on standard error and exit code 2."""
+    arguments = parser().parse_args()
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except Exception as error:
+        from headwater.engines.engine import EngineError
+        from headwater.events.errors import LogError
+        from headwater.ops.nats_server import ServerUnavailable
+
+        if isinstance(error, config.ConfigError | EngineError | LogError | ServerUnavailable):
+            print(f"headwater: {error}", file=sys.stderr)
+            return 2
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Settings: flags, then environment (HEADWATER_<NAME>), then a TOML file, then defaults. One table of names."""
+
+import os
+import tomllib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+ENV_PREFIX = "HEADWATER_"
+
+
+class ConfigError(ValueError):
+    """A setting that can not be used; the message names it, its source and what it takes."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting of every command. `help_texts` says what each is for."""
+
+    namespace: str = "default"
+    nats: str = ""
+    nats_port: int = 4222
+    data_dir: str = "headwater-data"
+    engine: Literal["vllm", "sim"] = "vllm"
+    model: str = ""
+    served_model_name: str = ""
+    workers: int = 2
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str = ""
+    pool: str = ""
+    block_size: int = 0
+    max_model_len: int = 0
+    kv_cache_mib: int = 0
+    dtype: str = ""
+    sim_step_time: Literal["default", "zero"] = "default"
+    sim_blocks: int = 16384
+    drain_s: float = 15.0
+    metrics_port: int = 0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = "auto"
+
+
+HELP = {
+    "namespace": "one deployment; first token of every subject",
+    "nats": "URL of an existing NATS server (default for `up`: start one)",
+    "nats_port": "port of the NATS server that `up` starts; another free one if it is taken",
+    "data_dir": "folder for the log and everything else that survives a restart",
+    "engine": "what generates: vllm or sim",
+    "model": "model folder or name (default: SmolLM2-135M-Instruct from its wheel)",
+    "served_model_name": "model name that clients use (default: the model folder's name)",
+    "workers": "how many engine workers",
+    "host": "address the edge listens on",
+    "port": "port the edge listens on; 0 takes a free one",
+    "name": "name of this actor (default: made up)",
+    "pool": "pool that a router serves (default: the only one there is)",
+    "block_size": "tokens per KV block (default: the engine's; vLLM on CPU needs a multiple of 32)",
+    "max_model_len": "longest context (default: the model's)",
+    "kv_cache_mib": "KV cache per worker in MiB, on CPU (default: 512)",
+    "dtype": "weights' type for vLLM (default: float32 on CPU, the model's on GPU)",
+    "sim_step_time": "simulated engine: default step times, or zero",
+    "sim_blocks": "simulated engine: KV blocks per worker",
+    "drain_s": "seconds that running requests get on stop",
+    "metrics_port": "port for Prometheus metrics of a router or engine; 0: none",
+    "log_level": "least level that is logged",
+    "log_format": "text, json, or auto: text on a terminal",
+}
+
+_TYPES = get_type_hints(Settings)
+
+
+def add_flags(parser: ArgumentParser, names: tuple[str, ...]) -> None:
+    """Flags for these settings, and --config."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings by name")
+    for name in names:
+        kind = _TYPES[name]
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=name,
+            default=None,
+            choices=choices,
+            metavar=None if choices else name.rsplit("_", 1)[-1].upper(),
+            help=f"{HELP[name]} [{ENV_PREFIX}{name.upper()}]",
+        )
+
+
+def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from all sources. Raises `ConfigError`."""
+    values: dict[str, Any] = {}
+    path = getattr(flags, "config", None) or environ.get(ENV_PREFIX + "CONFIG")
+    if path:
+        values |= _from_file(Path(path))
+    for name in _TYPES:
+        text = environ.get(ENV_PREFIX + name.upper())
+        if text is not None:
+            values[name] = _convert(name, text, f"environment {ENV_PREFIX}{name.upper()}")
+    for name in _TYPES:
+        text = getattr(flags, name, None)
+        if text is not None:
+            values[name] = _convert(name, text, "--" + name.replace("_", "-"))
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    unknown = sorted(set(document) - set(_TYPES))
+    if unknown:
+        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(sorted(_TYPES))}")
+    return {name: _convert(name, value, str(path)) for name, value in document.items()}
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {name} = {value!r} is not usable: {error}") from error
+
+
+def _check(settings: Settings) -> None:
+    for name in ("port", "nats_port", "metrics_port"):
+        if not 0 <= getattr(settings, name) <= 65535:
+            raise ConfigError(f"{name} must be from 0 to 65535, got {getattr(settings, name)}")
+    if settings.workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {settings.workers}")
+    if settings.sim_blocks < 16:
+        raise ConfigError(f"sim_blocks must be at least 16, got {settings.sim_blocks}")

@@ -1,0 +1,70 @@
+"""From settings to an engine and the model it serves."""
+
+from pathlib import Path
+
+from headwater.actors.cards import Served
+from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.model_files import read_model_files
+from headwater.engines.sim import SimEngine, SimSettings
+from headwater.engines.sim_model import script, sim_model_files
+from headwater.engines.step_time import ZERO, StepTime
+from headwater.events.clock import SystemClock
+from headwater.ops import demo_model
+from headwater.ops.config import Settings
+
+DEMO_NAME = "smollm2-135m-instruct"
+
+
+def make(settings: Settings, worker: str) -> tuple[Engine, Served]:
+    """An engine (not started) and its model. Raises `EngineUnavailable`."""
+    return _sim(settings) if settings.engine == "sim" else _vllm(settings, worker)
+
+
+def model_folder(settings: Settings) -> Path:
+    """The model's folder; the small default model is made on first use."""
+    if not settings.model or settings.model == DEMO_NAME:
+        return demo_model.ensure()
+    folder = Path(settings.model).expanduser()
+    if not folder.is_dir():
+        raise EngineUnavailable(
+            f"--model {settings.model}: no such folder. Give a folder in Hugging Face's layout, or leave "
+            f"--model out for {DEMO_NAME}"
+        )
+    return folder
+
+
+def _sim(settings: Settings) -> tuple[Engine, Served]:
+    name = settings.served_model_name or "sim"
+    files = sim_model_files(name)
+    engine = SimEngine(
+        SimSettings(
+            model=name,
+            block_size=settings.block_size or 16,
+            total_blocks=settings.sim_blocks,
+            context_length=settings.max_model_len or files.context_length,
+            step_time=ZERO if settings.sim_step_time == "zero" else StepTime(),
+            script=script(),
+            eos_token_id=files.eos_token_ids[0],
+        ),
+        SystemClock(),
+    )
+    return engine, Served(name, files)
+
+
+def _vllm(settings: Settings, worker: str) -> tuple[Engine, Served]:
+    from headwater.engines.vllm import VllmEngine, VllmSettings
+
+    folder = model_folder(settings)
+    files = read_model_files(folder)
+    engine = VllmEngine(
+        VllmSettings(
+            model=str(folder),
+            name=files.name,
+            worker=worker,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+            dtype=settings.dtype,
+            kv_cache_mib=settings.kv_cache_mib,
+        )
+    )
+    return engine, Served(settings.served_model_name or files.name, files)

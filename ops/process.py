@@ -1,0 +1,46 @@
+"""What every Headwater process does about signals, its parent and its event loop."""
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import structlog
+import uvloop
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_log = structlog.get_logger("headwater.process")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it dies. Linux only, else nothing."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+    """Run `main(stop)` on uvloop; `stop` is set by SIGINT or SIGTERM. A second signal ends at once."""
+
+    async def wrapped() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                os._exit(130)
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        # What exists now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        return await main(stop)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(wrapped())

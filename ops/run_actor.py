@@ -1,0 +1,151 @@
+"""One actor as a process: `headwater edge`, `headwater router`, `headwater engine`."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import prometheus_client
+import structlog
+
+from headwater.actors.actor import Actor
+from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.engine import EngineActor
+from headwater.actors.router import RouterActor
+from headwater.actors.supervisor import GaveUp, Hopeless, supervise
+from headwater.actors.world import World
+from headwater.ops import engines
+from headwater.ops.children import HOPELESS
+from headwater.ops.config import ConfigError, Settings
+from headwater.ops.world import open_world
+from headwater.schemas.names import slug
+
+_log = structlog.get_logger("headwater.main")
+
+Make = Callable[[World], Awaitable[Actor]]
+
+
+def nats_url(settings: Settings) -> str:
+    """Where the server is."""
+    return settings.nats or f"nats://127.0.0.1:{settings.nats_port}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, not yet listening socket. Raises `ConfigError` naming the address."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one"
+        ) from error
+    sock.set_inheritable(True)
+    return sock
+
+
+async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
+    """An edge until stopped."""
+    listener = listen(settings.host, settings.port)
+    name = settings.name or f"edge-{secrets.token_hex(3)}"
+
+    async def make(world: World) -> Actor:
+        # Each life of the actor closes its own copy.
+        return EdgeActor(world, name, listener.dup(), drain_s=settings.drain_s)
+
+    return await _run(settings, name, make, stop)
+
+
+async def run_router(settings: Settings, stop: asyncio.Event) -> int:
+    """A router until stopped. Without a pool it waits for the first model card."""
+    name = settings.name or f"router-{secrets.token_hex(3)}"
+
+    async def make(world: World) -> Actor:
+        return RouterActor(world, name, settings.pool or await first_pool(world))
+
+    return await _run(settings, name, make, stop)
+
+
+async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
+    """One engine worker until stopped or its engine died: then the process ends, to be started afresh."""
+    name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
+
+    async def make(world: World) -> Actor:
+        engine, served = engines.make(settings, name)
+        return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
+
+    return await _run(settings, name, make, stop, restarts=False)
+
+
+async def first_pool(world: World) -> str:
+    """The pool of the first model card there is."""
+    async for entries in world.cards.watch():
+        pools = sorted(entry.key for entry in entries if entry.value is not None)
+        if pools:
+            return pools[0]
+    raise ConfigError("the card table ended")
+
+
+async def _run(
+    settings: Settings, name: str, make: Make, stop: asyncio.Event, *, restarts: bool = True
+) -> int:
+    if settings.metrics_port:
+        prometheus_client.start_http_server(settings.metrics_port, settings.host)
+    async with open_world(nats_url(settings), settings.namespace, name) as world:
+        async with _stopping(stop) as stops:
+
+            async def one_life() -> str:
+                actor = await make(world)
+                stops.append(actor.stop)
+                try:
+                    if stop.is_set():
+                        actor.stop()
+                    reason = await actor.run()
+                    if actor.hopeless:
+                        raise Hopeless(reason)
+                    return reason
+                finally:
+                    stops.remove(actor.stop)
+
+            if not restarts:
+                try:
+                    reason = await one_life()
+                except Hopeless:
+                    return HOPELESS
+                if reason:
+                    _log.error("actor_ended", reason=reason)
+                return 1 if reason else 0
+            try:
+                work = asyncio.ensure_future(supervise(name, one_life, world.clock))
+                waiting = asyncio.ensure_future(stop.wait())
+                await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                if not stops and not work.done():
+                    work.cancel()
+                await work
+            except GaveUp as error:
+                _log.error("gave_up", reason=str(error))
+                return 1
+            except asyncio.CancelledError:
+                return 0
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _stopping(stop: asyncio.Event) -> AsyncIterator[list[Callable[[], None]]]:
+    """Calls every registered stop function once `stop` is set."""
+    stops: list[Callable[[], None]] = []
+
+    async def watch() -> None:
+        await stop.wait()
+        for function in list(stops):
+            function()
+
+    watcher = asyncio.create_task(watch(), name="stop watcher")
+    try:
+        yield stops
+    finally:
+        watcher.cancel()

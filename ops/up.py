@@ -1,0 +1,226 @@
+"""`headwater up`: a whole fleet as supervised processes of this machine.
+
+    up ─┬─ nats-server      JetStream in the data folder, loopback only
+        ├─ router
+        ├─ edge
+        └─ engine host (vLLM on CPU: one process that imports, then forks the workers)
+           or one process per worker
+
+Stops in the order in which nobody is left waiting: edge, workers, router, server.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
+from headwater.events.clock import SystemClock
+from headwater.events.errors import LogError
+from headwater.events.jetstream import JetStreamTable, connect, ensure_namespace
+from headwater.ops import engines, nats_server
+from headwater.ops.bury import bury
+from headwater.ops.children import Child, headwater_command
+from headwater.ops.config import Settings
+from headwater.ops.run_actor import listen
+from headwater.schemas import subjects
+
+READY_POLL_S = 0.05
+PROGRESS_S = 3.0
+
+_log = structlog.get_logger("headwater.up")
+
+
+class Fleet:
+    """The processes of one `headwater up`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._data = Path(settings.data_dir)
+        self._children: list[tuple[Child, asyncio.Task[None]]] = []
+        self._leases: JetStreamTable | None = None
+        self._client: Any = None
+        self.nats = settings.nats
+        self.url = ""
+        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Start everything; returns when each process runs, not yet when the fleet is ready."""
+        settings = self._settings
+        if settings.engine == "vllm":
+            # Made here, where its progress shows, not in a worker's log.
+            engines.model_folder(settings)
+        listener = listen(settings.host, settings.port)
+        host, port = listener.getsockname()[:2]
+        listener.close()
+        self.url = f"http://{host if host != '0.0.0.0' else '127.0.0.1'}:{port}"
+        if not self.nats:
+            await self._start_nats()
+        self._client = await connect(self.nats, "up")
+        await ensure_namespace(self._client, settings.namespace)
+        self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
+        common = self._common()
+        self._add("router", [*common, "--name", "router-0"], "router")
+        self._add("edge", [*common, "--name", "edge-0", "--port", str(port), "--host", str(host)], "edge")
+        if settings.engine == "vllm":
+            self._add(
+                "engines", [*common, *self._engine_flags(), "--workers", str(settings.workers)], "engine"
+            )
+        else:
+            for number in range(settings.workers):
+                name = f"worker-{number}"
+                self._add(name, [*common, *self._engine_flags(), "--name", name], "engine", lease=name)
+
+    def _common(self) -> list[str]:
+        settings = self._settings
+        return [
+            "--nats", self.nats,
+            "--namespace", settings.namespace,
+            "--log-level", settings.log_level,
+            "--log-format", settings.log_format,
+            "--drain-s", str(settings.drain_s),
+        ]  # fmt: skip
+
+    def _engine_flags(self) -> list[str]:
+        settings = self._settings
+        flags = ["--engine", settings.engine]
+        for name in (
+            "model",
+            "served_model_name",
+            "block_size",
+            "max_model_len",
+            "kv_cache_mib",
+            "dtype",
+            "sim_step_time",
+            "sim_blocks",
+        ):
+            value = getattr(settings, name)
+            if value:
+                flags += ["--" + name.replace("_", "-"), str(value)]
+        return flags
+
+    async def _start_nats(self) -> None:
+        settings = self._settings
+        port = nats_server.free_port(settings.nats_port)
+        if port != settings.nats_port and settings.nats_port:
+            _log.warning("nats_port_taken", wanted=settings.nats_port, used=port)
+        config = nats_server.write_config(self._data / "nats", port)
+        command = [nats_server.binary(), "-c", str(config)]
+        # SIGTERM lets the server finish its writes; SIGINT would too.
+        self._supervise(Child("nats-server", command, log_file=str(self._data / "nats" / "nats-server.log")))
+        await nats_server.wait_until_up(port)
+        self.nats = f"nats://127.0.0.1:{port}"
+
+    def _add(self, name: str, arguments: list[str], command: str, *, lease: str = "") -> None:
+        async def on_exit(pid: int) -> None:
+            if self._leases is not None and lease:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(bury(self._leases, "worker", lease, pid), 2.0)
+
+        self._supervise(Child(name, headwater_command(command, *arguments), on_exit=on_exit))
+
+    def _supervise(self, child: Child) -> None:
+        async def watch() -> None:
+            try:
+                await supervise(child.name, child.run, SystemClock(), RestartPolicy())
+            except GaveUp as error:
+                if not self.failure.done():
+                    self.failure.set_result(str(error))
+
+        self._children.append((child, asyncio.create_task(watch(), name=child.name)))
+
+    async def ready(self) -> None:
+        """Wait until the edge serves with every worker, telling what is awaited."""
+        started = told = time.monotonic()
+        while True:
+            health = await _health(self.url)
+            workers = sum(health.get("workers", {}).values())
+            if health.get("status") == "ok" and workers >= self._settings.workers:
+                return
+            now = time.monotonic()
+            if now - told >= PROGRESS_S:
+                told = now
+                what = "edge and router" if not health else f"workers ({workers} of {self._settings.workers})"
+                print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
+            await asyncio.sleep(READY_POLL_S)
+
+    async def model(self) -> str:
+        """Name of a served model."""
+        document = await _get(self.url, "/v1/models")
+        return str(document["data"][0]["id"])
+
+    async def stop(self) -> None:
+        """End every process, in order."""
+        order = {"edge": 0, "router": 2, "nats-server": 4}
+        stages = sorted({order.get(child.name, 1) for child, _ in self._children})
+        for stage in stages:
+            if stage == 4 and self._client is not None:
+                await self._client.close()
+            group = [pair for pair in self._children if order.get(pair[0].name, 1) == stage]
+            await asyncio.gather(*(child.stop() for child, _ in group))
+            for _, task in group:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in group), return_exceptions=True)
+        if self._client is not None and not self._client.is_closed:
+            await self._client.close()
+
+
+async def up(settings: Settings, stop: asyncio.Event) -> int:
+    """Run a fleet until stopped. Exit code 1 if a process can not be kept alive."""
+    began = time.monotonic()
+    fleet = Fleet(settings)
+    waiting = asyncio.ensure_future(stop.wait())
+    try:
+        print(f"starting {settings.workers} {settings.engine} worker(s) …", file=sys.stderr, flush=True)
+        await fleet.start()
+        ready = asyncio.ensure_future(fleet.ready())
+        ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}
+        await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+            print(_greeting(fleet.url, fleet.nats, await fleet.model(), time.monotonic() - began), flush=True)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if fleet.failure.done():
+            print(f"headwater: {fleet.failure.result()}", file=sys.stderr, flush=True)
+            return 1
+        print("stopping: finishing what runs …", file=sys.stderr, flush=True)
+        return 0
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(LogError):
+            await fleet.stop()
+
+
+def _greeting(url: str, nats: str, model: str, seconds: float) -> str:
+    body = msgspec.json.encode(
+        {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    ).decode()
+    return (
+        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {nats})\n"
+        f"try: curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    )
+
+
+async def _health(url: str) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = await _get(url, "/health")
+        return document
+    except (OSError, ValueError, TimeoutError):
+        return {}
+
+
+async def _get(url: str, path: str) -> Any:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), 2.0)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.read(), 5.0)
+    finally:
+        writer.close()
+    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])

@@ -9,6 +9,7 @@ import structlog
 
 from headwater.actors.lease import LeaseLost
 from headwater.actors.service import Service
+from headwater.actors.tasks import cancel_all
 from headwater.actors.world import World
 from headwater.engines.engine import EngineError, EngineUnavailable
 from headwater.events.errors import LogError
@@ -82,8 +83,7 @@ class Actor(ABC):
                 self.ready.set()
                 await self._stopping.wait()
                 await self.drain()
-                for task in list(self._tasks):
-                    task.cancel()
+                await cancel_all(self._tasks)
         except* Exception as errors:
             for error in errors.exceptions:
                 self.hopeless = self.hopeless or isinstance(error, EngineUnavailable)

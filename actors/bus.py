@@ -1,5 +1,7 @@
 """`Bus` on core NATS. Beside `headwater.events.jetstream` the only module that imports `nats`."""
 
+import contextlib
+
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -46,7 +48,7 @@ class NatsBus:
             raise BusError(f"{subject}: {error}") from error
         return reply.data
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_Subscription":
         """See `Bus.subscribe`."""
 
         async def deliver(message: Msg) -> None:
@@ -55,13 +57,14 @@ class NatsBus:
             except Exception:
                 _log.exception("handler_failed", subject=message.subject)
 
-        return await self._client.subscribe(
+        made = await self._client.subscribe(
             subject,
             queue=queue,
             cb=deliver,
             pending_msgs_limit=PENDING_MESSAGES_MAX,
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
+        return _Subscription(made)
 
     async def flush(self) -> None:
         """Wait until the server has what was published."""
@@ -71,3 +74,15 @@ class NatsBus:
         """Send what is buffered and close the connection."""
         if not self._client.is_closed:
             await self._client.close()
+
+
+class _Subscription:
+    """Unsubscribing twice, or after the connection went away, is fine."""
+
+    def __init__(self, made: NatsSubscription) -> None:
+        self._made = made
+
+    async def unsubscribe(self) -> None:
+        """See `Subscription.unsubscribe`."""
+        with contextlib.suppress(NatsError):
+            await self._made.unsubscribe()

@@ -35,7 +35,8 @@ class MemoryBus:
         try:
             if not self._deliver(Message(subject, data, inbox)):
                 raise NoResponder(f"nobody listens on {subject}")
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError as error:
             raise ReplyTimeout(f"no answer on {subject} within {timeout_s} s") from error
         finally:

@@ -35,7 +35,7 @@ class Subscription(Protocol):
     """A live subscription."""
 
     async def unsubscribe(self) -> None:
-        """Stop. Messages that were delivered but not handled are dropped."""
+        """Stop; again is fine. Messages that were delivered but not handled are dropped."""
         ...
 
 

@@ -19,6 +19,7 @@ On stop
 """
 
 import asyncio
+import contextlib
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ from headwater.actors.actor import Actor
 from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.frames import FrameSender
+from headwater.actors.tasks import cancel_all
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo, KvEvent, RequestRejected, Step
 from headwater.events.writer import EVENT_BYTES, Writer, WriterFenced
@@ -46,7 +48,7 @@ from headwater.schemas.load import LoadReported
 from headwater.schemas.names import pool_name
 
 LOAD_PERIOD_S = 1.0
-LOAD_INTERVAL_S = 0.02
+LOAD_INTERVAL_S = 0.005
 CHECK_PERIOD_S = 1.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -159,8 +161,7 @@ class EngineActor(Actor):
                 self._life = life
                 self.log.info("worker_joined", epoch=held.epoch, log_position=life.fleet.position)
                 reason = await loops[0]
-                for task in loops:
-                    task.cancel()
+                await cancel_all(loops)
                 return reason
         finally:
             self._life = None
@@ -285,10 +286,9 @@ class EngineActor(Actor):
     async def _report(self, life: _Life) -> None:
         """Load into the log: soon after a change, and once a second anyway."""
         while True:
-            try:
-                await asyncio.wait_for(self._moved.wait(), LOAD_PERIOD_S)
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOAD_PERIOD_S):
+                    await self._moved.wait()
             self._moved.clear()
             accepted, prefilled, finished = self._progress
             self._progress = ([], [], [])
@@ -320,7 +320,8 @@ class EngineActor(Actor):
             life.fleet.offer(WorkerDraining(self.name, life.lease.epoch))
         self.log.info("draining", requests=len(self._frames.active))
         try:
-            await asyncio.wait_for(self._idle.wait(), self._drain_s)
+            async with asyncio.timeout(self._drain_s):
+                await self._idle.wait()
         except TimeoutError:
             self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
             for request in list(self._frames.active):
@@ -329,7 +330,8 @@ class EngineActor(Actor):
         if life is not None and life is self._life:
             life.fleet.offer(WorkerLeft(self.name, life.lease.epoch, "stopped"))
             try:
-                await asyncio.wait_for(self._settle(life), 2.0)
+                async with asyncio.timeout(2.0):
+                    await self._settle(life)
             except TimeoutError:
                 self.log.warning("left_without_telling_the_log")
             await life.lease.release()

@@ -290,12 +290,14 @@ class RouterActor(Actor):
 
     async def drain(self) -> None:
         """See `Actor.drain`."""
+        self.log.info("draining", log_position=self.state.position)
         if self._subscription is not None:
             await self._subscription.unsubscribe()
         for writer in (self._writer, self._fleet):
             if writer is not None:
                 try:
-                    await asyncio.wait_for(writer.flush(), 2.0)
+                    async with asyncio.timeout(2.0):
+                        await writer.flush()
                 except TimeoutError:
                     self.log.warning("events_not_written", pending=writer.pending)
         for _ in range(40):

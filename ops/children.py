@@ -103,7 +103,8 @@ class Child:
         except ProcessLookupError:
             return
         try:
-            await asyncio.wait_for(process.wait(), TERM_S)
+            async with asyncio.timeout(TERM_S):
+                await process.wait()
         except TimeoutError:
             _log.warning("child_killed", child=self.name, after_s=TERM_S)
             _kill_group(process.pid)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
 
 from headwater import __version__
@@ -68,6 +69,45 @@ def _engine(arguments: argparse.Namespace) -> int:
     return process.run(lambda stop: run_actor.run_engine(settings, stop))
 
 
+def _demo(arguments: argparse.Namespace) -> int:
+    from headwater.ops import demo, process
+
+    arguments.data_dir = arguments.data_dir or tempfile.mkdtemp(prefix="headwater-demo-")
+    # Its own server and port: a demonstration disturbs nothing that runs.
+    arguments.nats_port = arguments.nats_port or "0"
+    arguments.port = arguments.port or "0"
+    arguments.log_level = arguments.log_level or "warning"
+    settings = _settings(arguments)
+    return process.run(lambda stop: demo.demo(settings, stop))
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, replay
+
+    settings = _settings(arguments)
+    return process.run(lambda _: replay.replay(settings, verify=arguments.verify))
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, show
+
+    settings = _settings(arguments)
+    return process.run(lambda _: show.show_log(settings))
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, show
+
+    settings = _settings(arguments)
+    return process.run(lambda _: show.explain(settings, arguments.request))
+
+
+def _warm(_arguments: argparse.Namespace) -> int:
+    from headwater.ops import warm
+
+    return warm.warm()
+
+
 def _settings(arguments: argparse.Namespace) -> config.Settings:
     from headwater.ops import logging
 
@@ -94,6 +134,13 @@ def parser() -> argparse.ArgumentParser:
     add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port"), _edge)
     add("router", "run one router", (*ACTOR, "pool"), _router)
     add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
+    add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)
+    replay = add("replay", "fold a pool's log again", LOG, _replay)
+    replay.add_argument("--verify", action="store_true", help="make every decision again and compare")
+    add("log", "count a pool log's events", LOG, _log)
+    explain = add("explain", "why a request went where it went", LOG, _explain)
+    explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
+    add("warm", "compile and cache what a first start would", (), _warm)
     return top
 
 

@@ -23,8 +23,16 @@ def die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _print_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+
+
 def run(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
-    """Run `main(stop)` on uvloop; `stop` is set by SIGINT or SIGTERM. A second signal ends at once."""
+    """Run `main(stop)` on uvloop; `stop` is set by SIGINT or SIGTERM. A second signal ends at once.
+
+    SIGUSR1 prints where every task stands: what to ask a process that seems to hang.
+    """
 
     async def wrapped() -> int:
         stop = asyncio.Event()
@@ -37,6 +45,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(signal.SIGUSR1, _print_tasks)
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()

@@ -120,7 +120,8 @@ class Fleet:
         async def on_exit(pid: int) -> None:
             if self._leases is not None and lease:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(bury(self._leases, "worker", lease, pid), 2.0)
+                    async with asyncio.timeout(2.0):
+                        await bury(self._leases, "worker", lease, pid)
 
         self._supervise(Child(name, headwater_command(command, *arguments), on_exit=on_exit))
 
@@ -217,10 +218,11 @@ async def _health(url: str) -> dict[str, Any]:
 
 async def _get(url: str, path: str) -> Any:
     host, _, port = url.removeprefix("http://").rpartition(":")
-    reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), 2.0)
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
-        answer = await asyncio.wait_for(reader.read(), 5.0)
-    finally:
-        writer.close()
+    async with asyncio.timeout(5.0):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
     return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])

@@ -13,10 +13,12 @@ def score(
     prefill_tokens: int,
     decode_blocks: int,
 ) -> float:
-    """Cost of the prompt part to compute, of what is queued before it and of what decodes beside it.
+    """Cost of the prompt part to compute, of what is queued before it, and of the memory decoding needs.
 
-    A block on a lower tier must be brought up: it costs `weights.lower_tier` instead of 1.
+    A block on a lower tier must be brought up: it costs `weights.lower_tier` instead of 1. Memory counts what
+    the worker's requests hold and what this one would add: blocks that it shares are there already.
     """
     compute = prompt_tokens - (cached_blocks + lower_blocks) * block_size
     queued = (compute + prefill_tokens) / block_size
-    return weights.prefill * (queued + weights.lower_tier * lower_blocks) + weights.decode * decode_blocks
+    held = decode_blocks + -(-prompt_tokens // block_size) - cached_blocks
+    return weights.prefill * (queued + weights.lower_tier * lower_blocks) + weights.decode * held

@@ -131,7 +131,8 @@ class EdgeActor(Actor):
             await asyncio.wait({self._serving}, timeout=3.0)
         if self._records is not None:
             try:
-                await asyncio.wait_for(self._records.flush(), 2.0)
+                async with asyncio.timeout(2.0):
+                    await self._records.flush()
             except TimeoutError:
                 self.log.warning("request_events_not_written", pending=self._records.pending)
         if self._lease is not None:

@@ -140,7 +140,8 @@ class Cursor:
             self._wake.clear()
             before = loop.time()
             try:
-                await asyncio.wait_for(self._wake.wait(), SILENCE_S_MAX)
+                async with asyncio.timeout(SILENCE_S_MAX):
+                    await self._wake.wait()
             except TimeoutError:
                 raise _Lost(f"silent for {loop.time() - before:.1f} s") from None
         batch, self._buffer = self._buffer, []

@@ -1,0 +1,118 @@
+"""`headwater replay`: fold a pool's log again, and with --verify make every decision again."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from headwater.actors.world import World
+from headwater.events.log import Log, Slice
+from headwater.events.snapshots import SnapshotStore
+from headwater.ops.config import ConfigError, Settings
+from headwater.ops.run_actor import nats_url
+from headwater.ops.tables import table
+from headwater.ops.world import open_world
+from headwater.router.replay import Difference, Recorded, Replay
+from headwater.router.state import RouterState
+from headwater.schemas.route import Decision, RouteRefused
+
+
+async def pools(world: World) -> list[str]:
+    """Pools that have a model card."""
+    async for entries in world.cards.watch():
+        return sorted(entry.key for entry in entries if entry.value is not None)
+    return []
+
+
+async def pool_of(world: World, settings: Settings) -> str:
+    """The pool asked for, or the only one there is. Raises `ConfigError`."""
+    if settings.pool:
+        return settings.pool
+    found = await pools(world)
+    if len(found) != 1:
+        raise ConfigError(f"--pool: there are {len(found)} pools ({', '.join(found) or 'none'}); name one")
+    return found[0]
+
+
+async def replay(settings: Settings, *, verify: bool) -> int:
+    """Fold from the start of the log, or from the oldest snapshot that it continues. 1 on a difference."""
+    async with open_world(nats_url(settings), settings.namespace, "replay") as world:
+        pool = await pool_of(world, settings)
+        log = await world.pool_log(pool)
+        bounds = await log.bounds()
+        state = RouterState()
+        if bounds.first > 1:
+            snapshot = await SnapshotStore(world.blobs, pool).newest(
+                lambda position: bounds.first - 1 <= position <= bounds.last
+            )
+            if snapshot is None:
+                print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
+                return 1
+            state = RouterState.restore(snapshot)
+        start = state.position
+        decisions = await _decisions(log, start)
+        run = Replay(state, decisions)
+        events = 0
+        difference = run.start() if verify else None
+        async for piece in _pieces(log, start):
+            if difference is not None:
+                break
+            for record in piece.records:
+                events += len(record.batch.events)
+                difference = run.step(record)
+                if verify and difference is not None:
+                    break
+                difference = None
+        if difference is not None:
+            print(_explain(difference))
+            return 1
+        print(
+            f"pool {pool}: positions {start + 1} to {state.position}, {events} events, "
+            f"{len(state.loads.workers)} workers, {state.index.rows} blocks, state {state.digest()}"
+        )
+        if verify:
+            total = len(decisions)
+            print(f"verified {run.verified} of {total} decisions: equal")
+            if run.unverifiable:
+                print(f"{run.unverifiable} could not be checked: decisions before them are not in this log")
+            return 0 if run.verified + run.unverifiable == total else 1
+        return 0
+
+
+async def _decisions(log: Log, after: int) -> list[Recorded]:
+    found: list[Recorded] = []
+    async for piece in _pieces(log, after):
+        for record in piece.records:
+            life = (record.batch.writer, record.batch.epoch)
+            found += [Recorded(life, event) for event in record.batch.events if isinstance(event, Decision)]
+    return found
+
+
+async def _pieces(log: Log, after: int) -> AsyncIterator[Slice]:
+    async for piece in log.read(after, follow=False):
+        for unreadable in piece.unreadable:
+            print(f"position {unreadable.position} is unreadable: {unreadable.reason}")
+        yield piece
+
+
+def _explain(difference: Difference) -> str:
+    recorded, again = difference.recorded, difference.again
+    router, epoch = difference.life
+    head = (
+        f"DIFFERENT: decision {recorded.number} of {router} (epoch {epoch}) for {recorded.request}, "
+        f"made at position {recorded.position}"
+    )
+    if isinstance(again, str):
+        return f"{head}\n  cannot be made again: {again}"
+    if isinstance(again, RouteRefused):
+        return f"{head}\n  recorded: worker {recorded.worker}\n  now: refused, {again.reason}"
+    rows = [
+        (name, getattr(recorded, name), getattr(again, name))
+        for name in msgspec.structs.asdict(recorded)
+        if getattr(recorded, name) != getattr(again, name) and name != "candidates"
+    ]
+    then = {candidate.worker: candidate for candidate in recorded.candidates}
+    now = {candidate.worker: candidate for candidate in again.candidates}
+    for worker in sorted(then.keys() | now.keys()):
+        if then.get(worker) != now.get(worker):
+            rows.append((worker, then.get(worker, "-"), now.get(worker, "-")))
+    return f"{head}\n{table(('what', 'recorded', 'now'), rows)}"

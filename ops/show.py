@@ -1,0 +1,110 @@
+"""Looking at the log: `headwater log` counts it, `headwater explain REQUEST` says why a request went where."""
+
+from collections import Counter
+
+from headwater.actors.world import World
+from headwater.events.log import Log
+from headwater.ops.config import Settings
+from headwater.ops.replay import pool_of
+from headwater.ops.run_actor import nats_url
+from headwater.ops.tables import table
+from headwater.ops.world import open_world
+from headwater.schemas.request import RequestAccepted, RequestEnded, RequestRouted
+from headwater.schemas.route import Decision
+from headwater.schemas.subjects import pool_kind
+
+
+async def show_log(settings: Settings) -> int:
+    """Print a pool log's events by kind, and its position."""
+    async with open_world(nats_url(settings), settings.namespace, "log") as world:
+        print(await summary(world, await pool_of(world, settings)))
+    return 0
+
+
+async def summary(world: World, pool: str) -> str:
+    """Events of a pool's log by kind and type, with what they take."""
+    log = await world.pool_log(pool)
+    events: Counter[tuple[str, str]] = Counter()
+    writers: dict[tuple[str, str], set[str]] = {}
+    messages = 0
+    position = 0
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            messages += 1
+            position = record.position
+            for event in record.batch.events:
+                key = (pool_kind(record.subject), type(event).__name__)
+                events[key] += 1
+                writers.setdefault(key, set()).add(record.batch.writer)
+    rows = [
+        (kind, name, count, ", ".join(sorted(writers[kind, name])))
+        for (kind, name), count in sorted(events.items())
+    ]
+    head = f"log of pool {pool}: {sum(events.values())} events in {messages} messages, position {position}"
+    return f"{head}\n{table(('kind', 'event', 'count', 'written by'), rows)}"
+
+
+async def explain(settings: Settings, request: str) -> int:
+    """Print every decision made for a request, as a table. 1 if the log holds none."""
+    async with open_world(nats_url(settings), settings.namespace, "explain") as world:
+        log = await world.pool_log(await pool_of(world, settings))
+        found = await decisions_for(log, request)
+        for position, decision in found:
+            print(describe(decision, position))
+        await _print_life(world, request)
+    if not found:
+        print(f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)")
+    return 0 if found else 1
+
+
+async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision]]:
+    """(log position, decision) for each decision about `request`."""
+    found: list[tuple[int, Decision]] = []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                if isinstance(event, Decision) and event.request.startswith(request):
+                    found.append((record.position, event))
+    return found
+
+
+def describe(decision: Decision, position: int) -> str:
+    """A decision for people: what each worker had, what it would have cost, and which was taken."""
+    rows = [
+        (
+            "->" if candidate.worker == decision.worker else "",
+            candidate.worker,
+            f"{candidate.cached_blocks} of {decision.blocks}",
+            candidate.lower_blocks,
+            candidate.prefill_tokens,
+            candidate.decode_blocks,
+            candidate.requests,
+            f"{candidate.score:.2f}",
+        )
+        for candidate in decision.candidates
+    ]
+    chosen = next(c for c in decision.candidates if c.worker == decision.worker)
+    ties = sum(1 for c in decision.candidates if c.score == chosen.score)
+    why = f"least cost, {chosen.score:.2f} blocks"
+    if decision.pinned:
+        why = "pinned: another choice of the request is there"
+    elif ties > 1:
+        why += f" (drawn among {ties} equal)"
+    head = (
+        f"{decision.request}: {decision.prompt_tokens} prompt tokens in {decision.blocks} full blocks; "
+        f"decided at log position {decision.position}, stored at {position}"
+    )
+    columns = ("", "worker", "cached", "lower tier", "queued tokens", "held blocks", "requests", "cost")
+    return f"{head}\n{table(columns, rows)}\n{decision.worker}: {why}"
+
+
+async def _print_life(world: World, request: str) -> None:
+    async for piece in world.requests.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                match event:
+                    case RequestAccepted() | RequestRouted() | RequestEnded():
+                        if event.request == request:
+                            print(f"  {event}")
+                    case _:
+                        pass

@@ -1,0 +1,112 @@
+"""Replaying decisions: fold the log again and make every decision again where it was made. Pure.
+
+A router decides on the fold up to some position plus its own decisions that the log does not hold yet. So for
+each life of a router a second load state runs beside the plain fold: it takes that life's decisions at the
+position where they were made, and skips them where the log has them. The index is shared: decisions never
+change it.
+"""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.events.log import Record
+from headwater.router.decide import CannotRecompute, recompute
+from headwater.router.load import Loads
+from headwater.router.state import RouterState, apply_to_loads
+from headwater.schemas.route import Decision, RouteRefused
+
+Life = tuple[str, int]
+"""A router and its epoch."""
+
+
+class Difference(NamedTuple):
+    """A decision that came out otherwise. `again` is what was decided now, or why nothing could be."""
+
+    life: Life
+    recorded: Decision
+    again: Decision | RouteRefused | str
+
+
+class Recorded(NamedTuple):
+    """A decision as the log holds it."""
+
+    life: Life
+    decision: Decision
+
+
+class Replay:
+    """Folds record by record; `check` is given every decision made at the position just reached.
+
+    `decisions` are all decisions of the log (they are needed before their own position is reached, since a
+    decision is made earlier than it is stored).
+    """
+
+    def __init__(self, state: RouterState, decisions: list[Recorded]) -> None:
+        self.state = state
+        self.verified = 0
+        self.unverifiable = 0
+        self._made_at: defaultdict[int, list[Recorded]] = defaultdict(list)
+        self._last_number: dict[Life, int] = {}
+        for recorded in decisions:
+            self._made_at[recorded.decision.position].append(recorded)
+            number = recorded.decision.number
+            self._last_number[recorded.life] = max(number, self._last_number.get(recorded.life, 0))
+        for made in self._made_at.values():
+            made.sort(key=lambda recorded: recorded.decision.number)
+        self._views: dict[Life, tuple[Loads, int]] = {}
+
+    def start(self) -> Difference | None:
+        """Check the decisions made at the position where the replay begins."""
+        return self._check(self.state.position)
+
+    def step(self, record: Record) -> Difference | None:
+        """Fold one record, then check the decisions made on it. Returns the first difference."""
+        batch = record.batch
+        for event in batch.events:
+            self.state.apply_to_index(batch, event)
+            apply_to_loads(self.state.loads, batch, event)
+            life = (batch.writer, batch.epoch)
+            for other, (loads, _) in self._views.items():
+                if other != life or not isinstance(event, Decision):
+                    apply_to_loads(loads, batch, event)
+        self.state.position = record.position
+        return self._check(record.position)
+
+    def _check(self, position: int) -> Difference | None:
+        for recorded in self._made_at.pop(position, ()):
+            life, decision = recorded
+            view = self._views.get(life)
+            if view is None:
+                if decision.number != decision.seen + 1:
+                    # Its predecessors were made before this replay begins.
+                    self.unverifiable += 1
+                    continue
+                view = (_copy(self.state.loads), decision.seen)
+            loads, number = view
+            if decision.number != number + 1:
+                self.unverifiable += 1
+                continue
+            difference = self._again(loads, recorded)
+            if difference is not None:
+                return difference
+            loads.decide(decision)
+            self.verified += 1
+            if decision.number == self._last_number[life]:
+                self._views.pop(life, None)
+            else:
+                self._views[life] = (loads, decision.number)
+        return None
+
+    def _again(self, loads: Loads, recorded: Recorded) -> Difference | None:
+        life, decision = recorded
+        try:
+            again = recompute(self.state.index, loads, self.state.cold, decision)
+        except CannotRecompute as error:
+            return Difference(life, decision, str(error))
+        return None if again == decision else Difference(life, decision, again)
+
+
+def _copy(loads: Loads) -> Loads:
+    return msgspec.convert(msgspec.to_builtins(loads), Loads)

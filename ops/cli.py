@@ -102,6 +102,28 @@ def _explain(arguments: argparse.Namespace) -> int:
     return process.run(lambda _: show.explain(settings, arguments.request))
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from headwater.ops.bench import report
+
+    if arguments.what in ("hash", "index"):
+        from headwater.ops.bench import hashing, index
+
+        result = (hashing if arguments.what == "hash" else index).bench()
+        report.show(result, as_json=arguments.json)
+        return 0
+    from headwater.ops import logging, process
+    from headwater.ops.bench import edge, route
+
+    logging.configure("warning")
+    chosen = edge if arguments.what == "edge" else route
+
+    async def run(_stop: object) -> int:
+        report.show(await chosen.bench(), as_json=arguments.json)
+        return 0
+
+    return process.run(run)
+
+
 def _warm(_arguments: argparse.Namespace) -> int:
     from headwater.ops import warm
 
@@ -140,6 +162,10 @@ def parser() -> argparse.ArgumentParser:
     add("log", "count a pool log's events", LOG, _log)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
+    bench = commands.add_parser("bench", help="measure this machine")
+    bench.add_argument("what", choices=("hash", "index", "edge", "route"))
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.set_defaults(run=_bench)
     add("warm", "compile and cache what a first start would", (), _warm)
     return top
 

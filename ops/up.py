@@ -150,6 +150,10 @@ class Fleet:
                 print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
             await asyncio.sleep(READY_POLL_S)
 
+    def pid(self, name: str) -> int:
+        """Process id of a child, 0 while it is down."""
+        return next(child.pid for child, _ in self._children if child.name == name)
+
     async def model(self) -> str:
         """Name of a served model."""
         document = await _get(self.url, "/v1/models")

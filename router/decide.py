@@ -9,7 +9,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headwater.router.cost import score
 from headwater.router.index import PrefixIndex
@@ -142,7 +141,7 @@ def _eligible(worker: Worker, query: RouteQuery) -> bool:
 def _candidate(
     worker: Worker,
     index: PrefixIndex,
-    depths: NDArray[np.int64],
+    depths: U64,
     cold: set[str],
     prompt: Prompt,
     query: RouteQuery,

@@ -8,8 +8,6 @@ is never a hit until the missing part comes back: that is how unknown parents ar
 Copies are counted per (worker, tier, block): engines announce each physical copy, and a removal takes one.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,11 +31,15 @@ class PrefixIndex:
         self.slots: dict[str, int] = {}
         self.blocks: dict[str, int] = {}
         self.copies: dict[tuple[str, int], dict[int, int]] = {}
-        self._mask = np.uint64(CAPACITY_MIN - 1)
-        self._present: U64 = np.zeros(1, np.uint64)
-        self._depths: NDArray[np.int64] = np.zeros((2, WORD_BITS), np.int64)
         self._repeated: NDArray[np.int64] = np.zeros(64, np.int64)
-        self._sink: U64 = np.zeros(1, np.uint64)
+        self._state: U64 = np.zeros(1 + 2 * WORD_BITS + 1, np.uint64)
+        self._depths: U64 = self._state[1:-1].reshape(2, WORD_BITS)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` blocks at once instead of growing to it."""
+        capacity = self._capacity_for(rows)
+        if capacity > self.table.shape[0]:
+            self._rebuild(capacity, self.words, self.tiers)
 
     def add_worker(self, worker: str) -> None:
         """Give a worker its bit. Adding one that is there is fine."""
@@ -60,10 +62,9 @@ class PrefixIndex:
             self._rebuild(self._capacity_for(self.rows + len(hashes)), self.words, self.tiers)
         if len(hashes) > len(self._repeated):
             self._repeated = np.zeros(2 * len(hashes), np.int64)
-        column, bit = self._place(slot, tier)
-        added, again = kernels.store(
-            self.table, self._mask, np.uint64(parent), hashes, column, bit, self._repeated, self._sink
-        )
+        # The kernel takes 64-bit integers: hand the upper half over as negative ones.
+        signed = parent - (parent >> 63 << 64)
+        added, again, _ = kernels.store(self.table, self.words, slot, tier, signed, hashes, self._repeated)
         self.rows += added
         self.blocks[worker] += len(hashes) - again
         if again:
@@ -78,19 +79,15 @@ class PrefixIndex:
         copies = self.copies.get((worker, tier))
         if copies:
             hashes = self._take_copies(worker, tier, copies, hashes)
-        column, bit = self._place(self.slots[worker], tier)
-        dropped, absent = kernels.remove(self.table, self._mask, hashes, column, bit, self._sink)
+        dropped, absent, _ = kernels.remove(self.table, self.words, self.slots[worker], tier, hashes)
         self.rows -= dropped
         self.blocks[worker] -= len(hashes) - absent
         return int(absent)
 
     def clear(self, worker: str) -> None:
         """All blocks of `worker` are gone, on all tiers."""
-        slot = self.slots[worker]
-        word, bit = slot // WORD_BITS, np.uint64(1 << slot % WORD_BITS)
         if self.blocks[worker]:
-            dropped, _ = kernels.remove_worker(self.table, self._mask, self.words, word, bit)
-            self.rows -= dropped
+            self.rows -= kernels.remove_worker(self.table, self.words, self.slots[worker])
         self.blocks[worker] = 0
         for key in [key for key in self.copies if key[0] == worker]:
             del self.copies[key]
@@ -102,16 +99,13 @@ class PrefixIndex:
             del self.slots[worker], self.blocks[worker]
             self._note_present()
 
-    def find(self, hashes: U64) -> tuple[int, NDArray[np.int64]]:
+    def find(self, hashes: U64) -> tuple[int, U64]:
         """How many leading blocks each worker holds.
 
-        Returns the deepest depth and an int64 array of shape (2, slots): row 0 on GPU, row 1 on any tier,
+        Returns the deepest depth and a uint64 array of shape (2, slots): row 0 on GPU, row 1 on any tier,
         indexed by `slots[worker]`. The array is reused by the next call.
         """
-        deepest = kernels.find(
-            self.table, self._mask, self.words, hashes, self._present, self._depths, self._sink
-        )
-        return int(deepest), self._depths
+        return kernels.find(self.table, self.words, hashes, self._state), self._depths
 
     def path(self, deepest: int, longest: int) -> U64 | None:
         """The hashes from the start of a prompt to block `deepest`, at most `longest` of them.
@@ -119,7 +113,7 @@ class PrefixIndex:
         None if the index does not hold block `deepest`, or the chain is longer.
         """
         out: U64 = np.zeros(longest, np.uint64)
-        length = kernels.path(self.table, self._mask, np.uint64(deepest), out)
+        length = kernels.path(self.table, deepest - (deepest >> 63 << 64), out)
         return out[longest - length :] if length > 0 else None
 
     def digest(self) -> int:
@@ -141,10 +135,6 @@ class PrefixIndex:
             del self.copies[worker, tier]
         return np.array(left, np.uint64)
 
-    def _place(self, slot: int, tier: int) -> tuple[np.uint64, np.uint64]:
-        word, bit = divmod(slot, WORD_BITS)
-        return np.uint64(2 + tier * self.words + word), np.uint64(1 << bit)
-
     @staticmethod
     def _capacity_for(rows: int) -> int:
         capacity = CAPACITY_MIN
@@ -153,19 +143,22 @@ class PrefixIndex:
         return capacity
 
     def _rebuild(self, capacity: int, words: int, tiers: int) -> None:
-        table: U64 = np.zeros((capacity, 2 + tiers * words), np.uint64)
+        table: U64 = np.empty((capacity, 2 + tiers * words), np.uint64)
+        # Written, not just reserved: the system then gives the memory here and not block by block later.
+        table.fill(0)
         kernels.rehash(self.table, self.words, table, words)
         self.adopt(table, self.rows, words, tiers)
 
     def adopt(self, table: U64, rows: int, words: int, tiers: int) -> None:
         """Take over a table, as a snapshot brings it."""
         self.table, self.rows, self.words, self.tiers = table, rows, words, tiers
-        self._mask = np.uint64(table.shape[0] - 1)
-        self._depths = np.zeros((2, WORD_BITS * words), np.int64)
+        slots = WORD_BITS * words
+        self._state = np.zeros(words + 2 * slots + 1, np.uint64)
+        self._depths = self._state[words:-1].reshape(2, slots)
         self._note_present()
 
     def _note_present(self) -> None:
-        present: Any = np.zeros(self.words, np.uint64)
+        present = [0] * self.words
         for slot in self.slots.values():
-            present[slot // WORD_BITS] |= np.uint64(1 << slot % WORD_BITS)
-        self._present = present
+            present[slot // WORD_BITS] |= 1 << slot % WORD_BITS
+        self._state[: self.words] = np.array(present, np.uint64)

@@ -4,11 +4,14 @@ The table is one uint64 array of shape (capacity, 2 + tiers * words), capacity a
 
     key | parent | tier 0: `words` words of worker bits | tier 1: … | …
 
-with key 0 for an empty row. Collisions go to the next row (linear probing); a removal shifts later rows back,
-so there are no tombstones and a table never degrades. With up to 64 workers and two tiers a row is 32 bytes:
-one cache line holds two, and a lookup touches one.
+with key 0 for an empty row. A key's home is an even row, so that with up to 64 workers and two tiers (rows of
+32 bytes) home and next row share a cache line; further collisions go on to the following rows. A removal shifts
+later rows back: there are no tombstones, and a table never degrades.
 
-Indices are unsigned on purpose: numba then leaves out its check for negative ones.
+What makes these loops fast is that cache misses overlap. Probing row after row does not do that by itself: each
+mispredicted branch throws away the loads under way behind it. So the home rows of the next blocks are read
+first, with nothing waiting on them (`_fetch`), and are in the nearest cache when they are examined. Arguments are few and plain, because each array costs a call from Python about a tenth of a microsecond.
+Indices are unsigned: numba then leaves out its check for negative ones.
 """
 
 from typing import Any
@@ -19,57 +22,64 @@ from headwater.schemas.kernel import kernel
 
 _0, _1, _2, _32 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_EVEN = np.uint64(0xFFFFFFFFFFFFFFFE)
+
 
 AHEAD = 64
 
 
 @kernel
-def _fetch(table: Any, mask: Any, hashes: Any, start: int, stop: int) -> Any:
-    """Read the home rows of some blocks with nothing waiting on them, so that the misses overlap.
-
-    Probing row after row does not do that by itself: each mispredicted probe throws away the loads that
-    were under way behind it. The sum is returned only so that the compiler keeps the loads.
-    """
+def _fetch(table: Any, mask: Any, hashes: Any, start: int) -> Any:
+    """Read the home rows of the next blocks. The sum is returned so that the compiler keeps the reads."""
     total = _0
-    for i in range(start, stop):
+    for i in range(start, min(start + AHEAD, hashes.shape[0])):
         key = hashes[i]
-        total += table[(key ^ (key >> _32)) & mask, _0]
+        total += table[(key ^ (key >> _32)) & mask & _EVEN, _0]
     return total
 
 
 @kernel
-def store(
-    table: Any, mask: Any, parent: Any, hashes: Any, column: Any, bit: Any, repeated: Any, sink: Any
-) -> tuple[int, int]:
-    """Set `bit` in `column` for a chain of blocks behind `parent`, adding rows where needed.
+def _seek(table: Any, mask: Any, key: Any) -> Any:
+    """Row of `key`, or the empty row where it would go."""
+    at = (key ^ (key >> _32)) & mask & _EVEN
+    at += np.uint64(table[at | _1, _0] == key)
+    while table[at, _0] != key and table[at, _0] != _0:
+        at = (at + _1) & mask
+    return at
 
-    Indices of blocks that had the bit already go to `repeated`. Returns (rows added, blocks repeated). The
-    caller has made sure that the table has room.
+
+@kernel
+def store(
+    table: Any, words: int, slot: int, tier: int, parent: int, hashes: Any, repeated: Any
+) -> tuple[int, int, Any]:
+    """Worker `slot` holds a chain of blocks behind `parent` on `tier`; rows are added where needed.
+
+    Indices of blocks it held already go to `repeated`. Returns (rows added, blocks repeated, nothing of
+    use). The caller has made sure that the table has room.
     """
+    mask = np.uint64(table.shape[0] - 1)
+    column = np.uint64(2 + tier * words + slot // 64)
+    bit = _1 << np.uint64(slot % 64)
     added = 0
     again = 0
-    previous = parent
+    previous = np.uint64(parent)
+    fetched = _0
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
-            sink[0] = _fetch(table, mask, hashes, i, min(i + AHEAD, hashes.shape[0]))
+            fetched += _fetch(table, mask, hashes, i)
         key = hashes[i]
-        at = (key ^ (key >> _32)) & mask
-        while table[at, _0] != key:
-            if table[at, _0] == _0:
-                table[at, _0] = key
-                table[at, _1] = previous
-                added += 1
-                break
-            at = (at + _1) & mask
+        at = _seek(table, mask, key)
+        if table[at, _0] == _0:
+            table[at, _0] = key
+            table[at, _1] = previous
+            added += 1
         owners = table[at, column]
         if owners & bit:
             repeated[again] = i
             again += 1
-        else:
-            table[at, column] = owners | bit
+        table[at, column] = owners | bit
         previous = key
-    return added, again
+    return added, again, fetched
 
 
 @kernel
@@ -82,7 +92,7 @@ def _drop_row(table: Any, mask: Any, hole: Any) -> None:
         key = table[at, _0]
         if key == _0:
             break
-        home = (key ^ (key >> _32)) & mask
+        home = (key ^ (key >> _32)) & mask & _EVEN
         # May the row move? Only if its home is not between the hole and where it stands.
         if ((at - home) & mask) >= ((at - hole) & mask):
             for column in range(width):
@@ -93,36 +103,44 @@ def _drop_row(table: Any, mask: Any, hole: Any) -> None:
 
 
 @kernel
-def remove(table: Any, mask: Any, hashes: Any, column: Any, bit: Any, sink: Any) -> tuple[int, int]:
-    """Clear `bit` in `column` for each block. Returns (rows dropped, blocks that did not have the bit)."""
+def remove(table: Any, words: int, slot: int, tier: int, hashes: Any) -> tuple[int, int, Any]:
+    """Worker `slot` no longer holds these blocks on `tier`.
+
+    Returns (rows dropped, blocks that it did not hold there, nothing of use).
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    column = np.uint64(2 + tier * words + slot // 64)
+    bit = _1 << np.uint64(slot % 64)
     dropped = 0
     absent = 0
-    width = table.shape[1]
+    width = np.uint64(table.shape[1])
+    fetched = _0
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
-            sink[0] = _fetch(table, mask, hashes, i, min(i + AHEAD, hashes.shape[0]))
-        key = hashes[i]
-        at = (key ^ (key >> _32)) & mask
-        while table[at, _0] != key and table[at, _0] != _0:
-            at = (at + _1) & mask
-        if table[at, _0] == _0 or not table[at, column] & bit:
+            fetched += _fetch(table, mask, hashes, i)
+        at = _seek(table, mask, hashes[i])
+        if not table[at, column] & bit:
             absent += 1
             continue
         table[at, column] &= ~bit
         owned = _0
-        for other in range(2, width):
+        other = _2
+        while other < width:
             owned |= table[at, other]
+            other += _1
         if owned == _0:
             _drop_row(table, mask, at)
             dropped += 1
-    return dropped, absent
+    return dropped, absent, fetched
 
 
 @kernel
-def remove_worker(table: Any, mask: Any, words: int, word: int, bit: Any) -> tuple[int, int]:
-    """Clear a worker's bit everywhere. Returns (rows dropped, bits cleared)."""
+def remove_worker(table: Any, words: int, slot: int) -> int:
+    """Worker `slot` holds nothing any more. Returns the rows dropped."""
+    mask = np.uint64(table.shape[0] - 1)
+    word = slot // 64
+    bit = _1 << np.uint64(slot % 64)
     dropped = 0
-    cleared = 0
     width = table.shape[1]
     at = 0
     while at < table.shape[0]:
@@ -132,7 +150,6 @@ def remove_worker(table: Any, mask: Any, words: int, word: int, bit: Any) -> tup
             for column in range(2, width):
                 if (column - 2) % words == word and table[at, column] & bit:
                     table[at, column] &= ~bit
-                    cleared += 1
                     hit = True
                 owned |= table[at, column]
             if hit and owned == _0:
@@ -141,78 +158,79 @@ def remove_worker(table: Any, mask: Any, words: int, word: int, bit: Any) -> tup
                 # Another row may have moved here: look at it again.
                 continue
         at += 1
-    return dropped, cleared
+    return dropped
 
 
 @kernel
-def _note_drops(dropped: Any, base: int, depth: int, out: Any) -> None:
-    worker = base
-    while dropped:
-        if dropped & _1:
+def _note_depth(workers: Any, first: int, depth: int, out: Any) -> None:
+    worker = first
+    while workers:
+        if workers & _1:
             out[worker] = depth
-        dropped >>= _1
+        workers >>= _1
         worker += 1
 
 
 @kernel
-def find(table: Any, mask: Any, words: int, hashes: Any, present: Any, depths: Any, sink: Any) -> int:
+def find(table: Any, words: int, hashes: Any, state: Any) -> int:
     """How far each worker holds the prompt from its start.
 
-    `present` has `words` words of worker bits to ask about. `depths` has shape (2, 64 * words), zeroed by
-    this function: row 0 counts blocks on tier 0 (GPU), row 1 blocks on any tier. Returns the deepest of row 1.
+    `state` is uint64 of length words * (1 + 2 * 64) + 1: the bits of the workers to ask about, then for each slot the
+    blocks it holds on tier 0 (GPU), then those it holds on any tier; a scratch word. All but the bits are
+    written here. Returns the greatest depth on any tier.
     """
+    mask = np.uint64(table.shape[0] - 1)
     tiers = (table.shape[1] - 2) // words
-    depths[:, :] = 0
+    slots = words * 64
+    depth_gpu = state[words : words + slots]
+    depth_any = state[words + slots : words + 2 * slots]
+    depth_gpu[:] = _0
+    depth_any[:] = _0
     deepest = 0
     for word in range(words):
-        gpu = present[word]
-        anywhere = present[word]
-        gpu_column = np.uint64(2 + word)
+        gpu = state[word]
+        anywhere = state[word]
         i = 0
         while i < hashes.shape[0] and anywhere != _0:
             if i % AHEAD == 0:
-                sink[0] = _fetch(table, mask, hashes, i, min(i + AHEAD, hashes.shape[0]))
+                state[words + 2 * slots] = _fetch(table, mask, hashes, i)
             key = hashes[i]
-            at = (key ^ (key >> _32)) & mask
-            while table[at, _0] != key and table[at, _0] != _0:
-                at = (at + _1) & mask
-            on_gpu = table[at, gpu_column] if table[at, _0] == key else _0
+            at = _seek(table, mask, key)
+            on_gpu = table[at, np.uint64(2 + word)]
             owners = on_gpu
-            if table[at, _0] == key:
-                for tier in range(1, tiers):
-                    owners |= table[at, np.uint64(2 + tier * words + word)]
+            for tier in range(1, tiers):
+                owners |= table[at, np.uint64(2 + tier * words + word)]
             if gpu & ~on_gpu:
-                _note_drops(gpu & ~on_gpu, word * 64, i, depths[0])
+                _note_depth(gpu & ~on_gpu, word * 64, i, depth_gpu)
                 gpu &= on_gpu
             if anywhere & ~owners:
-                _note_drops(anywhere & ~owners, word * 64, i, depths[1])
+                _note_depth(anywhere & ~owners, word * 64, i, depth_any)
                 anywhere &= owners
+                if anywhere == _0:
+                    break
             i += 1
-        _note_drops(gpu, word * 64, i, depths[0])
-        _note_drops(anywhere, word * 64, i, depths[1])
-        for worker in range(word * 64, word * 64 + 64):
-            if depths[1, worker] > deepest:
-                deepest = depths[1, worker]
+        _note_depth(gpu, word * 64, i, depth_gpu)
+        _note_depth(anywhere, word * 64, i, depth_any)
+        deepest = max(deepest, i)
     return deepest
 
 
 @kernel
-def path(table: Any, mask: Any, deepest: Any, out: Any) -> int:
+def path(table: Any, deepest: int, out: Any) -> int:
     """The chain of hashes from the start of a prompt to `deepest`, by parents, into the end of `out`.
 
-    Returns its length; -1 if a parent is missing or the chain is longer than `out`.
+    Returns its length; -1 if `deepest` is not held or the chain is longer than `out`. A chain ends at a
+    parent that is no row: 0, or the seed of a LoRA adapter or a salt.
     """
-    key = deepest
+    mask = np.uint64(table.shape[0] - 1)
+    key = np.uint64(deepest)
     length = 0
     while key != _0:
+        at = _seek(table, mask, key)
+        if table[at, _0] == _0:
+            return length if length else -1
         if length == out.shape[0]:
             return -1
-        at = (key ^ (key >> _32)) & mask
-        while table[at, _0] != key and table[at, _0] != _0:
-            at = (at + _1) & mask
-        if table[at, _0] == _0:
-            # A seeded root (LoRA, salt) is no row: the chain may end at it, but never start there.
-            return length if length else -1
         length += 1
         out[out.shape[0] - length] = key
         key = table[at, _1]
@@ -228,9 +246,7 @@ def rehash(old: Any, old_words: int, new: Any, new_words: int) -> None:
         key = old[row, 0]
         if key == _0:
             continue
-        at = (key ^ (key >> _32)) & mask
-        while new[at, _0] != _0:
-            at = (at + _1) & mask
+        at = _seek(new, mask, key)
         new[at, _0] = key
         new[at, _1] = old[row, 1]
         for tier in range(tiers):

@@ -1,0 +1,1 @@
+"""Performance claims as commands: each prints a rate or a time with its conditions."""

@@ -1,0 +1,54 @@
+"""A lean HTTP client for load: raw sockets, so that what is measured is the server."""
+
+import asyncio
+import time
+from typing import NamedTuple
+
+END = b"0\r\n\r\n"
+
+
+class Done(NamedTuple):
+    """One finished exchange: seconds to its first and last byte, and the bytes received."""
+
+    first_s: float
+    total_s: float
+    body: bytes
+
+
+class Connection:
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> "Connection":
+        """Connect."""
+        return cls(*await asyncio.open_connection(host, port, limit=1 << 20))
+
+    async def post(self, path: str, body: bytes) -> Done:
+        """Send and read the whole answer. Raises RuntimeError for anything but 200."""
+        began = time.perf_counter()
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        headers = await self._reader.readuntil(b"\r\n\r\n")
+        first_s = time.perf_counter() - began
+        lower = headers.lower()
+        if b" 200 " not in headers.split(b"\r\n", 1)[0]:
+            raise RuntimeError(headers.decode())
+        if b"content-length: " in lower:
+            length = int(lower.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
+            data = await self._reader.readexactly(length)
+        else:
+            data = b""
+            while not data.endswith(END):
+                piece = await self._reader.read(1 << 18)
+                if not piece:
+                    raise RuntimeError("the stream was cut")
+                data += piece
+        return Done(first_s, time.perf_counter() - began, data)
+
+    def close(self) -> None:
+        """Close."""
+        self._writer.close()

@@ -1,0 +1,96 @@
+"""`headwater bench edge`: HTTP requests and tokens through the whole system, the engine taking no time."""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from headwater.ops.bench.client import Connection
+from headwater.ops.bench.fleet import running
+from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
+
+WORKERS = 1
+CONNECTIONS = 32
+REQUESTS = 6_000
+STREAMS = 64
+STREAM_TOKENS = 512
+ROUNDS = 4
+
+
+async def bench() -> Report:
+    """One-token requests over 32 connections, then 64 streams of 512 tokens each, four times over."""
+    async with running(WORKERS) as fleet:
+        host, _, port = fleet.url.removeprefix("http://").rpartition(":")
+        pid = fleet.pid("edge")
+        connections = [await Connection.open(host, int(port)) for _ in range(max(CONNECTIONS, STREAMS))]
+        await _requests(connections[:CONNECTIONS], 200)
+        began, cpu = time.perf_counter(), cpu_seconds(pid)
+        delays = await _requests(connections[:CONNECTIONS], REQUESTS)
+        wall_s, cpu_s = time.perf_counter() - began, cpu_seconds(pid) - cpu
+        began, cpu = time.perf_counter(), cpu_seconds(pid)
+        tokens = 0
+        for _ in range(ROUNDS):
+            tokens += await _streams(connections[:STREAMS])
+        stream_wall_s, stream_cpu_s = time.perf_counter() - began, cpu_seconds(pid) - cpu
+        for connection in connections:
+            connection.close()
+    return Report(
+        "edge",
+        {
+            "edge processes": 1,
+            "sim workers": WORKERS,
+            "unary": f"{REQUESTS} requests of 1 token, {CONNECTIONS} connections",
+            "streams": f"{ROUNDS} x {STREAMS} of {STREAM_TOKENS} tokens",
+            "client, server, router and engine share": "this machine",
+        },
+        [
+            Measure("requests", REQUESTS / wall_s, "requests/s"),
+            Measure("request p50", percentile(delays, 0.5) * 1000, "ms"),
+            Measure("request p99", percentile(delays, 0.99) * 1000, "ms"),
+            Measure("edge CPU per 1,000 requests", cpu_s / REQUESTS * 1000, "s"),
+            Measure("tokens", tokens / stream_wall_s, "tokens/s"),
+            Measure("edge CPU per million tokens", stream_cpu_s / tokens * 1e6, "s"),
+        ],
+    )
+
+
+async def _requests(connections: list[Connection], count: int) -> list[float]:
+    body = _body("Tell me about the source of the river, please. " * 8, 1, stream=False)
+    left = iter(range(count))
+    delays: list[float] = []
+
+    async def work(connection: Connection) -> None:
+        for _ in left:
+            done = await connection.post("/v1/chat/completions", body)
+            delays.append(done.total_s)
+
+    await asyncio.gather(*(work(connection) for connection in connections))
+    return delays
+
+
+async def _streams(connections: list[Connection]) -> int:
+    bodies = [
+        _body(f"Stream number {number}.", STREAM_TOKENS, stream=True) for number in range(len(connections))
+    ]
+    answers = await asyncio.gather(
+        *(c.post("/v1/chat/completions", body) for c, body in zip(connections, bodies, strict=True))
+    )
+    tokens = 0
+    for answer in answers:
+        tail = answer.body.rpartition(b'"completion_tokens":')[2]
+        tokens += int(tail.split(b",", 1)[0])
+    return tokens
+
+
+def _body(text: str, tokens: int, *, stream: bool) -> bytes:
+    request: dict[str, Any] = {
+        "model": "sim",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    if stream:
+        request["stream_options"] = {"include_usage": True}
+    return msgspec.json.encode(request)

@@ -40,6 +40,7 @@ def _up(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, up
 
     settings = _settings(arguments)
+    _need_vllm(settings)
     return process.run(lambda stop: up.up(settings, stop))
 
 
@@ -78,6 +79,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     arguments.port = arguments.port or "0"
     arguments.log_level = arguments.log_level or "warning"
     settings = _settings(arguments)
+    _need_vllm(settings)
     return process.run(lambda stop: demo.demo(settings, stop))
 
 
@@ -128,6 +130,14 @@ def _warm(_arguments: argparse.Namespace) -> int:
     from headwater.ops import warm
 
     return warm.warm()
+
+
+def _need_vllm(settings: config.Settings) -> None:
+    """Go on in an environment that has vLLM, if this one has not and the settings ask for it."""
+    from headwater.ops import bootstrap
+
+    if settings.engine == "vllm" and bootstrap.needed():
+        bootstrap.go_on_with_vllm(sys.argv[1:])
 
 
 def _settings(arguments: argparse.Namespace) -> config.Settings:

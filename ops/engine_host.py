@@ -28,6 +28,7 @@ from headwater.ops import engines, process, run_actor
 from headwater.ops.bury import bury
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import Settings
+from headwater.ops.warm import compile_kernels
 from headwater.schemas import subjects
 
 POLL_S = 0.2
@@ -55,6 +56,7 @@ def run(settings: Settings) -> int:
         seconds = share_imports.preload()
     except ImportError as error:
         raise EngineUnavailable(f"vLLM can not be imported: {error}") from error
+    compile_kernels()
     _log.info("vllm_imported", seconds=round(seconds, 1))
     return _Host(settings).run()
 

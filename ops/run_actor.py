@@ -19,6 +19,7 @@ from headwater.actors.world import World
 from headwater.ops import engines
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings
+from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
 
@@ -92,6 +93,8 @@ async def first_pool(world: World) -> str:
 async def _run(
     settings: Settings, name: str, make: Make, stop: asyncio.Event, *, restarts: bool = True
 ) -> int:
+    # Loading compiled kernels takes a good part of a second: before the first request, not during it.
+    compile_kernels()
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port, settings.host)
     async with open_world(nats_url(settings), settings.namespace, name) as world:

@@ -1,0 +1,53 @@
+"""The published archives hold every module: hatchling and linked folders can silently lose them."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("actors", "engines", "events", "ops", "router", "schemas")
+
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[2:]:
+    module = importlib.import_module(name)
+    assert (module.__file__ or "").startswith(sys.argv[1]), (name, module.__file__)
+"""
+
+
+def sources() -> set[str]:
+    """Every Python file of the package, as a path inside the wheel."""
+    top = {f"headwater/{path.name}" for path in (ROOT / "src/headwater").glob("*.py")}
+    deep = {f"headwater/{path.relative_to(ROOT)}" for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
+    return top | deep | {"headwater/py.typed"}
+
+
+@pytest.mark.timeout(180)
+def test_the_wheel_built_from_the_sdist_holds_every_module(tmp_path: Path) -> None:
+    """sdist, then a wheel from that sdist, unpacked elsewhere: exactly the sources, and all of them import."""
+    uv = [sys.executable, "-m", "uv"]
+    dist, unpacked, site = tmp_path / "dist", tmp_path / "src", tmp_path / "site"
+    subprocess.run([*uv, "build", "--quiet", "--sdist", "--out-dir", dist], cwd=ROOT, check=True)
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        assert not [member.name for member in archive.getmembers() if member.issym() or member.islnk()]
+        archive.extractall(unpacked, filter="data")
+    source = next(unpacked.iterdir())
+    subprocess.run([*uv, "build", "--quiet", "--wheel", "--out-dir", dist], cwd=source, check=True)
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+        inside = {name for name in wheel.namelist() if name.endswith((".py", "py.typed"))}
+        wheel.extractall(site)
+    assert inside == sources()
+    modules = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in inside
+        if name.endswith(".py")
+    )
+    environ = os.environ | {"PYTHONPATH": str(site)}
+    subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, str(site), *modules], cwd=tmp_path, env=environ, check=True
+    )

@@ -1,0 +1,80 @@
+"""`headwater up` with the simulated engine, as real processes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import fleet, stream_text
+
+pytestmark = [pytest.mark.processes]
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Where does a river begin? " * 20}]}
+
+
+async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Path) -> None:
+    """Twice the same prefix: same worker, and the engine itself says that it had the blocks."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert first.status_code == second.status_code == 200
+        assert first.headers["x-headwater-worker"] == second.headers["x-headwater-worker"]
+        assert first.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 400
+        code, text = await up.command("explain", second.headers["x-request-id"])
+        assert code == 0
+        assert f"-> {second.headers['x-headwater-worker']}" in " ".join(text.split())
+
+
+async def test_a_restarted_router_still_knows_who_has_which_blocks(tmp_path: Path) -> None:
+    """The index comes back from snapshot and log: the next request goes where the blocks are."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        before = up.kill("cli router")
+        await up.until(
+            "a new router is ready",
+            lambda stats: (
+                any(s["name"] == "headwater-router" and s["state"] == "ready" for s in stats)
+                and up.pids("cli router") not in ([], [before])
+            ),
+        )
+        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert first.headers["x-headwater-worker"] == second.headers["x-headwater-worker"]
+        assert int(second.headers["x-headwater-cached-blocks"]) >= 25
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 400
+
+
+async def test_everything_comes_back_after_a_full_stop(tmp_path: Path) -> None:
+    """The data folder survives: the log goes on at the next position, and workers start with empty caches."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert second.status_code == 200
+        position = "x-headwater-log-position"
+        assert int(second.headers[position]) > int(first.headers[position])
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_client_that_hangs_up_frees_its_worker(tmp_path: Path) -> None:
+    """Streamed or not: the engine stops generating, and nothing counts against the worker any more."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        long = {**CHAT, "max_tokens": 4000, "ignore_eos": True}
+        async with client.stream("POST", "/v1/chat/completions", json={**long, "stream": True}) as response:
+            async for _ in response.aiter_lines():
+                break
+        await up.until(
+            "no worker runs anything",
+            lambda stats: all(s["running"] == 0 for s in stats if s["name"] == "headwater-worker"),
+            within_s=3,
+        )
+
+
+async def test_a_seeded_answer_is_the_same_each_time(tmp_path: Path) -> None:
+    """What later tests rely on when they compare an answer under failures with one without."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        body = {**CHAT, "max_tokens": 40, "seed": 7, "ignore_eos": True}
+        one = await stream_text(client, body)
+        two = await stream_text(client, body)
+        assert one[0] == two[0]
+        assert one[1] == two[1] == "length"
+        assert one[2]["completion_tokens"] == 40

@@ -96,6 +96,7 @@ class EdgeActor(Actor):
             ws="none",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -113,6 +113,7 @@ class VllmEngine:
             ),
             # Ours count; vLLM's own would print every ten seconds.
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         }
         if settings.max_model_len:
             arguments["max_model_len"] = settings.max_model_len

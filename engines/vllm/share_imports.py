@@ -8,11 +8,13 @@ may not use what its parent initialised, so GPU engines start on their own.
 import ctypes
 import gc
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import time
+import warnings
 from typing import Any
 
 PRELOADS = (
@@ -43,6 +45,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # compiling costs more than it gives here
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through our logging
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -57,6 +60,10 @@ def preload() -> float:
     """Import everything an engine needs and make vLLM's own processes forks too. Returns the seconds taken."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # Deprecations inside vLLM and torch are not for whoever runs a fleet.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    logging.getLogger("vllm").setLevel(logging.ERROR)
     began = time.monotonic()
     for name in PRELOADS:
         try:

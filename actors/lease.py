@@ -47,18 +47,20 @@ class LeaseHandle:
         An unreachable server is no loss by itself: the lease may still be there when it comes back. Only
         the server's answer decides.
         """
+        pause_s = RENEW_S
         while True:
-            await self._clock.sleep(RENEW_S)
+            await self._clock.sleep(pause_s)
             try:
                 revision = await self._table.update(
                     self._key, self._value, revision=self._revision, ttl_s=TTL_S
                 )
+                if revision is None and not await self._reclaim():
+                    return "it lapsed or somebody else took it"
             except LogError as error:
                 _log.warning("lease_renewal_failed", key=self._key, reason=str(error))
-                await self._clock.sleep(RETRY_S)
+                pause_s = RETRY_S
                 continue
-            if revision is None and not await self._reclaim():
-                return "it lapsed or somebody else took it"
+            pause_s = RENEW_S
             if revision is not None:
                 self._revision = revision
 

@@ -145,9 +145,15 @@ class RouterActor(Actor):
         except LogError as error:
             self.log.warning("snapshots_unavailable", reason=str(error))
             snapshot = None
-        if snapshot is not None:
+        if snapshot is None:
+            return
+        try:
             self.state = RouterState.restore(snapshot)
             self._saved_position = snapshot.position
+        except (msgspec.ValidationError, LookupError, TypeError, ValueError) as error:
+            # Written by another release: the log itself has everything.
+            self.log.error("snapshot_unusable", log_position=snapshot.position, reason=repr(error))
+            self.state = RouterState()
 
     async def _tail(self) -> None:
         async for piece in self._require_log().read(self.state.position, follow=True):

@@ -64,11 +64,24 @@ def decode(data: bytes) -> Snapshot:
         at = 16 + size
         arrays: dict[str, NDArray[Any]] = {}
         for name, dtype, shape, nbytes in header["arrays"]:
-            flat = np.frombuffer(data, np.dtype(dtype), count=nbytes // np.dtype(dtype).itemsize, offset=at)
+            kind = np.dtype(dtype)
+            if kind.hasobject or not kind.itemsize or at + nbytes > len(data):
+                raise UnreadableSnapshot(f"array {name} does not fit its bytes")
+            flat = np.frombuffer(data, kind, count=nbytes // kind.itemsize, offset=at)
             arrays[name] = flat.reshape(shape).copy()
             at += nbytes
-        return Snapshot(int(header["position"]), header["facts"], arrays)
-    except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+        position, facts = header["position"], header["facts"]
+        if not isinstance(position, int) or not isinstance(facts, dict):
+            raise UnreadableSnapshot("its header has fields of the wrong type")
+        return Snapshot(position, facts, arrays)
+    except (
+        msgspec.DecodeError,
+        LookupError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise UnreadableSnapshot(str(error)) from error
 
 

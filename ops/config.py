@@ -5,11 +5,15 @@ import tomllib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 ENV_PREFIX = "HEADWATER_"
+
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ConfigError(ValueError):
@@ -21,24 +25,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str = "default"
     nats: str = ""
-    nats_port: int = 4222
+    nats_port: Port = 4222
     data_dir: str = "headwater-data"
     engine: Literal["vllm", "sim"] = "vllm"
     model: str = ""
     served_model_name: str = ""
-    workers: int = 2
+    workers: Annotated[int, msgspec.Meta(ge=1)] = 2
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     name: str = ""
     pool: str = ""
-    block_size: int = 0
-    max_model_len: int = 0
-    kv_cache_mib: int = 0
+    block_size: Size = 0
+    max_model_len: Size = 0
+    kv_cache_mib: Size = 0
     dtype: str = ""
     sim_step_time: Literal["default", "zero"] = "default"
-    sim_blocks: int = 16384
-    drain_s: float = 15.0
-    metrics_port: int = 0
+    sim_blocks: Annotated[int, msgspec.Meta(ge=16)] = 16384
+    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 15.0
+    metrics_port: Port = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
@@ -68,7 +72,7 @@ HELP = {
     "log_format": "text, json, or auto: text on a terminal",
 }
 
-_TYPES = get_type_hints(Settings)
+_TYPES = get_type_hints(Settings, include_extras=True)
 
 
 def add_flags(parser: ArgumentParser, names: tuple[str, ...]) -> None:
@@ -101,9 +105,7 @@ def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settin
         text = getattr(flags, name, None)
         if text is not None:
             values[name] = _convert(name, text, "--" + name.replace("_", "-"))
-    settings = Settings(**values)
-    _check(settings)
-    return settings
+    return Settings(**values)
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
     unknown = sorted(set(document) - set(_TYPES))
     if unknown:
@@ -124,13 +126,3 @@ def _convert(name: str, value: Any, source: str) -> Any:
         return msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {name} = {value!r} is not usable: {error}") from error
-
-
-def _check(settings: Settings) -> None:
-    for name in ("port", "nats_port", "metrics_port"):
-        if not 0 <= getattr(settings, name) <= 65535:
-            raise ConfigError(f"{name} must be from 0 to 65535, got {getattr(settings, name)}")
-    if settings.workers < 1:
-        raise ConfigError(f"workers must be at least 1, got {settings.workers}")
-    if settings.sim_blocks < 16:
-        raise ConfigError(f"sim_blocks must be at least 16, got {settings.sim_blocks}")

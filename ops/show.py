@@ -83,7 +83,7 @@ def describe(decision: Decision, position: int) -> str:
         )
         for candidate in decision.candidates
     ]
-    chosen = next(c for c in decision.candidates if c.worker == decision.worker)
+    chosen = decision.chosen
     ties = sum(1 for c in decision.candidates if c.score == chosen.score)
     why = f"least cost, {chosen.score:.2f} blocks"
     if decision.pinned:

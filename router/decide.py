@@ -65,7 +65,7 @@ def decide(
     """Choose the worker with the least cost; equal costs are drawn by the recorded seed."""
     deepest, depths = index.find(prompt.hashes)
     candidates = [
-        _candidate(worker, index, depths, cold, prompt, query, standing.weights)
+        _candidate(worker, index, depths, cold, prompt, query, standing)
         for name, worker in sorted(loads.workers.items())
         if _eligible(worker, query)
     ]
@@ -86,7 +86,7 @@ def decide(
         max_tokens=query.max_tokens,
         blocks=prompt.blocks,
         deepest=int(hashes[deepest - 1]) if deepest else 0,
-        following=int(hashes[deepest]) if deepest < prompt.blocks else 0,
+        following=int(hashes[deepest]) if deepest < len(hashes) else 0,
         last=prompt.last,
         pinned=query.pinned,
         exclude=query.exclude,
@@ -145,30 +145,31 @@ def _candidate(
     cold: set[str],
     prompt: Prompt,
     query: RouteQuery,
-    weights: Weights,
+    standing: Standing,
 ) -> Candidate:
     # An engine computes at least the last token itself, however much of the prompt it has.
-    usable = (query.prompt_tokens - 1) // worker.block_size
+    usable = max(0, query.prompt_tokens - 1) // worker.block_size
     slot = index.slots.get(worker.name)
     gpu = anywhere = 0
     if slot is not None and worker.name not in cold:
         gpu, anywhere = min(int(depths[0, slot]), usable), min(int(depths[1, slot]), usable)
+    prefill_tokens, decode_blocks = worker.promised(standing.wall_ns)
     return Candidate(
         worker=worker.name,
         epoch=worker.epoch,
         cached_blocks=gpu,
         lower_blocks=anywhere - gpu,
-        prefill_tokens=worker.prefill_tokens,
-        decode_blocks=worker.decode_blocks,
+        prefill_tokens=prefill_tokens,
+        decode_blocks=decode_blocks,
         requests=len(worker.requests),
         score=score(
-            weights,
+            standing.weights,
             block_size=worker.block_size,
             prompt_tokens=query.prompt_tokens,
             cached_blocks=gpu,
             lower_blocks=anywhere - gpu,
-            prefill_tokens=worker.prefill_tokens,
-            decode_blocks=worker.decode_blocks,
+            prefill_tokens=prefill_tokens,
+            decode_blocks=decode_blocks,
         ),
     )
 

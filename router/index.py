@@ -18,6 +18,7 @@ CAPACITY_MIN = 1 << 12
 FILL_MAX = 0.7
 TIERS_MIN = 2
 WORD_BITS = 64
+LOW = 0xFFFFFFFF
 
 
 class PrefixIndex:
@@ -62,9 +63,9 @@ class PrefixIndex:
             self._rebuild(self._capacity_for(self.rows + len(hashes)), self.words, self.tiers)
         if len(hashes) > len(self._repeated):
             self._repeated = np.zeros(2 * len(hashes), np.int64)
-        # The kernel takes 64-bit integers: hand the upper half over as negative ones.
-        signed = parent - (parent >> 63 << 64)
-        added, again, _ = kernels.store(self.table, self.words, slot, tier, signed, hashes, self._repeated)
+        added, again, _ = kernels.store(
+            self.table, self.words, slot, tier, parent >> 32, parent & LOW, hashes, self._repeated
+        )
         self.rows += added
         self.blocks[worker] += len(hashes) - again
         if again:
@@ -113,7 +114,7 @@ class PrefixIndex:
         None if the index does not hold block `deepest`, or the chain is longer.
         """
         out: U64 = np.zeros(longest, np.uint64)
-        length = kernels.path(self.table, deepest - (deepest >> 63 << 64), out)
+        length = kernels.path(self.table, deepest >> 32, deepest & LOW, out)
         return out[longest - length :] if length > 0 else None
 
     def digest(self) -> int:

@@ -50,10 +50,11 @@ def _seek(table: Any, mask: Any, key: Any) -> Any:
 
 @kernel
 def store(
-    table: Any, words: int, slot: int, tier: int, parent: int, hashes: Any, repeated: Any
+    table: Any, words: int, slot: int, tier: int, high: int, low: int, hashes: Any, repeated: Any
 ) -> tuple[int, int, Any]:
-    """Worker `slot` holds a chain of blocks behind `parent` on `tier`; rows are added where needed.
+    """Worker `slot` holds a chain of blocks on `tier`; rows are added where needed.
 
+    `high` and `low` are the halves of the parent's hash: a call from Python takes 64-bit integers as signed.
     Indices of blocks it held already go to `repeated`. Returns (rows added, blocks repeated, nothing of
     use). The caller has made sure that the table has room.
     """
@@ -62,7 +63,7 @@ def store(
     bit = _1 << np.uint64(slot % 64)
     added = 0
     again = 0
-    previous = np.uint64(parent)
+    previous = (np.uint64(high) << _32) | np.uint64(low)
     fetched = _0
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
@@ -216,14 +217,14 @@ def find(table: Any, words: int, hashes: Any, state: Any) -> int:
 
 
 @kernel
-def path(table: Any, deepest: int, out: Any) -> int:
-    """The chain of hashes from the start of a prompt to `deepest`, by parents, into the end of `out`.
+def path(table: Any, high: int, low: int, out: Any) -> int:
+    """The chain of hashes from the start of a prompt to a block, by parents, into the end of `out`.
 
-    Returns its length; -1 if `deepest` is not held or the chain is longer than `out`. A chain ends at a
+    `high` and `low` are the halves of the block's hash. Returns the length; -1 if the block is not held or the chain is longer than `out`. A chain ends at a
     parent that is no row: 0, or the seed of a LoRA adapter or a salt.
     """
     mask = np.uint64(table.shape[0] - 1)
-    key = np.uint64(deepest)
+    key = (np.uint64(high) << _32) | np.uint64(low)
     length = 0
     while key != _0:
         at = _seek(table, mask, key)

@@ -14,11 +14,10 @@ from headwater.schemas.route import Decision
 DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
 
 UNACCEPTED_NS_MAX = 30_000_000_000
-"""A decision that its worker never accepted (the edge died in between) stops counting after this."""
+"""A decision that its worker did not accept within this time (the edge died in between) stops counting."""
 
-SWEEP_NS = 5_000_000_000
 EARLY_MAX = 10_000
-"""Early stages kept. Beyond, the oldest is dropped: it costs a request counted too long, until the sweep."""
+"""Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
 
 
 class Active(msgspec.Struct):
@@ -44,10 +43,24 @@ class Worker(msgspec.Struct):
     running: int = 0
     waiting: int = 0
     used_blocks: int = 0
-    swept_ns: int = 0
     prefill_tokens: int = 0
     decode_blocks: int = 0
     requests: dict[str, Active] = {}
+    unaccepted: dict[str, None] = {}
+
+    def promised(self, now_ns: int) -> tuple[int, int]:
+        """(prompt tokens to compute, blocks held) by the requests given to this worker.
+
+        Those that it should have accepted long ago do not count. They are left out here and not removed: what
+        is in the state must not depend on whether a report or a decision came first.
+        """
+        tokens, blocks = self.prefill_tokens, self.decode_blocks
+        for request in self.unaccepted:
+            active = self.requests[request]
+            if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
+                tokens -= active.uncached_tokens
+                blocks -= active.blocks
+        return tokens, blocks
 
 
 class Loads(msgspec.Struct):
@@ -96,17 +109,18 @@ class Loads(msgspec.Struct):
         stage = self.early.pop(f"{decision.worker}/{decision.request}", DECIDED)
         if worker is None or stage == FINISHED:
             return
-        if stage == DECIDED and worker.swept_ns - decision.wall_ns > UNACCEPTED_NS_MAX:
+        if decision.request in worker.requests:
             return
-        chosen = next(c for c in decision.candidates if c.worker == decision.worker)
-        cached = chosen.cached_blocks * worker.block_size
+        cached = decision.chosen.cached_blocks * worker.block_size
         uncached = 0 if stage == PREFILLED else max(0, decision.prompt_tokens - cached)
         blocks = -(-decision.prompt_tokens // worker.block_size)
         worker.requests[decision.request] = Active(uncached, blocks, decision.wall_ns, stage)
         worker.prefill_tokens += uncached
         worker.decode_blocks += blocks
+        if stage == DECIDED:
+            worker.unaccepted[decision.request] = None
 
-    def report(self, name: str, epoch: int, wall_ns: int, event: LoadReported) -> None:
+    def report(self, name: str, epoch: int, event: LoadReported) -> None:
         """An engine told its load and the progress of its requests."""
         worker = self.current(name, epoch)
         if worker is None:
@@ -119,9 +133,6 @@ class Loads(msgspec.Struct):
             self._advance(worker, request, PREFILLED)
         for request in event.finished:
             self._advance(worker, request, FINISHED)
-        if wall_ns - worker.swept_ns > SWEEP_NS:
-            worker.swept_ns = wall_ns
-            self._sweep(worker)
 
     def _advance(self, worker: Worker, request: str, stage: int) -> None:
         active = worker.requests.get(request)
@@ -131,6 +142,7 @@ class Loads(msgspec.Struct):
             if len(self.early) > EARLY_MAX:
                 del self.early[next(iter(self.early))]
             return
+        worker.unaccepted.pop(request, None)
         if stage >= PREFILLED:
             worker.prefill_tokens -= active.uncached_tokens
             active.uncached_tokens = 0
@@ -139,15 +151,3 @@ class Loads(msgspec.Struct):
             del worker.requests[request]
         else:
             active.stage = max(active.stage, stage)
-
-    @staticmethod
-    def _sweep(worker: Worker) -> None:
-        stale = [
-            request
-            for request, active in worker.requests.items()
-            if active.stage == DECIDED and worker.swept_ns - active.decided_ns > UNACCEPTED_NS_MAX
-        ]
-        for request in stale:
-            active = worker.requests.pop(request)
-            worker.prefill_tokens -= active.uncached_tokens
-            worker.decode_blocks -= active.blocks

@@ -123,7 +123,7 @@ def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event) -> None:
     """The part of the fold that decisions change: fleet, load and routing events."""
     match event:
         case LoadReported():
-            loads.report(batch.writer, batch.epoch, batch.wall_ns, event)
+            loads.report(batch.writer, batch.epoch, event)
         case Decision():
             loads.decide(event)
         case WorkerJoined():

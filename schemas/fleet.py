@@ -1,9 +1,12 @@
 """Fleet events: workers that come, drain and go. Stream: pool log, kind `fleet`."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from headwater.schemas.envelope import Event
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 Role = Literal["both", "prefill", "decode"]
 
 
@@ -18,9 +21,9 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     model: str
     engine: str
     role: Role
-    block_size: int
-    total_blocks: int
-    max_running: int
+    block_size: Positive
+    total_blocks: Positive
+    max_running: Positive
 
 
 class WorkerDraining(Event, frozen=True, tag="fleet.draining"):

@@ -113,8 +113,8 @@ def sequence_hashes(
         if block < 0:
             raise ValueError(f"multimodal digest at block {block}: must not be negative")
         if block < count:
-            # Several items may overlap one block, in either order.
-            extra[block] ^= np.uint64(digest)
+            # Several items may overlap one block, in either order; the same one twice is not none.
+            extra[block] = (int(extra[block]) + digest) & _MASK
     _chain(tokens, block_size, np.uint64(parent), extra, out)
     return out
 

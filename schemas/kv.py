@@ -4,9 +4,15 @@ Order holds per (worker, rank). Worker and epoch are the batch's writer and epoc
 (`schemas.hashing`), packed little-endian u64.
 """
 
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from headwater.schemas.envelope import Event
+
+Hash = Annotated[int, msgspec.Meta(ge=0)]
+Tier = Annotated[int, msgspec.Meta(ge=0, le=3)]
+Rank = Annotated[int, msgspec.Meta(ge=0)]
 
 GPU: Final = 0
 CPU: Final = 1
@@ -18,24 +24,24 @@ TIER_NAMES: Final = ("gpu", "cpu", "disk", "external")
 class BlocksStored(Event, frozen=True, tag="kv.stored"):
     """A run of consecutive blocks became readable; the first follows `parent` (0: start of a prompt)."""
 
-    parent: int
+    parent: Hash
     hashes: bytes
-    tier: int = GPU
-    rank: int = 0
+    tier: Tier = GPU
+    rank: Rank = 0
 
 
 class BlocksRemoved(Event, frozen=True, tag="kv.removed"):
     """One copy of each block was evicted from `tier`."""
 
     hashes: bytes
-    tier: int = GPU
-    rank: int = 0
+    tier: Tier = GPU
+    rank: Rank = 0
 
 
 class BlocksCleared(Event, frozen=True, tag="kv.cleared"):
     """Every block of the rank is gone, on all tiers. Also opens each epoch."""
 
-    rank: int = 0
+    rank: Rank = 0
 
 
 class KvGap(Event, frozen=True, tag="kv.gap"):
@@ -44,5 +50,5 @@ class KvGap(Event, frozen=True, tag="kv.gap"):
     Routers stop claiming cache hits on this rank until the next `BlocksCleared`.
     """
 
-    missing: int
-    rank: int = 0
+    missing: Annotated[int, msgspec.Meta(ge=0)]
+    rank: Rank = 0

@@ -76,6 +76,11 @@ class Decision(Event, frozen=True, tag="route.decided"):
     candidates: tuple[Candidate, ...]
     degraded: bool = False
 
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that was taken."""
+        return next(candidate for candidate in self.candidates if candidate.worker == self.worker)
+
 
 class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help."""

@@ -34,11 +34,12 @@ class Answer:
         if self.stopped:
             return ""
         held = self._held + text
-        ends = [at for stop in self._stops if (at := held.find(stop)) >= 0]
+        # The one that is complete first counts; of two that end together, the longer.
+        ends = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
         if ends:
             self.stopped = True
             self._held = ""
-            return held[: min(ends)]
+            return held[: min(ends)[1]]
         keep = max(_overlap(held, stop) for stop in self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

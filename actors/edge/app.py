@@ -106,7 +106,7 @@ class App:
         text = model.template.render(
             request.plain_messages(),
             add_generation_prompt=request.add_generation_prompt,
-            **(request.chat_template_kwargs or {}),
+            variables=request.chat_template_kwargs,
         )
         prompt = await model.tokenizer.encode(text, add_special_tokens=False)
         await self._generate(

@@ -75,7 +75,7 @@ class Exchange:
             one = sampling
             if choices > 1 and seed is not None:
                 # Equal seeds would give equal choices.
-                one = _with_seed(sampling, seed + index % choices)
+                one = _with_seed(sampling, seed, index % choices)
             self.sagas.append(
                 Saga(
                     fleet,
@@ -149,7 +149,7 @@ class Exchange:
         headers: Headers = [(b"x-request-id", self.request.encode())]
         decision = self.sagas[0].decision
         if decision is not None:
-            chosen = next(c for c in decision.candidates if c.worker == decision.worker)
+            chosen = decision.chosen
             headers += [
                 (b"x-headwater-worker", decision.worker.encode()),
                 (b"x-headwater-log-position", b"%d" % decision.position),
@@ -304,5 +304,7 @@ class Exchange:
             metrics.TTFT_SECONDS.labels(model).observe(ttft_s)
 
 
-def _with_seed(sampling: Sampling, seed: int) -> Sampling:
+def _with_seed(sampling: Sampling, seed: int, number: int) -> Sampling:
+    """The seed of one choice: the next ones, starting again at the least after the greatest."""
+    seed = (seed + number + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(sampling, seed=seed)

@@ -14,12 +14,16 @@ from headwater.schemas.inference import Sampling
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
-SEED_MAX = 2**63
+TOKEN_DIGITS_MAX = 9
 
 
 class ContentPart(msgspec.Struct):
@@ -54,21 +58,21 @@ class Common(msgspec.Struct, kw_only=True):
     n: Choices | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
-    top_k: int | None = None
+    top_k: TopK | None = None
     min_p: Probability | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
     max_tokens: Count | None = None
     user: str | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    priority: Priority = 0
 
     def stops(self) -> list[str]:
         """Stop strings, checked."""
@@ -84,7 +88,8 @@ class Common(msgspec.Struct, kw_only=True):
         """Logit bias by token id, checked."""
         bias: dict[int, float] = {}
         for key, value in (self.logit_bias or {}).items():
-            if not key.isdigit() or not -100 <= value <= 100:
+            number = key.isascii() and key.isdigit() and len(key) <= TOKEN_DIGITS_MAX
+            if not number or not -100 <= value <= 100:
                 raise bad_request(
                     "logit_bias maps token ids to numbers from -100 to 100.", param="logit_bias"
                 )
@@ -169,13 +174,9 @@ class CompletionRequest(Common, kw_only=True):
 
 def sampling_of(request: Common, *, limit: int, logprobs: int | None) -> Sampling:
     """The engine's view of a request. `limit` is the number of tokens that may be generated."""
-    if request.seed is not None and not -SEED_MAX <= request.seed < SEED_MAX:
-        raise bad_request("seed must be a 64-bit integer.", param="seed")
-    if request.top_k is not None and request.top_k < -1:
-        raise bad_request("top_k must be -1 or more.", param="top_k")
     if request.repetition_penalty is not None and request.repetition_penalty <= 0:
         raise bad_request("repetition_penalty must be above 0.", param="repetition_penalty")
-    if request.min_tokens is not None and not 0 <= request.min_tokens <= limit:
+    if request.min_tokens is not None and request.min_tokens > limit:
         raise bad_request(f"min_tokens must be from 0 to {limit}.", param="min_tokens")
     return Sampling(
         max_tokens=limit,

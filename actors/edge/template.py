@@ -5,6 +5,7 @@ JSON types only.
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -38,7 +39,10 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"its chat template is not usable: {error}") from error
         self._special_tokens = special_tokens
 
     def render(
@@ -46,20 +50,21 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. Raises `ApiError` 400 with the template's own complaint."""
+        """The prompt's text; `variables` are further ones for the template.
+
+        Raises `ApiError` 400 with the template's own complaint.
+        """
+        ours = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                **(self._special_tokens | variables),
-            )
+            # As one dictionary: a client may name a variable anything.
+            return self._template.render({**self._special_tokens, **(variables or {}), **ours})
         except jinja2.TemplateError as error:
             raise bad_request(
                 f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
-        except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+        except Exception as error:  # a template can fail in any way, and it fails on what the client sent
             raise bad_request(
                 f"The model's chat template cannot render these messages: {error}", param="messages"
             ) from error

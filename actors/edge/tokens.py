@@ -19,6 +19,8 @@ import tokenizers
 
 from headwater.schemas.hashing import U32
 
+REPLACEMENT = "\ufffd"
+
 INLINE_CHARACTERS_MAX = 8_192
 """Longer texts are encoded off the event loop."""
 
@@ -55,15 +57,19 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> U32:
         """Token ids of `text`, uint32 of shape (n,)."""
         if self._fast is not None:
-            if len(text) <= INLINE_CHARACTERS_MAX:
-                ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
-            else:
-                encoding = await asyncio.to_thread(
-                    self._fast.encode, text, add_special_tokens=add_special_tokens
-                )
-                ids = encoding.ids
-        else:
-            ids = (await self.reference.async_encode(text, add_special_tokens=add_special_tokens)).ids
+            try:
+                if len(text) <= INLINE_CHARACTERS_MAX:
+                    ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+                else:
+                    encoding = await asyncio.to_thread(
+                        self._fast.encode, text, add_special_tokens=add_special_tokens
+                    )
+                    ids = encoding.ids
+                return np.array(ids, dtype=np.uint32)
+            except ValueError:
+                # It refuses bytes that the vocabulary lacks; the reference has its own way with them.
+                pass
+        ids = (await self.reference.async_encode(text, add_special_tokens=add_special_tokens)).ids
         return np.array(ids, dtype=np.uint32)
 
     def text_of(self, token: int) -> str:
@@ -131,19 +137,44 @@ class TableDecoder:
 
 
 class StreamDecoder:
-    """Decoder over the tokenizer's own incremental one, for vocabularies without a byte table."""
+    """Decoder for vocabularies without a byte table: decodes a short window again with each token.
+
+    What a token adds is the difference of two decodings that begin at the same earlier token, so that
+    pieces which look different at the start of a text (a leading blank) come out as they do inside of it.
+    """
+
+    __slots__ = ("_begin", "_ids", "_reference", "_shown")
 
     def __init__(self, reference: tokenizers.Tokenizer) -> None:
         self._reference = reference
-        self._stream: Any = tokenizers.decoders.DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._begin = 0
+        self._shown = 0
 
     def push(self, tokens: tuple[int, ...]) -> str:
         """See `Decoder.push`."""
-        return "".join(self._stream.step(self._reference, token) or "" for token in tokens)
+        parts: list[str] = []
+        for token in tokens:
+            self._ids.append(token)
+            before, now = self._texts()
+            if len(now) > len(before) and not now.endswith(REPLACEMENT):
+                parts.append(now[len(before) :])
+                self._begin, self._shown = self._shown, len(self._ids)
+        return "".join(parts)
 
     def flush(self) -> str:
         """See `Decoder.flush`."""
-        return ""
+        before, now = self._texts()
+        self._begin = self._shown = len(self._ids)
+        return now[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        """The window decoded up to what was shown, and up to now."""
+        decode = self._reference.decode
+        shown = self._ids[self._begin : self._shown]
+        return decode(shown, skip_special_tokens=True), decode(
+            self._ids[self._begin :], skip_special_tokens=True
+        )
 
 
 def _whole_characters(data: bytes) -> int:

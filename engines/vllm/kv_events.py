@@ -190,11 +190,11 @@ class KvTranslator:
 
 
 def _salt(keys: Any, lora: str) -> str:
-    """The cache salt among a first block's extra keys: the text that is not the LoRA name."""
-    for key in keys or ():
-        if isinstance(key, str) and key != lora:
-            return key
-    return ""
+    """The cache salt among a first block's extra keys: the text that is not the LoRA name, which comes first."""
+    texts = [key for key in keys or () if isinstance(key, str)]
+    if lora and lora in texts:
+        texts.remove(lora)
+    return texts[0] if texts else ""
 
 
 def _multimodal(extra: list[Any]) -> list[hashing.MultimodalDigest]:

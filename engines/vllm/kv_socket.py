@@ -98,7 +98,7 @@ class KvSocket:
     def _translate(self, payload: bytes) -> list[KvEvent]:
         try:
             return self._translator.translate(decode(payload))
-        except (msgspec.DecodeError, ValueError, KeyError, TypeError) as error:
+        except (msgspec.DecodeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             _log.error("kv_events_unreadable", reason=repr(error))
             return self._translator.lost(1)
 

@@ -156,10 +156,15 @@ class RouterActor(Actor):
             self.state = RouterState()
 
     async def _tail(self) -> None:
-        async for piece in self._require_log().read(self.state.position, follow=True):
-            self._fold(piece)
-            if piece.lag == 0:
-                self._caught_up.set()
+        while True:
+            async for piece in self._require_log().read(self.state.position, follow=True):
+                if piece.gap is not None and piece.gap.first <= self.state.position:
+                    # What was folded is gone: this is another log, read it from its start.
+                    self._on_gap(piece.gap._replace(last=0))
+                    break
+                self._fold(piece)
+                if piece.lag == 0:
+                    self._caught_up.set()
 
     def _fold(self, piece: Slice) -> None:
         if piece.gap is not None:

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored
+from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored, Unreadable
 from headwater.events.table import Entry
 from headwater.schemas.clock import Clock
 from headwater.schemas.envelope import Batch
-from headwater.schemas.pool import decode_batch, encode_batch
+from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch
 
 SLICE_RECORDS_MAX = 256
 
@@ -54,11 +54,18 @@ class MemoryLog:
                 gap = Gap(last + 1, after, "the log is shorter than the position asked for")
                 after = last
             stop = min(last, after + SLICE_RECORDS_MAX)
-            records = [self._record(position) for position in range(after + 1, stop + 1)]
+            records: list[Record] = []
+            unreadable: list[Unreadable] = []
+            for position in range(after + 1, stop + 1):
+                subject, stored_ns, data = self._messages[position - self._first]
+                try:
+                    records.append(Record(position, subject, stored_ns, decode_batch(data)))
+                except UnreadableBatch as error:
+                    unreadable.append(Unreadable(position, subject, str(error)))
             after = stop
-            if records or gap or not told:
+            if records or unreadable or gap or not told:
                 told = True
-                yield Slice(records, last - after, gap)
+                yield Slice(records, last - after, gap, tuple(unreadable))
             elif not follow and after >= until:
                 return
             else:
@@ -73,10 +80,6 @@ class MemoryLog:
         drop = max(0, min(before - self._first, len(self._messages)))
         del self._messages[:drop]
         self._first += drop
-
-    def _record(self, position: int) -> Record:
-        subject, stored_ns, data = self._messages[position - self._first]
-        return Record(position, subject, stored_ns, decode_batch(data))
 
 
 class MemoryTable:

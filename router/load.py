@@ -16,6 +16,9 @@ DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
 UNACCEPTED_NS_MAX = 30_000_000_000
 """A decision that its worker did not accept within this time (the edge died in between) stops counting."""
 
+UNACCEPTED_MAX = 512
+"""Requests per worker that are kept although they were never accepted."""
+
 EARLY_MAX = 10_000
 """Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
 
@@ -119,6 +122,18 @@ class Loads(msgspec.Struct):
         worker.decode_blocks += blocks
         if stage == DECIDED:
             worker.unaccepted[decision.request] = None
+            if len(worker.unaccepted) > UNACCEPTED_MAX:
+                self._forget_oldest(worker, decision.wall_ns)
+
+    @staticmethod
+    def _forget_oldest(worker: Worker, now_ns: int) -> None:
+        """Drop the oldest request that was never accepted, if it stopped counting long ago."""
+        request = next(iter(worker.unaccepted))
+        active = worker.requests[request]
+        if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
+            del worker.requests[request], worker.unaccepted[request]
+            worker.prefill_tokens -= active.uncached_tokens
+            worker.decode_blocks -= active.blocks
 
     def report(self, name: str, epoch: int, event: LoadReported) -> None:
         """An engine told its load and the progress of its requests."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from nats.aio.client import Client
-from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError
 from nats.errors import Error as NatsError
 
 from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
@@ -15,6 +15,9 @@ MESSAGE_NOT_FOUND = 10037
 WRONG_LAST_SEQUENCE = 10071
 SUBJECT_BUSY = 10164
 STREAM_NAME_IN_USE = 10058
+
+FULL = frozenset({10077, 10023, 10047})
+"""The store refused: limits reached, no space. Coded as 503 like a missing leader, but waiting does not help."""
 
 REQUEST_DEADLINE_S = 5.0
 
@@ -34,10 +37,15 @@ class StoredMessage(NamedTuple):
     headers: str
 
 
-async def api(client: Client, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def api(
+    client: Client,
+    verb: str,
+    body: dict[str, Any] | None = None,
+    deadline_s: float = REQUEST_DEADLINE_S,
+) -> dict[str, Any]:
     """Call `$JS.API.<verb>`. Raises `StreamMissing`, `LogRefused` or `LogUnavailable`."""
     data = msgspec.json.encode(body) if body else b""
-    return await ask(client, f"$JS.API.{verb}", data, None, REQUEST_DEADLINE_S)
+    return await ask(client, f"$JS.API.{verb}", data, None, deadline_s)
 
 
 async def ask(
@@ -52,6 +60,8 @@ async def ask(
         raise LogUnavailable(f"no answer on {subject} within {deadline_s} s") from error
     except ConnectionClosedError as error:
         raise LogUnavailable("the NATS connection is closed") from error
+    except MaxPayloadError as error:
+        raise LogRefused(f"{subject}: {len(data)} bytes are more than the server takes") from error
     except NatsError as error:
         raise LogUnavailable(f"{subject}: {error}") from error
     answer: dict[str, Any] = msgspec.json.decode(reply.data)
@@ -61,7 +71,7 @@ async def ask(
         text = f"{subject}: {failure.get('description', 'refused')} (NATS error {code})"
         if code == STREAM_NOT_FOUND:
             raise StreamMissing(text)
-        if failure.get("code") == 503:
+        if failure.get("code") == 503 and code not in FULL:
             raise LogUnavailable(text)
         raise LogRefused(text, code)
     return answer
@@ -75,10 +85,12 @@ async def publish(
     return Ack(int(answer["seq"]), bool(answer.get("duplicate", False)))
 
 
-async def last_message(client: Client, stream: str, subject: str) -> StoredMessage | None:
+async def last_message(
+    client: Client, stream: str, subject: str, deadline_s: float = REQUEST_DEADLINE_S
+) -> StoredMessage | None:
     """The newest message of `subject`, asked of the leader, so that it sees every acknowledged write."""
     try:
-        answer = await api(client, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        answer = await api(client, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}, deadline_s)
     except LogRefused as error:
         if error.code == MESSAGE_NOT_FOUND:
             return None

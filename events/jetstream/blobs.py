@@ -19,6 +19,7 @@ from headwater.events.jetstream.cursor import Cursor
 
 CHUNK_BYTES = 128 * 1024
 WINDOW_CHUNKS = 16
+SILENCE_S = 3.0
 
 
 class _Info(msgspec.Struct):
@@ -70,16 +71,12 @@ class JetStreamBlobs:
             return None
         parts: list[bytes] = []
         if info.chunks:
-            cursor = Cursor(self._client, self._stream, filter_subject=self._chunks(info.nuid))
             try:
-                async for batch in cursor.messages(0):
-                    if not batch:
-                        raise LogRefused(f"object {name}: its chunks are gone")
-                    parts += [raw.data for raw in batch]
-                    if len(parts) >= info.chunks:
-                        break
-            finally:
-                await cursor.aclose()
+                parts = await self._read(info)
+            except TimeoutError:
+                raise LogRefused(
+                    f"object {name}: {SILENCE_S:.0f} s without its next chunk; read it again"
+                ) from None
         data = b"".join(parts)
         digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
         if digest != info.digest:
@@ -87,6 +84,22 @@ class JetStreamBlobs:
                 f"object {name}: its bytes do not match its digest; delete it and let it be remade"
             )
         return data
+
+    async def _read(self, info: _Info) -> list[bytes]:
+        """The chunks there are. Raises TimeoutError when they were taken away under the reader."""
+        loop = asyncio.get_running_loop()
+        cursor = Cursor(self._client, self._stream, filter_subject=self._chunks(info.nuid))
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(SILENCE_S) as limit:
+                async for batch in cursor.messages(0):
+                    parts += [raw.data for raw in batch]
+                    if not batch or len(parts) >= info.chunks or not batch[-1].pending:
+                        return parts
+                    limit.reschedule(loop.time() + SILENCE_S)
+        finally:
+            await cursor.aclose()
+        return parts
 
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""

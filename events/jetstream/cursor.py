@@ -61,6 +61,14 @@ class _Lost(Exception):
     """The consumer has to be made again; the reader never sees this."""
 
 
+class StreamShorter(Exception):
+    """The stream ends before the cursor's position: it was deleted and made anew, or lost its store."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(f"the stream ends at {last}")
+        self.last = last
+
+
 class Cursor:
     """Reads one stream from a position on. Make one per read; always `aclose` it."""
 
@@ -76,17 +84,21 @@ class Cursor:
         self._delivered = 0
         self._failure: str = ""
         self._wake = asyncio.Event()
+        self.opened = 0
 
     async def messages(self, after: int, *, newest_per_subject: bool = False) -> AsyncIterator[list[Raw]]:
         """Yield what arrives, in order and without holes; an empty list when there is nothing yet.
 
-        `after` is the stream sequence to start behind. With `newest_per_subject` the first pass brings
-        only the newest message of each subject.
+        `after` is the stream sequence to start behind. With `newest_per_subject` reading begins with the newest
+        message of each subject, and does so again whenever the consumer had to be made anew (`opened` counts
+        that): what was deleted meanwhile is then missing there.
         """
         newest = newest_per_subject
         tries = 0
         while True:
             try:
+                if self.opened and not newest:
+                    await self._check_length(after)
                 pending = await self._open(after, newest)
                 if not pending:
                     yield []
@@ -94,7 +106,6 @@ class Cursor:
                 while True:
                     batch = await self._take()
                     after = batch[-1].position
-                    newest = newest and batch[-1].pending > 0
                     yield batch
             except (_Lost, LogUnavailable) as error:
                 _log.debug("cursor_reopens", stream=self._stream, after=after, reason=str(error))
@@ -129,8 +140,14 @@ class Cursor:
         if self._filter or newest:
             verb += f".{config['filter_subject']}"
         answer = await api(self._client, verb, {"stream_name": self._stream, "config": config, "action": ""})
+        self.opened += 1
         await self._ask_more()
         return int(answer.get("num_pending", 0))
+
+    async def _check_length(self, after: int) -> None:
+        state = (await api(self._client, f"STREAM.INFO.{self._stream}"))["state"]
+        if int(state["last_seq"]) < after:
+            raise StreamShorter(int(state["last_seq"]))
 
     async def _take(self) -> list[Raw]:
         loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ carries the same message id, and a lost acknowledgement turns into `Stored(again
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
@@ -20,7 +20,7 @@ from headwater.events.jetstream.api import (
     last_message,
     publish,
 )
-from headwater.events.jetstream.cursor import Cursor
+from headwater.events.jetstream.cursor import Cursor, Raw, StreamShorter
 from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored, Unknown, Unreadable
 from headwater.schemas.envelope import Batch
 from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch
@@ -30,6 +30,25 @@ TRY_S = 2.0
 
 PAUSE_S = 0.05
 
+SHORTER = "the log is shorter than the position asked for"
+
+
+class _Newest(NamedTuple):
+    """The newest message of a subject, as far as this process knows: where, and whose."""
+
+    position: int
+    writer: str
+    epoch: int
+    seq: int
+
+
+def _newest(position: int, data: bytes) -> _Newest:
+    try:
+        batch = decode_batch(data)
+    except UnreadableBatch:
+        return _Newest(position, "", 0, 0)
+    return _Newest(position, batch.writer, batch.epoch, batch.seq)
+
 
 class JetStreamLog:
     """See `headwater.events.log.Log`."""
@@ -38,7 +57,7 @@ class JetStreamLog:
         self._client = client
         self._stream = stream
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._last: dict[str, int] = {}
+        self._last: dict[str, _Newest] = {}
 
     async def append(self, subject: str, batch: Batch[Any], *, deadline_s: float = 5.0) -> AppendResult:
         """See `Log.append`. Raises `StreamMissing` when the stream was deleted."""
@@ -46,7 +65,13 @@ class JetStreamLog:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         reason = "no try was made"
-        async with self._locks[subject]:
+        lock = self._locks[subject]
+        try:
+            async with asyncio.timeout_at(deadline):
+                await lock.acquire()
+        except TimeoutError:
+            return Unknown("the append before it is still under way")
+        try:
             while (left := deadline - loop.time()) > 0:
                 try:
                     return await self._append_once(subject, batch, data, min(TRY_S, left))
@@ -59,23 +84,24 @@ class JetStreamLog:
                     # Somebody wrote in between, or our own earlier try did: look, then decide.
                     self._last.pop(subject, None)
                 await asyncio.sleep(PAUSE_S)
+        finally:
+            lock.release()
         return Unknown(reason)
 
     async def _append_once(
         self, subject: str, batch: Batch[Any], data: bytes, deadline_s: float
     ) -> AppendResult:
-        expected = self._last.get(subject)
-        if expected is None:
-            last = await last_message(self._client, self._stream, subject)
-            expected = 0
-            if last is not None:
-                settled = self._settled(batch, last.seq, last.data)
-                if settled is not None:
-                    return settled
-                expected = last.seq
+        newest = self._last.get(subject)
+        if newest is None:
+            last = await last_message(self._client, self._stream, subject, deadline_s)
+            newest = _newest(last.seq, last.data) if last is not None else _Newest(0, "", 0, 0)
+        if newest.epoch > batch.epoch:
+            return Fenced(newest.epoch)
+        if (newest.writer, newest.epoch) == (batch.writer, batch.epoch) and newest.seq >= batch.seq:
+            return Stored(newest.position, again=True)
         headers = {
-            "Nats-Expected-Last-Subject-Sequence": str(expected),
-            "Nats-Msg-Id": f"{subject}/{batch.epoch}/{batch.seq}",
+            "Nats-Expected-Last-Subject-Sequence": str(newest.position),
+            "Nats-Msg-Id": f"{subject}/{batch.writer}/{batch.epoch}/{batch.seq}",
         }
         try:
             ack = await publish(self._client, subject, data, headers, deadline_s)
@@ -86,37 +112,33 @@ class JetStreamLog:
         if ack.duplicate:
             self._last.pop(subject, None)
         else:
-            self._last[subject] = ack.seq
+            self._last[subject] = _Newest(ack.seq, batch.writer, batch.epoch, batch.seq)
         return Stored(ack.seq, again=ack.duplicate)
-
-    @staticmethod
-    def _settled(batch: Batch[Any], position: int, data: bytes) -> AppendResult | None:
-        """The outcome, if the subject's newest message already decides it."""
-        try:
-            newest = decode_batch(data)
-        except UnreadableBatch:
-            return None
-        if newest.epoch > batch.epoch:
-            return Fenced(newest.epoch)
-        if (newest.writer, newest.epoch) == (batch.writer, batch.epoch) and newest.seq >= batch.seq:
-            return Stored(position, again=True)
-        return None
 
     async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
         """See `Log.read`."""
-        last = (await self.bounds()).last
-        until = last
-        if after > last:
-            gap = Gap(last + 1, after, "the log is shorter than the position asked for")
-            yield Slice([], last, gap)
-            after = last
+        bounds = await self._bounds(follow=follow)
+        until = bounds.last
+        gap = None
+        if after > bounds.last:
+            gap = Gap(bounds.last + 1, after, SHORTER)
+            after = bounds.last
+        elif after + 1 < bounds.first:
+            gap = Gap(after + 1, bounds.first - 1, "purged")
+            after = bounds.first - 1
+        if gap is not None:
+            yield Slice([], until - after, gap)
         cursor = Cursor(self._client, self._stream)
         told = False
         try:
             if not follow and after >= until:
                 yield Slice([], 0)
                 return
-            async for raw in cursor.messages(after):
+            async for raw in self._messages(cursor, after):
+                if isinstance(raw, Gap):
+                    after = 0
+                    yield Slice([], 0, raw)
+                    continue
                 if not raw:
                     if not told:
                         yield Slice([], 0)
@@ -141,6 +163,29 @@ class JetStreamLog:
                     return
         finally:
             await cursor.aclose()
+
+    async def _messages(self, cursor: Cursor, after: int) -> AsyncIterator[list[Raw] | Gap]:
+        """What the cursor brings; a gap where the stream was replaced by a shorter one."""
+        while True:
+            try:
+                async for raw in cursor.messages(after):
+                    if raw:
+                        after = raw[-1].position
+                    yield raw
+            except StreamShorter as shorter:
+                yield Gap(shorter.last + 1, after, SHORTER)
+                # Another stream under the same name: nothing of it was read yet.
+                after = 0
+
+    async def _bounds(self, *, follow: bool) -> Bounds:
+        """Bounds; with `follow` an unreachable server is waited for."""
+        while True:
+            try:
+                return await self.bounds()
+            except LogUnavailable:
+                if not follow:
+                    raise
+                await asyncio.sleep(PAUSE_S)
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`. Raises `StreamMissing` when the stream does not exist."""

@@ -16,7 +16,7 @@ from headwater.events.jetstream.api import (
     last_message,
     publish,
 )
-from headwater.events.jetstream.cursor import Cursor
+from headwater.events.jetstream.cursor import Cursor, Raw
 from headwater.events.table import Entry
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -74,15 +74,43 @@ class JetStreamTable:
         return Entry(key, last.data, last.seq)
 
     async def watch(self) -> AsyncIterator[list[Entry]]:
-        """See `Table.watch`."""
+        """See `Table.watch`. After a lost connection everything is read again and compared with what was told.
+
+        Delete markers live a second: a key that ended while nobody watched may have left none.
+        """
         cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
+        told: dict[str, int] = {}
+        present: dict[str, Entry] | None = None
+        opened = 0
         try:
             async for batch in cursor.messages(0, newest_per_subject=True):
-                entries: list[Entry] = []
-                for raw in batch:
-                    gone = raw.headers and any(marker in raw.headers for marker in _MARKERS)
-                    key = raw.subject.removeprefix(self._prefix)
-                    entries.append(Entry(key, None if gone else raw.data, raw.position))
-                yield entries
+                entries = [self._entry(raw) for raw in batch]
+                if cursor.opened != opened:
+                    opened, present = cursor.opened, {}
+                if present is not None:
+                    # Collect until this pass over all keys is whole.
+                    present.update((entry.key, entry) for entry in entries)
+                    if batch and batch[-1].pending:
+                        continue
+                    lost = sorted(told.keys() - present.keys())
+                    entries = [*present.values(), *(Entry(key, None, told[key] + 1) for key in lost)]
+                    present = None
+                fresh = [entry for entry in entries if _is_news(entry, told)]
+                for entry in fresh:
+                    if entry.value is None:
+                        del told[entry.key]
+                    else:
+                        told[entry.key] = entry.revision
+                yield fresh
         finally:
             await cursor.aclose()
+
+    def _entry(self, raw: Raw) -> Entry:
+        gone = raw.headers and any(marker in raw.headers for marker in _MARKERS)
+        return Entry(raw.subject.removeprefix(self._prefix), None if gone else raw.data, raw.position)
+
+
+def _is_news(entry: Entry, told: dict[str, int]) -> bool:
+    if entry.value is None:
+        return entry.key in told
+    return entry.revision > told.get(entry.key, 0)

@@ -1,0 +1,139 @@
+"""What all contract tests share: real servers, one per process of the test run and format of ack subjects."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import uvloop
+from nats.aio.client import Client
+
+from headwater.engines.step_time import ZERO, StepTime
+from headwater.events.jetstream import connect
+from tests.contract.buses import BusCase, memory_bus, nats_bus
+from tests.contract.engines import EngineCase, MakeEngine, sim_engine, started, vllm_engine
+from tests.contract.logs import LogCase, jetstream_case, memory_case
+from tests.support.nats import NatsServer
+
+_numbers = count(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of every Headwater process."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], NatsServer]]:
+    """The shared server of an ack format, started on first use. Tests keep apart by unique names."""
+    started: dict[bool, NatsServer] = {}
+    with ExitStack() as stack:
+
+        def server(ack_v2: bool) -> NatsServer:
+            if ack_v2 not in started:
+                made = NatsServer(tmp_path_factory.mktemp("nats"), ack_v2=ack_v2)
+                started[ack_v2] = stack.enter_context(made)
+            return started[ack_v2]
+
+        yield server
+
+
+@pytest.fixture
+def unique() -> str:
+    """A name that no other test uses, for namespaces and subjects."""
+    return f"t{next(_numbers)}"
+
+
+@pytest.fixture(params=[False, True], ids=["ack1", "ack2"])
+def server(request: pytest.FixtureRequest, servers: Callable[[bool], NatsServer]) -> NatsServer:
+    """A shared server, for each format of ack subjects. Nobody may stop it."""
+    return servers(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["ack1", "ack2"])
+async def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A server that the test may kill."""
+    server = NatsServer(tmp_path, ack_v2=request.param)
+    await server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "ack1", "ack2"])
+def backend(request: pytest.FixtureRequest, servers: Callable[[bool], NatsServer]) -> NatsServer | None:
+    """Where a port is implemented: None for memory, else a shared server."""
+    return None if request.param == "memory" else servers(request.param == "ack2")
+
+
+@pytest.fixture
+async def log_case(backend: NatsServer | None, unique: str) -> AsyncIterator[LogCase]:
+    """An empty log."""
+    async with memory_case() if backend is None else jetstream_case(backend, unique) as case:
+        yield case
+
+
+@pytest.fixture(params=["memory", "nats"])
+def bus_server(request: pytest.FixtureRequest, servers: Callable[[bool], NatsServer]) -> NatsServer | None:
+    """Where a bus is: None for memory. The format of ack subjects does not concern it."""
+    return None if request.param == "memory" else servers(False)
+
+
+@pytest.fixture
+async def bus_case(bus_server: NatsServer | None) -> AsyncIterator[BusCase]:
+    """A bus with nobody on it."""
+    async with memory_bus() if bus_server is None else nats_bus(bus_server) as case:
+        yield case
+
+
+@pytest.fixture(scope="session")
+def vllm_model() -> str:
+    """Folder of the small model, with vLLM imported into this process: 10 to 30 s, once."""
+    from headwater.engines.vllm import share_imports
+    from headwater.ops import demo_model
+
+    folder = str(demo_model.ensure())
+    share_imports.preload()
+    return folder
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "sim-zero",
+        "sim-timed",
+        pytest.param(
+            "vllm",
+            marks=[
+                pytest.mark.vllm,
+                pytest.mark.xdist_group("vllm"),
+                # Its own libraries' are not ours to fail on.
+                pytest.mark.filterwarnings("ignore"),
+            ],
+        ),
+    ],
+)
+def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
+    """Makes an engine that is not started, of each kind."""
+    if request.param == "vllm":
+        return partial(vllm_engine, request.getfixturevalue("vllm_model"))
+    return partial(sim_engine, ZERO if request.param == "sim-zero" else StepTime())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine_case(make_engine: MakeEngine) -> AsyncIterator[EngineCase]:
+    """A running engine, shared by the tests of a module."""
+    async with started(make_engine()) as case:
+        yield case
+
+
+@pytest.fixture
+async def client(server: NatsServer) -> AsyncIterator[Client]:
+    """A connection to `server`."""
+    connection = await connect(server.url, "test")
+    yield connection
+    await connection.close()

@@ -1,0 +1,109 @@
+"""What the tests of the `Table` contract share: a table under test, time, and a watcher that writes down."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from headwater.events.jetstream import JetStreamTable
+from headwater.events.jetstream.streams import ensure, table_stream
+from headwater.events.memory import MemoryTable
+from headwater.events.table import Entry, Table
+from tests.contract.logs import connected
+from tests.support.nats import NatsServer
+
+TTL_S = 1
+
+
+class TableCase(NamedTuple):
+    """A table under test. `other` is the same table seen by another process; `passes(s)` lets time pass."""
+
+    table: Table
+    other: Table
+    passes: Callable[[float], Awaitable[None]]
+
+
+class ManualClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def wall_ns(self) -> int:
+        """See `Clock.wall_ns`."""
+        return int(self.now_s * 1e9)
+
+    def monotonic_s(self) -> float:
+        """See `Clock.monotonic_s`."""
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`."""
+        raise AssertionError("a table does not sleep")
+
+
+@asynccontextmanager
+async def memory_table() -> AsyncIterator[TableCase]:
+    """A `MemoryTable` on a manual clock."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+
+    async def passes(seconds: float) -> None:
+        clock.now_s += seconds
+        table.expire()
+
+    yield TableCase(table, table, passes)
+
+
+@asynccontextmanager
+async def jetstream_table(server: NatsServer, bucket: str) -> AsyncIterator[TableCase]:
+    """A `JetStreamTable` on a fresh bucket, and another over a connection of its own."""
+    async with connected(server) as client, connected(server) as other:
+        await ensure(client, table_stream(bucket, 1))
+        yield TableCase(JetStreamTable(client, bucket), JetStreamTable(other, bucket), asyncio.sleep)
+
+
+class Watcher:
+    """What a watch told: every entry in order, and in `first` what came at once."""
+
+    def __init__(self) -> None:
+        self.first: list[Entry] | None = None
+        self.entries: list[Entry] = []
+        self.failure: BaseException | None = None
+
+    def state(self) -> dict[str, bytes]:
+        """The table as this watcher knows it."""
+        known = {entry.key: entry.value for entry in self.entries}
+        return {key: value for key, value in known.items() if value is not None}
+
+    def told(self, key: str) -> list[bytes | None]:
+        """Values of one key in the order they were told."""
+        return [entry.value for entry in self.entries if entry.key == key]
+
+    async def run(self, table: Table) -> None:
+        """Watch until cancelled."""
+        changes = table.watch()
+        try:
+            async for entries in changes:
+                if self.first is None:
+                    self.first = entries
+                self.entries += entries
+        finally:
+            assert isinstance(changes, AsyncGenerator)
+            await changes.aclose()
+
+
+@asynccontextmanager
+async def watching(table: Table) -> AsyncIterator[Watcher]:
+    """A watcher that has been told the present state."""
+    watcher = Watcher()
+    task = asyncio.create_task(watcher.run(table))
+    try:
+        async with asyncio.timeout(30):
+            while watcher.first is None:
+                assert not task.done()
+                await asyncio.sleep(0.005)
+        yield watcher
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

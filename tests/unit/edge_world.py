@@ -1,0 +1,175 @@
+"""The edge's application on memory ports: one model, one router, one worker that answers at once."""
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from headwater.actors.bus_memory import MemoryBus
+from headwater.actors.bus_port import Message, Subscription
+from headwater.actors.cards import Served, publish
+from headwater.actors.edge.app import App
+from headwater.actors.edge.fleet import Fleet
+from headwater.actors.edge.models import Models
+from headwater.actors.world import World
+from headwater.engines.engine import Capability, EngineInfo
+from headwater.engines.model_files import ModelFiles
+from headwater.engines.sim import SimEngine, SimSettings
+from headwater.engines.sim_model import sim_model_files, tokenizer
+from headwater.events.log import Log
+from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
+from headwater.events.writer import Writer
+from headwater.schemas import subjects
+from headwater.schemas.inference import Accepted, FrameEntry, GenerateRequest, TokenFrame, TokenLogprob
+from headwater.schemas.route import Decision, RouteQuery
+from tests.unit.clock import ManualClock
+from tests.unit.examples import joined, record
+from tests.unit.story import decided, fold
+
+CONTEXT = 4096
+EVERYTHING: frozenset[Capability] = frozenset({"generate", "seed", "logprobs", "logit_bias", "kv_events"})
+ANSWER = "The headwater is where the stream begins."
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Response(NamedTuple):
+    """What a client got."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        """The body as JSON."""
+        return msgspec.json.decode(self.body)
+
+
+def memory_world(clock: ManualClock) -> World:
+    """All ports in memory."""
+    numbers = count(1)
+    log = MemoryLog(clock)
+
+    async def pool_log(_: str) -> Log:
+        return log
+
+    return World(
+        "ns",
+        MemoryBus(),
+        MemoryTable(clock),
+        MemoryTable(clock),
+        MemoryBlobs(),
+        MemoryLog(clock),
+        pool_log,
+        clock,
+        lambda: f"id{next(numbers)}",
+    )
+
+
+async def serve_model(world: World, name: str, files: ModelFiles | None = None) -> str:
+    """Publish a model as its worker would; returns its pool."""
+    engine = SimEngine(SimSettings(), world.clock)
+    engine.capabilities = EVERYTHING
+    served = Served(name, files or sim_model_files(name))
+    return (await publish(world, served, engine, EngineInfo(name, 16, 1000, 256, CONTEXT))).pool
+
+
+class EdgeWorld:
+    """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self.given: list[GenerateRequest] = []
+        self.answer = tuple(tokenizer().encode(ANSWER).ids)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._subscriptions: list[Subscription] = []
+        self._state = fold([record(1, joined("w1"))])
+
+    def __enter__(self) -> Self:
+        self.runner.run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.run(self._stop())
+        self.runner.close()
+
+    def ask(self, path: str, body: Any, *, method: str = "POST") -> Response:
+        """One request; `body` is sent as JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return self.runner.run(self._ask(path, method, data))
+
+    async def _start(self) -> None:
+        self.world = memory_world(ManualClock())
+        pool = await serve_model(self.world, "m")
+        models = Models(self.world)
+        self._spawn(models.run(), "models")
+        await models.known.wait()
+        fleet = Fleet(self.world, "e1", self._spawn)
+        records = Writer(self.world.requests, subjects.request_subject("ns", "e1"), "e1", 1, self.world.clock)
+        self.app = App(fleet, models, records, lambda: False)
+        for subject, handler in (
+            (subjects.edge_frames("ns", "e1"), fleet.on_frame),
+            (subjects.route_query("ns", pool), self._on_route),
+            (subjects.engine("ns", "w1", 1, "generate"), self._on_generate),
+        ):
+            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
+
+    async def _stop(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _on_route(self, message: Message) -> None:
+        query = msgspec.msgpack.decode(message.data, type=RouteQuery)
+        decision = decided(self._state, query, 1, 0)
+        assert isinstance(decision, Decision)
+        await self.world.bus.publish(message.reply, _encode(decision))
+
+    async def _on_generate(self, message: Message) -> None:
+        request = msgspec.msgpack.decode(message.data, type=GenerateRequest)
+        self.given.append(request)
+        await self.world.bus.publish(message.reply, _encode(Accepted()))
+        tokens = self.answer[: request.sampling.max_tokens]
+        wanted = request.sampling.logprobs
+        logprobs = (
+            tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in tokens) if wanted is not None else ()
+        )
+        finish = "stop" if len(tokens) == len(self.answer) else "length"
+        half = len(tokens) // 2
+        entries = (
+            FrameEntry(request.handle, 0, tokens[:half], "", 0, logprobs[:half]),
+            FrameEntry(request.handle, half, tokens[half:], finish, -1, logprobs[half:]),
+        )
+        frame = TokenFrame("w1", 1, entries)
+        await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
+
+    async def _ask(self, path: str, method: str, data: bytes) -> Response:
+        sent: list[dict[str, Any]] = []
+        hung_up = asyncio.get_running_loop().create_future()
+        received = [{"type": "http.request", "body": data, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if received:
+                return received.pop()
+            await hung_up
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": path, "method": method, "headers": []}
+        async with asyncio.timeout(20):
+            await self.app(scope, receive, send)
+        start, *parts = sent
+        return Response(start["status"], dict(start["headers"]), b"".join(part["body"] for part in parts))

@@ -1,0 +1,120 @@
+"""What is in logs already: hashes, roots, seeds and bytes that no later release may change.
+
+A failure here means that a running fleet's log could not be read, or its blocks not be found, after an upgrade.
+The remedy is a new tag or a new schema version, never a new number in this file.
+"""
+
+import numpy as np
+import pytest
+
+from headwater.router.decide import seed_of
+from headwater.schemas.envelope import Event
+from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.hashing import chain_plain, seed, sequence_hashes
+from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.load import LoadReported
+from headwater.schemas.pool import decode_batch, encode_batch
+from headwater.schemas.request import RequestAccepted, RequestEnded, RequestRouted
+from headwater.schemas.route import Candidate, Decision, Weights
+from tests.unit.examples import EVENT_TYPES, batch, packed
+
+HASHES: list[tuple[list[int], int, int, list[int]]] = [
+    (list(range(40)), 16, 0, [0xAF1C7F0ED0F94D67, 0x264B025C8101C371]),
+    (list(range(40)), 13, 0, [0x3E7DA07EB6A3BCB8, 0x0061AD76B9BA7B2E, 0x6F5217BCE69ECD18]),
+    ([0xFFFFFFFF] * 8, 4, 0, [0x341C3ED19DD5632A, 0x86559CDBFD2F9179]),
+    (list(range(40)), 16, 0x7701B2B8DB1E9E50, [0x26F1AF769F934831, 0x5881EE70584088A4]),
+    ([5, 5, 5], 1, 0, [0x7928037755839F4A, 0x265B2986DB1739D9, 0xC6D59E2BA76EC2FD]),
+]
+
+HEAD = "9601a277310407cf18fae27693b4000091"
+WRITTEN: list[tuple[Event, str]] = [
+    (
+        BlocksStored(7, packed(8, 9), 1, 2),
+        "95a96b762e73746f72656407c410080000000000000009000000000000000102",
+    ),
+    (BlocksRemoved(packed(8), 1, 2), "94aa6b762e72656d6f766564c40808000000000000000102"),
+    (BlocksCleared(2), "92aa6b762e636c656172656402"),
+    (KvGap(3, 2), "93a66b762e6761700302"),
+    (
+        LoadReported(1, 2, 3, 4, ("a",), ("b",), ("c",)),
+        "98ad6c6f61642e7265706f727465640102030491a16191a16291a163",
+    ),
+    (
+        Decision(
+            number=5,
+            position=40,
+            seen=3,
+            wall_ns=1_800_000_000_000_000_001,
+            request="r-0-1",
+            prompt_tokens=100,
+            max_tokens=20,
+            blocks=6,
+            deepest=11,
+            following=12,
+            last=13,
+            pinned="w1",
+            exclude=("w2.3",),
+            policy="kv",
+            weights=Weights(1.0, 0.5, 0.25),
+            seed=99,
+            worker="w1",
+            epoch=4,
+            candidates=(Candidate("w1", 4, 2, 1, 30, 40, 5, 61.5),),
+            degraded=True,
+        ),
+        "dc0015ad726f7574652e64656369646564052803cf18fae27693b40001a5722d302d316414060b0c0da2773191a477322e33"
+        "a26b7693cb3ff0000000000000cb3fe0000000000000cb3fd000000000000063a27731049198a277310402011e2805cb404e"
+        "c00000000000c3",
+    ),
+    (
+        WorkerJoined("w1", 4, "m", "sim", "both", 16, 1000, 256),
+        "99ac666c6565742e6a6f696e6564a2773104a16da373696da4626f746810cd03e8cd0100",
+    ),
+    (WorkerDraining("w1", 4), "93ae666c6565742e647261696e696e67a2773104"),
+    (WorkerLeft("w1", 4, "stopped"), "94aa666c6565742e6c656674a2773104a773746f70706564"),
+    (
+        RequestAccepted("r", "m", "chat", 10, 20, True),
+        "97ac7265712e6163636570746564a172a16da4636861740a14c3",
+    ),
+    (RequestRouted("r", "w1", 4, 40, 5), "96aa7265712e726f75746564a172a27731042805"),
+    (
+        RequestEnded("r", "stop", 8, 4, 1, 12.5, 99.0, "x"),
+        "99a97265712e656e646564a172a473746f70080401cb4029000000000000cb4058c00000000000a178",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tokens", "size", "parent", "names"), HASHES)
+def test_blocks_are_named_as_they_always_were(
+    tokens: list[int], size: int, parent: int, names: list[int]
+) -> None:
+    """Both implementations give the numbers that are in logs."""
+    assert sequence_hashes(np.array(tokens, np.uint32), size, parent=parent).tolist() == names
+    assert chain_plain(tokens, size, parent) == names
+
+
+def test_multimodal_items_enter_the_hash_as_they_always_did() -> None:
+    """One item in one block; the block before it keeps its name."""
+    tokens = np.arange(40, dtype=np.uint32)
+    names = sequence_hashes(tokens, 16, multimodal=[(1, 0x1234567890ABCDEF)]).tolist()
+    assert names == [0xAF1C7F0ED0F94D67, 0xC0980E7A31600AF3]
+
+
+def test_roots_and_seeds_are_what_they_always_were() -> None:
+    """Roots by LoRA name and salt, and the tie-break by request id."""
+    assert seed("adapter", "tenant") == 0x7701B2B8DB1E9E50
+    assert seed("adapter") == 0x752A7ACF40679D21
+    assert seed("", "tenant") == 0x8C6ACF02E741C003
+    assert seed_of("chatcmpl-1-0-1") == 0x2FEBC631F93AAF06
+
+
+@pytest.mark.parametrize(("event", "data"), WRITTEN, ids=lambda value: type(value).__name__)
+def test_events_are_written_and_read_as_they_always_were(event: Event, data: str) -> None:
+    """These bytes lie in logs: they decode to these values, and today's writers still write them."""
+    assert decode_batch(bytes.fromhex(HEAD + data)) == batch(event, seq=7, epoch=4)
+    assert encode_batch(batch(event, seq=7, epoch=4)).hex() == HEAD + data
+
+
+def test_every_event_type_is_pinned() -> None:
+    """Whoever adds an event type pins its bytes here."""
+    assert {type(event) for event, _ in WRITTEN} == set(EVENT_TYPES)

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,17 +167,25 @@ class VllmEngine:
                 f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
                 f"{self._context_length}"
             )
+        stream = _Stream(emit)
         task = asyncio.get_running_loop().create_task(
-            self._generate(request, tokens.tolist(), emit), name=f"generate {request.request}"
+            self._generate(request, tokens.tolist(), stream), name=f"generate {request.request}"
         )
         self._tasks[request.request] = task
-        task.add_done_callback(lambda _: self._tasks.pop(request.request, None))
+        task.add_done_callback(partial(self._ended, request.request, stream))
 
-    async def _generate(self, request: GenerateRequest, tokens: list[int], emit: Emit) -> None:
+    def _ended(self, request: str, stream: "_Stream", task: asyncio.Task[None]) -> None:
+        """Whatever happened, also before the task's first step: there is one last step."""
+        self._tasks.pop(request, None)
+        if not stream.ended:
+            stream.send(
+                Step((), "abort") if task.cancelled() else Step((), "error", detail="vLLM gave no end")
+            )
+
+    async def _generate(self, request: GenerateRequest, tokens: list[int], stream: "_Stream") -> None:
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
-        ended = False
         told_cached = False
         try:
             async for output in self._engine.generate(
@@ -187,28 +196,18 @@ class VllmEngine:
                 if not told_cached and output.num_cached_tokens is not None:
                     told_cached, cached = True, output.num_cached_tokens
                 finish = FINISHES.get(answer.finish_reason, "error") if output.finished else ""
-                ended = ended or bool(finish)
                 detail = f"vLLM: {answer.finish_reason}" if finish == "error" else ""
                 logprobs = _logprobs(answer, request.sampling.logprobs or 0)
-                emit(Step(tuple(answer.token_ids), finish, cached, logprobs, detail))
-        except asyncio.CancelledError:
-            if not ended:
-                ended = True
-                emit(Step((), "abort"))
-            raise
+                stream.send(Step(tuple(answer.token_ids), finish, cached, logprobs, detail))
         except Exception as error:  # the adapter's boundary: whatever vLLM raises ends this request
             _log.error("generate_failed", request=request.request, reason=f"{type(error).__name__}: {error}")
-            if not ended:
-                ended = True
-                emit(Step((), "error", detail=f"{type(error).__name__}: {str(error)[:300]}"))
-        if not ended:
-            emit(Step((), "error", detail="vLLM ended the stream without a reason"))
+            stream.send(Step((), "error", detail=f"{type(error).__name__}: {str(error)[:300]}"))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""
         task = self._tasks.get(request)
         if task is not None:
-            # Cancelling the consumer makes vLLM abort; `_generate` then emits the last step.
+            # Cancelling the consumer makes vLLM abort; `_ended` then gives the last step.
             task.cancel()
 
     async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
@@ -250,6 +249,19 @@ class VllmEngine:
             engine.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Stream:
+    """Passes steps on, up to the one that ends the request and none after it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self.ended = False
+
+    def send(self, step: Step) -> None:
+        if not self.ended:
+            self.ended = bool(step.finish)
+            self._emit(step)
 
 
 def _sampling(sampling: Sampling) -> Any:

@@ -112,8 +112,10 @@ async def test_logprobs_come_from_the_engine(client: openai.AsyncOpenAI) -> None
     legacy = await client.completions.create(
         model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=2, logprobs=2
     )
-    assert legacy.choices[0].logprobs is not None
-    assert legacy.choices[0].logprobs.text_offset == [0, len(legacy.choices[0].logprobs.tokens[0])]
+    found = legacy.choices[0].logprobs
+    assert found is not None
+    assert found.tokens is not None
+    assert found.text_offset == [0, len(found.tokens[0])]
 
 
 async def test_errors_are_the_clients_own_kinds(client: openai.AsyncOpenAI) -> None:

@@ -186,7 +186,8 @@ async def stream_text(
     on_text: Callable[[int], None] | None = None,
 ) -> tuple[str, str, dict[str, Any]]:
     """Stream a chat completion; returns text, finish reason and usage. `on_text` gets the chunks' number."""
-    text, finish, usage, chunks = "", "", {}, 0
+    text, finish, chunks = "", "", 0
+    usage: dict[str, Any] = {}
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", "/v1/chat/completions", json=request) as response:
         assert response.status_code == 200, await response.aread()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Self
 
@@ -68,8 +69,11 @@ class NatsServer:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """SIGSTOP: connections stay open and nothing answers. Returns once every thread stands still."""
         os.kill(self.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        while any(_state(thread / "stat") != "T" for thread in threads.iterdir()):
+            time.sleep(0.001)
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -101,3 +105,8 @@ class NatsServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _state(stat: Path) -> str:
+    """A thread's state, as /proc spells it."""
+    return stat.read_text().rsplit(")", 1)[1].split()[0]

@@ -16,8 +16,9 @@ DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
 UNACCEPTED_NS_MAX = 30_000_000_000
 """A decision that its worker did not accept within this time (the edge died in between) stops counting."""
 
-UNACCEPTED_MAX = 512
-"""Requests per worker that are kept although they were never accepted."""
+FORGOTTEN_NS = 600_000_000_000
+"""Such a decision is forgotten when one this much later is made. Far beyond any acceptance: what is in the state
+must not depend on whether a report or a decision came first."""
 
 EARLY_MAX = 10_000
 """Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
@@ -110,7 +111,10 @@ class Loads(msgspec.Struct):
         """A request was given to a worker."""
         worker = self.current(decision.worker, decision.epoch)
         stage = self.early.pop(f"{decision.worker}/{decision.request}", DECIDED)
-        if worker is None or stage == FINISHED:
+        if worker is None:
+            return
+        self._forget(worker, decision.wall_ns)
+        if stage == FINISHED:
             return
         if decision.request in worker.requests:
             return
@@ -122,15 +126,15 @@ class Loads(msgspec.Struct):
         worker.decode_blocks += blocks
         if stage == DECIDED:
             worker.unaccepted[decision.request] = None
-            if len(worker.unaccepted) > UNACCEPTED_MAX:
-                self._forget_oldest(worker, decision.wall_ns)
 
     @staticmethod
-    def _forget_oldest(worker: Worker, now_ns: int) -> None:
-        """Drop the oldest request that was never accepted, if it stopped counting long ago."""
-        request = next(iter(worker.unaccepted))
-        active = worker.requests[request]
-        if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
+    def _forget(worker: Worker, now_ns: int) -> None:
+        """Drop the oldest requests that were never accepted, if they stopped counting long ago."""
+        while worker.unaccepted:
+            request = next(iter(worker.unaccepted))
+            active = worker.requests[request]
+            if now_ns - active.decided_ns <= FORGOTTEN_NS:
+                return
             del worker.requests[request], worker.unaccepted[request]
             worker.prefill_tokens -= active.uncached_tokens
             worker.decode_blocks -= active.blocks

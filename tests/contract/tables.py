@@ -72,7 +72,9 @@ class Watcher:
         self.failure: BaseException | None = None
 
     def state(self) -> dict[str, bytes]:
-        """The table as this watcher knows it."""
+        """The table as this watcher knows it. Fails if the watch ended."""
+        if self.failure is not None:
+            raise AssertionError("the watch ended") from self.failure
         known = {entry.key: entry.value for entry in self.entries}
         return {key: value for key, value in known.items() if value is not None}
 
@@ -88,6 +90,9 @@ class Watcher:
                 if self.first is None:
                     self.first = entries
                 self.entries += entries
+        except Exception as error:
+            self.failure = error
+            raise
         finally:
             assert isinstance(changes, AsyncGenerator)
             await changes.aclose()

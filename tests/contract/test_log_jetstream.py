@@ -15,6 +15,7 @@ from headwater.ops.nats_server import MAX_PAYLOAD
 from headwater.schemas import subjects
 from headwater.schemas.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.kv import BlocksStored
+from headwater.schemas.pool import encode_batch
 from tests.contract.logs import (
     POOL,
     batch,
@@ -140,10 +141,12 @@ async def test_deleted_stream_is_missing_for_writers_and_readers(
             await read_all(case.log)
 
 
-async def test_replaced_stream_is_a_gap_for_a_reader_that_was_ahead(
-    client: Client, server: NatsServer, unique: str
+@pytest.mark.parametrize("length", [3, 30], ids=["shorter", "longer"])
+async def test_replaced_stream_is_a_gap_for_its_reader(
+    client: Client, server: NatsServer, unique: str, length: int
 ) -> None:
     """Deleted and made anew under a following reader: it hears of it and reads the new stream from its start."""
+    new = [encode_batch(batch(seq, epoch=2)) for seq in range(1, length + 1)]
     async with jetstream_case(server, unique) as case:
         for seq in range(1, 11):
             await stored(case.log, case.subject, batch(seq))
@@ -151,14 +154,13 @@ async def test_replaced_stream_is_a_gap_for_a_reader_that_was_ahead(
             await take(slices, 10)
             await api(client, f"STREAM.DELETE.{subjects.pool_stream(unique, POOL)}")
             await ensure_pool(client, unique, POOL)
-            for seq in range(1, 4):
-                await stored(case.other, case.subject, batch(seq, epoch=2))
+            await fill_raw(client, case.subject, new)
             pieces: list[Slice] = []
             try:
-                while not any(piece.records for piece in pieces):
+                while sum(len(piece.records) for piece in pieces) < length:
                     pieces.append(await anext(slices))
             except StreamMissing:
                 # The reader looked in the moment between: as good an answer.
                 return
         assert any(piece.gap for piece in pieces)
-        assert next(r.position for piece in pieces for r in piece.records) == 1
+        assert [r.position for piece in pieces for r in piece.records] == list(range(1, length + 1))

@@ -142,6 +142,24 @@ async def test_watcher_hears_every_change_in_order(case: TableCase) -> None:
     assert revisions == sorted(set(revisions))
 
 
+async def test_watcher_is_right_however_fast_changes_come(case: TableCase) -> None:
+    """Changes of one key that arrive together: the last one counts, and no number of deletions is too many."""
+    table = case.table
+    async with watching(case.other) as watcher:
+        for number in range(40):
+            came, went, stays = f"came{number}", f"went{number}", f"stays{number}"
+            await asyncio.gather(table.create(came, b"1"), table.delete(came))
+            await table.put(went, b"1")
+            await asyncio.gather(table.delete(went), table.delete(went))
+            await asyncio.gather(table.put(stays, b"1"), table.delete(stays), table.put(stays, b"3"))
+        await table.put("end", b"")
+        await eventually(lambda: "end" in watcher.state())
+        assert watcher.state() == {"end": b""} | {f"stays{number}": b"3" for number in range(40)}
+        for key in {entry.key for entry in watcher.entries}:
+            revisions = [entry.revision for entry in watcher.entries if entry.key == key]
+            assert revisions == sorted(revisions)
+
+
 async def test_lapsed_key_is_gone_for_readers_watchers_and_its_holder(case: TableCase) -> None:
     """A time to live that runs out is seen by all, and the next creator gets a higher revision."""
     async with watching(case.other) as watcher:

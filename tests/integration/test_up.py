@@ -15,6 +15,7 @@ async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Pa
     """Twice the same prefix: same worker, and the engine itself says that it had the blocks."""
     async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
         first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        await up.until_indexed(25)
         second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
         assert first.status_code == second.status_code == 200
         assert first.headers["x-headwater-worker"] == second.headers["x-headwater-worker"]
@@ -29,6 +30,7 @@ async def test_a_restarted_router_still_knows_who_has_which_blocks(tmp_path: Pat
     """The index comes back from snapshot and log: the next request goes where the blocks are."""
     async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
         first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        await up.until_indexed(25)
         before = up.kill("cli router")
         await up.until(
             "a new router is ready",

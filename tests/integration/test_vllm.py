@@ -152,7 +152,9 @@ async def test_a_long_prefix_is_found_again_also_by_a_restarted_router(
         cached = usage.prompt_tokens_details.cached_tokens or 0
         return raw.headers["x-headwater-worker"], usage.prompt_tokens, cached
 
+    known = await up.blocks()
     worker, tokens, cached = await ask("Where does it begin?")
+    await up.until_indexed(known + 600 // 32)
     assert tokens > 600
     assert cached == 0
     second, _, cached = await ask("Where does it end?")

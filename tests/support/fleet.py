@@ -74,6 +74,17 @@ class FleetProcess:
                 return
             assert time.monotonic() < deadline, f"never came true: {what}; {stats}"
 
+    async def blocks(self) -> int:
+        """Blocks in the router's index."""
+        return max((s["blocks"] for s in await self.stats() if s["name"] == "headwater-router"), default=0)
+
+    async def until_indexed(self, blocks: int) -> None:
+        """Wait until the router's index holds so many blocks: events follow the tokens by milliseconds."""
+        await self.until(
+            f"{blocks} blocks in the index",
+            lambda stats: any(s.get("blocks", 0) >= blocks for s in stats),
+        )
+
     async def command(self, *arguments: str) -> tuple[int, str]:
         """Run another headwater command against this fleet's server."""
         process = await asyncio.create_subprocess_exec(

@@ -106,9 +106,9 @@ class Story:
             start = start if draw.random() < 0.3 else 0
             parent = int(names[start - 1]) if start else 0
             return BlocksStored(parent, pack_hashes(names[start:]), tier)
-        if chance < 0.92:
+        if chance < 0.88:
             return BlocksRemoved(pack_hashes(names[start:]), tier)
-        return BlocksCleared() if chance < 0.97 else KvGap(draw.randrange(1, 9))
+        return BlocksCleared() if chance < 0.93 else KvGap(draw.randrange(1, 9))
 
     def _report(self, worker: str) -> LoadReported:
         draw = self.draw

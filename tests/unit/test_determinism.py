@@ -35,7 +35,8 @@ def digest_here() -> str:
     state = fold(story(SEED, RECORDS))
     assert state.index.rows > 20
     assert state.loads.workers
-    assert len(state.loads.early) > 0
+    assert len(state.loads.early) > 2
+    assert len(state.cold) > 1
     return f"{state.digest()} {state.index.digest()}"
 
 

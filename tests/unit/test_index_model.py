@@ -54,7 +54,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.held: dict[str, Counter[tuple[int, int]]] = {}
         self.next_worker = 0
 
-    @initialize(count=st.sampled_from([1, 3, 64, 70]))
+    @initialize(count=st.sampled_from([1, 3, 66, 130]))
     def begin(self, count: int) -> None:
         """Some workers are there from the start."""
         self.add_workers(count)
@@ -75,13 +75,21 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(
-        data=st.data(), chain=chains, tier=tiers, start=st.integers(0, LENGTH - 1), length=st.integers(1, 12)
+        data=st.data(),
+        chain=chains,
+        tier=tiers,
+        start=st.integers(0, LENGTH - 1),
+        length=st.integers(1, LENGTH),
+        times=st.sampled_from([1, 1, 2, 3]),
     )
-    def store(self, data: st.DataObject, chain: list[int], tier: int, start: int, length: int) -> None:
-        """A run of a chain is stored, maybe once more."""
+    def store(
+        self, data: st.DataObject, chain: list[int], tier: int, start: int, length: int, times: int
+    ) -> None:
+        """A run of a chain is stored, maybe more than once."""
         worker, run = self.pick(data), chain[start : start + length]
-        self.index.store(worker, tier, PARENTS[run[0]], np.array(run, np.uint64))
-        self.held[worker].update((tier, block) for block in run)
+        for _ in range(times):
+            self.index.store(worker, tier, PARENTS[run[0]], np.array(run, np.uint64))
+            self.held[worker].update((tier, block) for block in run)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), tier=tiers, blocks=any_blocks)

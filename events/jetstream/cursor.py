@@ -61,12 +61,8 @@ class _Lost(Exception):
     """The consumer has to be made again; the reader never sees this."""
 
 
-class StreamShorter(Exception):
-    """The stream ends before the cursor's position: it was deleted and made anew, or lost its store."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__(f"the stream ends at {last}")
-        self.last = last
+class StreamReplaced(Exception):
+    """The stream is another one under the same name: deleted and made anew, or it lost its store."""
 
 
 class Cursor:
@@ -84,6 +80,7 @@ class Cursor:
         self._delivered = 0
         self._failure: str = ""
         self._wake = asyncio.Event()
+        self._created = ""
         self.opened = 0
 
     async def messages(self, after: int, *, newest_per_subject: bool = False) -> AsyncIterator[list[Raw]]:
@@ -97,8 +94,8 @@ class Cursor:
         tries = 0
         while True:
             try:
-                if self.opened and not newest:
-                    await self._check_length(after)
+                if not newest:
+                    await self._check_identity(after)
                 pending = await self._open(after, newest)
                 if not pending:
                     yield []
@@ -144,10 +141,12 @@ class Cursor:
         await self._ask_more()
         return int(answer.get("num_pending", 0))
 
-    async def _check_length(self, after: int) -> None:
-        state = (await api(self._client, f"STREAM.INFO.{self._stream}"))["state"]
-        if int(state["last_seq"]) < after:
-            raise StreamShorter(int(state["last_seq"]))
+    async def _check_identity(self, after: int) -> None:
+        info = await api(self._client, f"STREAM.INFO.{self._stream}")
+        created = str(info["created"])
+        before, self._created = self._created or created, created
+        if created != before or (self.opened and int(info["state"]["last_seq"]) < after):
+            raise StreamReplaced(f"{self._stream} was created {created}, before that {before}")
 
     async def _take(self) -> list[Raw]:
         loop = asyncio.get_running_loop()

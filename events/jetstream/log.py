@@ -20,7 +20,7 @@ from headwater.events.jetstream.api import (
     last_message,
     publish,
 )
-from headwater.events.jetstream.cursor import Cursor, Raw, StreamShorter
+from headwater.events.jetstream.cursor import Cursor, Raw, StreamReplaced
 from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored, Unknown, Unreadable
 from headwater.schemas.envelope import Batch
 from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch
@@ -165,16 +165,16 @@ class JetStreamLog:
             await cursor.aclose()
 
     async def _messages(self, cursor: Cursor, after: int) -> AsyncIterator[list[Raw] | Gap]:
-        """What the cursor brings; a gap where the stream was replaced by a shorter one."""
+        """What the cursor brings; a gap where the stream was replaced."""
         while True:
             try:
                 async for raw in cursor.messages(after):
                     if raw:
                         after = raw[-1].position
                     yield raw
-            except StreamShorter as shorter:
-                yield Gap(shorter.last + 1, after, SHORTER)
-                # Another stream under the same name: nothing of it was read yet.
+            except StreamReplaced as replaced:
+                yield Gap(1, after, str(replaced))
+                # Nothing of the new one was read yet.
                 after = 0
 
     async def _bounds(self, *, follow: bool) -> Bounds:

@@ -95,13 +95,7 @@ class JetStreamTable:
                     lost = sorted(told.keys() - present.keys())
                     entries = [*present.values(), *(Entry(key, None, told[key] + 1) for key in lost)]
                     present = None
-                fresh = [entry for entry in entries if _is_news(entry, told)]
-                for entry in fresh:
-                    if entry.value is None:
-                        del told[entry.key]
-                    else:
-                        told[entry.key] = entry.revision
-                yield fresh
+                yield [entry for entry in entries if _is_news(entry, told)]
         finally:
             await cursor.aclose()
 
@@ -111,6 +105,10 @@ class JetStreamTable:
 
 
 def _is_news(entry: Entry, told: dict[str, int]) -> bool:
+    """Is it a change to what was told? Then it counts as told: one batch may change a key several times."""
     if entry.value is None:
-        return entry.key in told
-    return entry.revision > told.get(entry.key, 0)
+        return told.pop(entry.key, None) is not None
+    if entry.revision <= told.get(entry.key, 0):
+        return False
+    told[entry.key] = entry.revision
+    return True

@@ -145,6 +145,18 @@ def test_single_tokens_show_their_text_and_their_bytes(name: str) -> None:
     assert all("\ufffd" in made.text_of(token) for token in ids)
 
 
+def test_broken_bytes_do_not_hold_back_what_follows_them() -> None:
+    """A character that is complete is shown at once, also behind bytes that are none."""
+    made = tokenizer("sim")
+    broken, euro = made.reference.token_to_id("ÿ"), tuple(made.reference.encode("€").ids)
+    assert broken is not None
+    assert made.bytes_of(broken) == b"\xff"
+    decoder = made.decoder()
+    assert decoder.push((broken, *euro)) == "\ufffd€"
+    assert decoder.push((broken, *euro, *euro[:2])) == "\ufffd€"
+    assert decoder.push((euro[2],)) == "€"
+
+
 def test_ids_beyond_the_vocabulary_show_nothing() -> None:
     """Padded vocabularies of engines have ids that no tokenizer knows."""
     made = tokenizer("sim")

@@ -154,7 +154,7 @@ def rebuilt(case: EngineCase) -> Copies:
 
 
 class MakeEngine(Protocol):
-    """Makes an engine that is not started. A `small` one has a KV cache of about 40 blocks."""
+    """Makes an engine that is not started. A `small` one has a KV cache of about 20 blocks."""
 
     def __call__(self, *, small: bool = False) -> Engine:
         """A new engine."""
@@ -164,7 +164,7 @@ class MakeEngine(Protocol):
 def sim_engine(step_time: StepTime, *, small: bool = False) -> Engine:
     """A simulated engine whose answers are easy to tell apart from prompts."""
     settings = SimSettings(
-        total_blocks=40 if small else 4_096,
+        total_blocks=20 if small else 4_096,
         context_length=512 if small else 8_192,
         step_time=step_time,
         script=tuple(range(300, 400)),
@@ -178,7 +178,7 @@ def vllm_engine(model: str, *, small: bool = False) -> Engine:
     from headwater.engines.vllm import VllmEngine, VllmSettings
 
     settings = VllmSettings(model=model, name="small", worker="w0", kv_cache_mib=512)
-    return VllmEngine(settings._replace(kv_cache_mib=64, max_model_len=512) if small else settings)
+    return VllmEngine(settings._replace(kv_cache_mib=32, max_model_len=512) if small else settings)
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ async def test_full_cache_evicts_and_says_what(make_engine: MakeEngine) -> None:
 async def test_requests_that_do_not_fit_together_all_end(make_engine: MakeEngine) -> None:
     """Running out of blocks delays requests and recomputes them; each gets its own length."""
     async with started(make_engine(small=True)) as case:
-        prompts = [case.prompt(4.5) for _ in range(6)]
+        prompts = [case.prompt(2.5) for _ in range(6)]
         length = case.info.total_blocks * case.info.block_size // 5 - len(prompts[0])
         alone = [(await case.generate(prompt, max_tokens=8, seed=3)).tokens for prompt in prompts]
         answers = [case.submit(case.request(prompt, max_tokens=length, seed=3)) for prompt in prompts]

@@ -1,0 +1,133 @@
+"""The simplest thing that could be right: a dictionary of counts per worker, beside a real prefix index.
+
+Block names are chosen so that many share a home row at the table's end: long probe sequences that wrap around,
+and removals out of their middle, happen all the time instead of almost never.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from headwater.router.index import CAPACITY_MIN, FILL_MAX, PrefixIndex
+from headwater.schemas.hashing import U64
+
+TIERS = 4
+LENGTH = 12
+HOMES = (CAPACITY_MIN - 2, 0, CAPACITY_MIN - 1, 1)
+UNKNOWN = 7 << 40
+
+
+def _chain(number: int) -> list[int]:
+    """Block names of a prompt. Prompts of one family share their first four blocks."""
+    shared = [(1 + number // 3) * 1000 + depth for depth in range(4)]
+    own = [50_000 + number * 100 + depth for depth in range(4, LENGTH)]
+    return [(name << 13) | HOMES[name % len(HOMES)] for name in shared + own]
+
+
+CHAINS = [_chain(number) for number in range(6)]
+PARENTS = {name: parent for chain in CHAINS for parent, name in zip([0, *chain], chain, strict=False)}
+FILLER: U64 = (np.arange(1, int(CAPACITY_MIN * FILL_MAX) + 2, dtype=np.uint64) << np.uint64(32)) | np.uint64(
+    5
+)
+
+
+class IndexModel:
+    """`held[worker][tier, block]` counts copies; the index must tell the same at any time."""
+
+    def __init__(self) -> None:
+        self.index = PrefixIndex()
+        self.held: dict[str, Counter[tuple[int, int]]] = {}
+        self.joined = 0
+
+    def join(self, count: int) -> None:
+        """Workers join."""
+        for _ in range(count):
+            name = f"w{self.joined}"
+            self.joined += 1
+            self.index.add_worker(name)
+            self.held[name] = Counter()
+
+    def store(self, worker: str, tier: int, run: list[int]) -> None:
+        """A part of a chain is stored."""
+        self.index.store(worker, tier, PARENTS[run[0]], np.array(run, np.uint64))
+        self.held[worker].update((tier, block) for block in run)
+
+    def remove(self, worker: str, tier: int, blocks: list[int]) -> None:
+        """One copy of each block goes; what was not there is counted."""
+        held, absent = self.held[worker], 0
+        for block in blocks:
+            absent += not held[tier, block]
+            held[tier, block] -= bool(held[tier, block])
+        self.held[worker] = +held
+        assert self.index.remove(worker, tier, np.array(blocks, np.uint64)) == absent
+
+    def clear(self, worker: str) -> None:
+        """A worker loses everything and stays."""
+        self.index.clear(worker)
+        self.held[worker].clear()
+
+    def drop(self, worker: str) -> None:
+        """A worker goes; its place may be given to another."""
+        self.index.drop_worker(worker)
+        self.index.drop_worker(worker)
+        del self.held[worker]
+
+    def fill(self, worker: str) -> None:
+        """So much is stored, and taken away again, that the table must have grown."""
+        self.index.store(worker, 0, 0, FILLER)
+        assert self.index.table.shape[0] > CAPACITY_MIN
+        assert self.index.remove(worker, 0, FILLER) == 0
+
+    def check_depths(self) -> None:
+        """Depth on GPU and on any tier, for every worker and prompt, and the deepest of all."""
+        holders = [worker for worker, held in self.held.items() if held]
+        others = [slot for worker, slot in self.index.slots.items() if not self.held[worker]]
+        for chain in CHAINS:
+            deepest, depths = self.index.find(np.array([*chain, UNKNOWN], np.uint64))
+            deepest_wanted = 0
+            for worker in holders:
+                held, slot = self.held[worker], self.index.slots[worker]
+                gpu = _depth(chain, [(0, held)])
+                anywhere = _depth(chain, [(tier, held) for tier in range(TIERS)])
+                assert (depths[0, slot], depths[1, slot]) == (gpu, anywhere), worker
+                deepest_wanted = max(deepest_wanted, anywhere)
+            assert deepest == deepest_wanted
+            assert not depths[:, others].any()
+
+    def check_counts(self) -> None:
+        """Rows are distinct blocks that anybody holds; blocks and copies are counted per worker and tier."""
+        index = self.index
+        assert set(index.slots) == set(index.blocks) == set(self.held)
+        assert index.rows == len({block for held in self.held.values() for _, block in held})
+        assert index.rows == np.count_nonzero(index.table[:, 0])
+        assert index.blocks == {worker: len(held) for worker, held in self.held.items()}
+        told = {
+            (worker, tier, block): count
+            for (worker, tier), extra in index.copies.items()
+            for block, count in extra.items()
+        }
+        assert told == {
+            (worker, tier, block): count - 1
+            for worker, held in self.held.items()
+            for (tier, block), count in held.items()
+            if count > 1
+        }
+
+    def check_digest(self) -> None:
+        """Rebuilt from the model in another order, an index has the same digest."""
+        again = PrefixIndex()
+        by_slot = {slot: worker for worker, slot in self.index.slots.items()}
+        for slot in range(max(by_slot, default=-1) + 1):
+            again.add_worker(by_slot.get(slot, f"empty{slot}"))
+        for worker in reversed(self.held):
+            for (tier, block), count in reversed(self.held[worker].items()):
+                for _ in range(count):
+                    again.store(worker, tier, PARENTS[block], np.array([block], np.uint64))
+        assert again.digest() == self.index.digest()
+
+
+def _depth(chain: list[int], places: list[tuple[int, Counter[tuple[int, int]]]]) -> int:
+    for depth, block in enumerate(chain):
+        if not any(held[tier, block] for tier, held in places):
+            return depth
+    return len(chain)

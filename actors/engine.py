@@ -1,7 +1,7 @@
 """The engine actor: one engine as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain,resync}
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain}; hw.<ns>.worker.<worker>.resync
 Subjects out
     hw.<ns>.edge.<edge>.frames, and the pool log: fleet, kv and load events of this worker
 State
@@ -20,7 +20,7 @@ On stop
 
 import asyncio
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -30,11 +30,11 @@ from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.frames import FrameSender
 from headwater.actors.tasks import cancel_all
+from headwater.actors.worker_life import WorkerLife
 from headwater.actors.world import World
-from headwater.engines.engine import Engine, EngineInfo, KvEvent, RequestRejected, Step
-from headwater.events.writer import EVENT_BYTES, Writer, WriterFenced
+from headwater.engines.engine import Engine, EngineInfo, RequestRejected, Step
+from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
-from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.inference import (
     Accepted,
     Cancel,
@@ -43,8 +43,6 @@ from headwater.schemas.inference import (
     Refused,
     StatusQuery,
 )
-from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.load import LoadReported
 from headwater.schemas.names import pool_name
 
 LOAD_PERIOD_S = 1.0
@@ -55,15 +53,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _generate = msgspec.msgpack.Decoder(GenerateRequest)
 _cancel = msgspec.msgpack.Decoder(Cancel)
 _status = msgspec.msgpack.Decoder(StatusQuery)
-
-
-class _Life(NamedTuple):
-    """What belongs to one epoch."""
-
-    lease: lease.LeaseHandle
-    kv: Writer
-    load: Writer
-    fleet: Writer
 
 
 class EngineActor(Actor):
@@ -81,13 +70,12 @@ class EngineActor(Actor):
         self._frames = FrameSender(world.bus, world.ns, name)
         self._info: EngineInfo | None = None
         self._pool = ""
-        self._life: _Life | None = None
+        self._life: WorkerLife | None = None
         self._subscriptions: list[Subscription] = []
         self._progress: tuple[list[str], list[str], list[str]] = ([], [], [])
         self._moved = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._kv_lost = False
 
     @property
     def info(self) -> EngineInfo:
@@ -142,24 +130,23 @@ class EngineActor(Actor):
             world.leases, "worker", self.name, world.clock, pool=self._pool, ids=world.ids()
         )
         log = await world.pool_log(self._pool)
-
-        def writer(kind: subjects.PoolKind) -> Writer:
-            subject = subjects.pool_subject(world.ns, self._pool, kind, self.name)
-            return Writer(log, subject, self.name, held.epoch, world.clock)
-
-        life = _Life(held, writer("kv"), writer("load"), writer("fleet"))
+        life = WorkerLife(
+            world, held, log, self.name, self._pool, self.engine, self.info, lambda: list(self._frames.active)
+        )
         self._frames.epoch = held.epoch
         try:
             async with asyncio.TaskGroup() as group:
                 loops = [group.create_task(held.hold(), name="lease")]
-                await self._join(life)
+                # Requests are taken once the log knows of this life.
+                position = await life.join()
+                await self._listen(life.epoch)
                 loops += [
                     group.create_task(work, name="log")  # type: ignore[arg-type]
                     for work in (life.kv.run(), life.load.run(), life.fleet.run(), self._report(life))
                 ]
                 loops.append(group.create_task(self._pump(life), name="kv"))  # type: ignore[arg-type]
                 self._life = life
-                self.log.info("worker_joined", epoch=held.epoch, log_position=life.fleet.position)
+                self.log.info("worker_joined", epoch=life.epoch, log_position=position)
                 reason = await loops[0]
                 await cancel_all(loops)
                 return reason
@@ -167,24 +154,18 @@ class EngineActor(Actor):
             self._life = None
             await self._unsubscribe()
 
-    async def _join(self, life: _Life) -> None:
-        """Say hello, then announce what is cached; requests are taken once the log knows."""
-        await life.fleet.append_now(self._joined(life.lease.epoch))
-        await life.kv.append_now(BlocksCleared(), *self.engine.held_blocks())
-        load = self.engine.load()
-        await life.load.append_now(
-            LoadReported(load.running, load.waiting, load.used_blocks, load.total_blocks)
-        )
+    async def _listen(self, epoch: int) -> None:
         verbs: list[tuple[subjects.EngineVerb, Any]] = [
             ("generate", self._on_generate),
             ("cancel", self._on_cancel),
             ("status", self._on_status),
             ("drain", self._on_drain),
-            ("resync", self._on_resync),
         ]
         for verb, handler in verbs:
-            subject = subjects.engine(self.world.ns, self.name, life.lease.epoch, verb)
+            subject = subjects.engine(self.world.ns, self.name, epoch, verb)
             self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
+        subject = subjects.resync(self.world.ns, self.name)
+        self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_resync))
 
     async def _unsubscribe(self) -> None:
         for subscription in self._subscriptions:
@@ -246,45 +227,19 @@ class EngineActor(Actor):
 
     async def _on_resync(self, message: Message) -> None:
         self.log.info("resync_asked")
-        life = self._life
-        if life is not None:
-            life.fleet.offer(self._joined(life.lease.epoch))
-            await life.fleet.flush()
-            self._announce(life)
+        if self._life is not None:
+            await self._life.resync()
         if message.reply:
             await self.world.bus.publish(message.reply, b"")
 
-    def _joined(self, epoch: int) -> WorkerJoined:
-        return WorkerJoined(
-            worker=self.name,
-            epoch=epoch,
-            model=self.info.model,
-            engine=self.engine.name,
-            role="both",
-            block_size=self.info.block_size,
-            total_blocks=self.info.total_blocks,
-            max_running=self.info.max_running,
-        )
-
-    def _announce(self, life: _Life) -> None:
-        """Everything cached, from nothing: ends any doubt about what came before."""
-        life.kv.offer(BlocksCleared())
-        for event in self.engine.held_blocks():
-            life.kv.offer(event, _size(event))
-
-    async def _pump(self, life: _Life) -> None:
+    async def _pump(self, life: WorkerLife) -> None:
         """Engine cache events into the log."""
         async for events in self.engine.kv_events():
-            for event in events:
-                if not life.kv.offer(event, _size(event)):
-                    self._kv_lost = True
-            if self._kv_lost and not life.kv.pending:
-                self._kv_lost = False
-                self.log.warning("kv_announced_anew", refused=life.kv.refused)
-                self._announce(life)
+            life.tell(events)
 
-    async def _report(self, life: _Life) -> None:
+    async def _report(self, life: WorkerLife) -> None:
         """Load into the log: soon after a change, and once a second anyway."""
+        clock = self.world.clock
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_PERIOD_S):
@@ -292,20 +247,8 @@ class EngineActor(Actor):
             self._moved.clear()
             accepted, prefilled, finished = self._progress
             self._progress = ([], [], [])
-            load = self.engine.load()
-            life.load.offer(
-                LoadReported(
-                    load.running,
-                    load.waiting,
-                    load.used_blocks,
-                    load.total_blocks,
-                    tuple(accepted),
-                    tuple(prefilled),
-                    tuple(finished),
-                ),
-                EVENT_BYTES + 40 * (len(accepted) + len(prefilled) + len(finished)),
-            )
-            await self.world.clock.sleep(LOAD_INTERVAL_S)
+            life.load.offer(life.report(tuple(accepted), tuple(prefilled), tuple(finished)))
+            await clock.sleep(LOAD_INTERVAL_S)
 
     async def _check(self) -> None:
         """Raises when the engine died: the actor ends, and its supervisor starts a new one."""
@@ -317,7 +260,7 @@ class EngineActor(Actor):
         """See `Actor.drain`."""
         life = self._life
         if life is not None:
-            life.fleet.offer(WorkerDraining(self.name, life.lease.epoch))
+            life.drain()
         self.log.info("draining", requests=len(self._frames.active))
         try:
             async with asyncio.timeout(self._drain_s):
@@ -328,25 +271,15 @@ class EngineActor(Actor):
                 self.engine.abort(request)
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
-            life.fleet.offer(WorkerLeft(self.name, life.lease.epoch, "stopped"))
             try:
                 async with asyncio.timeout(2.0):
-                    await self._settle(life)
+                    await self._frames.flush()
+                    await life.leave()
             except TimeoutError:
                 self.log.warning("left_without_telling_the_log")
-            await life.lease.release()
-
-    async def _settle(self, life: _Life) -> None:
-        await self._frames.flush()
-        for writer in (life.kv, life.load, life.fleet):
-            await writer.flush()
+                await life.lease.release()
 
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._unsubscribe()
         await self.engine.stop()
-
-
-def _size(event: KvEvent) -> int:
-    packed = event.hashes if isinstance(event, BlocksStored | BlocksRemoved) else b""
-    return EVENT_BYTES + len(packed)

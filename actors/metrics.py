@@ -17,6 +17,10 @@ _GAPS = Counter("headwater_router_log_gaps_total", "Gaps met in the log", ["pool
 _DECIDE_SECONDS = Histogram("headwater_router_decision_seconds", "Time to decide", ["pool"], buckets=_SECONDS)
 _POSITION = Gauge("headwater_router_log_position", "Log position of the fold", ["pool"])
 _LAG = Gauge("headwater_router_lag_messages", "Log messages not folded yet", ["pool"])
+_LAG_SECONDS = Gauge(
+    "headwater_router_lag_seconds", "Age of the newest folded message while behind", ["pool"]
+)
+_BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of place", ["pool"])
 _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index", ["pool"])
 _WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
 
@@ -33,6 +37,8 @@ class RouterMetrics:
         self.seconds = _DECIDE_SECONDS.labels(pool)
         self.position = _POSITION.labels(pool)
         self.lag = _LAG.labels(pool)
+        self.lag_seconds = _LAG_SECONDS.labels(pool)
+        self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)
         self.workers = _WORKERS.labels(pool)
 

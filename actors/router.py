@@ -12,7 +12,10 @@ On lag
 On loss of the log
     as on lag; decisions wait in a bounded queue, and past the bound are not recorded (counted)
 On a gap in the log
-    starts from nothing behind the gap and asks every worker to announce itself and its cache anew
+    starts from nothing behind the gap; workers whose lease is live but whom the fold does not know are asked to
+    announce themselves and their caches anew
+On a broken chain
+    the worker whose messages are incomplete is cold, and is asked likewise
 On stop
     answers what was asked, writes its decisions, saves a snapshot
 """
@@ -24,27 +27,27 @@ import msgspec
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
-from headwater.actors.bus_port import BusError, Message, Subscription
+from headwater.actors.bus_port import Message, Subscription
+from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.world import World
 from headwater.events.errors import LogError
-from headwater.events.log import Bounds, Gap, Log, Slice
+from headwater.events.log import Bounds, Gap, Log, Record, Slice, Unreadable
 from headwater.events.snapshots import SnapshotStore
-from headwater.events.writer import EVENT_BYTES, Writer
+from headwater.events.writer import Writer
 from headwater.router.decide import Standing, decide, prompt_of
-from headwater.router.state import RouterState, apply_to_loads
+from headwater.router.state import RouterState, apply_to_loads, in_order
 from headwater.schemas import subjects
-from headwater.schemas.card import Lease
-from headwater.schemas.fleet import WorkerLeft
 from headwater.schemas.route import Decision, RouteQuery, RouteRefused, Weights
 
 LAG_MESSAGES_MAX = 2_000
 """Behind the log by more than this, decisions say that they are degraded."""
 
+LAG_S_MAX = 2.0
+"""So do they when an own decision has not come back from the log for this long."""
+
 SNAPSHOT_PERIOD_S = 30.0
 SNAPSHOT_RECORDS = 20_000
-RECONCILE_PERIOD_S = 0.5
-CANDIDATE_BYTES = 64
 
 _query = msgspec.msgpack.Decoder(RouteQuery)
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,9 +74,8 @@ class RouterActor(Actor):
         self._number = 0
         self._seen = 0
         self._lag = 0
-        self._live: set[str] = set()
-        self._leases_known = asyncio.Event()
-        self._left: set[tuple[str, int]] = set()
+        self._lag_s = 0.0
+        self._unseen_since_s = 0.0
         self._saved_position = 0
         self._saved_at_s = 0.0
         self._caught_up = asyncio.Event()
@@ -85,6 +87,7 @@ class RouterActor(Actor):
             "pool": self.pool,
             "position": self.state.position,
             "lag_messages": self._lag,
+            "lag_s": round(self._lag_s, 3),
             "workers": len(self.state.loads.workers),
             "blocks": self.state.index.rows,
             "decisions": self._number,
@@ -120,8 +123,9 @@ class RouterActor(Actor):
         )
         self.spawn(self._writer.run(), "decisions")
         self.spawn(self._fleet.run(), "fleet")
-        self.spawn(self._watch_leases(), "leases")
-        self.spawn(self._reconcile(), "reconcile")
+        watch = FleetWatch(world, self.pool, self._fleet)
+        self.spawn(watch.watch_leases(), "leases")
+        self.spawn(self._reconcile(watch), "reconcile")
         self.spawn(self._save_snapshots(), "snapshots")
         self._subscription = await world.bus.subscribe(
             subjects.route_query(world.ns, self.pool), self._on_query, queue="router"
@@ -169,46 +173,51 @@ class RouterActor(Actor):
     def _fold(self, piece: Slice) -> None:
         if piece.gap is not None:
             self._on_gap(piece.gap)
-        for unreadable in piece.unreadable:
-            self._metrics.unreadable.inc()
-            self.log.error(
-                "log_message_unreadable", log_position=unreadable.position, reason=unreadable.reason
-            )
-        for record in piece.records:
-            batch = record.batch
-            own = batch.writer == self.name and self._lease is not None and batch.epoch == self._lease.epoch
-            for event in batch.events:
-                self.state.apply_to_index(batch, event)
-                if own and isinstance(event, Decision):
-                    # Applied when it was made.
-                    self._seen = event.number
-                else:
-                    apply_to_loads(self.state.loads, batch, event)
-            self.state.position = record.position
+        for message in in_order(piece):
+            if isinstance(message, Unreadable):
+                self._metrics.unreadable.inc()
+                self.log.error("log_message_unreadable", log_position=message.position, reason=message.reason)
+                self.state.skip(message)
+            else:
+                self._fold_record(message)
         self._lag = piece.lag
+        last_ns = piece.records[-1].stored_ns if piece.records and piece.lag else 0
+        self._lag_s = max(0.0, (self.world.clock.wall_ns() - last_ns) / 1e9) if last_ns else 0.0
         self._metrics.position.set(self.state.position)
         self._metrics.lag.set(piece.lag)
+        self._metrics.lag_seconds.set(self._lag_s)
         self._metrics.blocks.set(self.state.index.rows)
         self._metrics.workers.set(len(self.state.loads.workers))
 
+    def _fold_record(self, record: Record) -> None:
+        batch = record.batch
+        own = batch.writer == self.name and self._lease is not None and batch.epoch == self._lease.epoch
+        events, broken = self.state.admit(record)
+        if broken is not None:
+            self._metrics.breaks.inc()
+            self.log.error("log_chain_broken", **broken._asdict())
+        for event in events:
+            self.state.apply_to_index(batch, event)
+            if own and isinstance(event, Decision):
+                # Applied when it was made.
+                self._seen = event.number
+            else:
+                apply_to_loads(self.state.loads, batch, event)
+
     def _on_gap(self, gap: Gap) -> None:
         """What was lost may have changed anything: begin from nothing and let the workers tell."""
-        known = [(worker.name, worker.epoch) for worker in self.state.loads.workers.values()]
-        self.log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason, workers=len(known))
+        self.log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason)
         self._metrics.gaps.inc()
-        self.state = RouterState()
+        self.state = RouterState(whole=False)
         self.state.position = gap.last
         self._seen = self._number
-        if known:
-            self.spawn(self._ask_resync(known), "resync")
 
-    async def _ask_resync(self, workers: list[tuple[str, int]]) -> None:
-        for name, epoch in workers:
-            subject = subjects.engine(self.world.ns, name, epoch, "resync")
-            try:
-                await self.world.bus.request(subject, b"", timeout_s=2.0)
-            except BusError as error:
-                self.log.warning("resync_unanswered", worker=name, reason=str(error))
+    def _degraded(self) -> bool:
+        """Is the fold known to be behind, or are our own decisions not coming back from the log?"""
+        now = self.world.clock.monotonic_s()
+        if self._seen == self._number:
+            self._unseen_since_s = now
+        return self._lag > LAG_MESSAGES_MAX or now - self._unseen_since_s > LAG_S_MAX
 
     async def _on_query(self, message: Message) -> None:
         try:
@@ -227,7 +236,7 @@ class RouterActor(Actor):
             seen=self._seen,
             wall_ns=self.world.clock.wall_ns(),
             weights=self._weights,
-            degraded=self._lag > LAG_MESSAGES_MAX,
+            degraded=self._degraded(),
         )
         decision = decide(
             self.state.index, self.state.loads, self.state.cold, prompt_of(query), query, standing
@@ -238,42 +247,21 @@ class RouterActor(Actor):
             return decision
         self._number += 1
         self.state.loads.decide(decision)
-        if self._writer is not None and not self._writer.offer(decision, _size(decision)):
+        if self._writer is not None and not self._writer.offer(decision):
             self._metrics.unrecorded.inc()
         self._metrics.decided.inc()
         self._metrics.seconds.observe(self.world.clock.monotonic_s() - began)
         return decision
 
-    async def _watch_leases(self) -> None:
-        async for entries in self.world.leases.watch():
-            for entry in entries:
-                kind, _, name = entry.key.partition(".")
-                if kind != "worker":
-                    continue
-                if entry.value is None:
-                    self._live.discard(name)
-                elif msgspec.json.decode(entry.value, type=Lease).pool == self.pool:
-                    self._live.add(name)
-            self._leases_known.set()
-
-    async def _reconcile(self) -> None:
-        """Workers in the state whose lease is gone have left: put that into the log."""
-        await self._leases_known.wait()
-        missing: dict[tuple[str, int], int] = {}
+    async def _reconcile(self, watch: FleetWatch) -> None:
+        """Bring the log and the leases to agree again, wherever they do not."""
+        await watch.known()
         while True:
-            await self.world.clock.sleep(RECONCILE_PERIOD_S)
-            gone = {
-                (worker.name, worker.epoch)
-                for worker in self.state.loads.workers.values()
-                if worker.name not in self._live
-            }
-            missing = {life: missing.get(life, 0) + 1 for life in gone}
-            for life, rounds in missing.items():
-                # Twice in a row: a worker's joining may be in the log before its lease is watched.
-                if rounds >= 2 and life not in self._left and self._fleet is not None:
-                    self._left.add(life)
-                    self.log.warning("worker_lease_lapsed", worker=life[0], epoch=life[1])
-                    self._fleet.offer(WorkerLeft(life[0], life[1], "lease lapsed"))
+            await self.world.clock.sleep(PERIOD_S)
+            for life in watch.gone(self.state):
+                watch.tell_left(life)
+            for worker in watch.doubtful(self.state):
+                self.spawn(watch.ask_resync(worker), "resync")
 
     async def _save_snapshots(self) -> None:
         clock = self.world.clock
@@ -328,7 +316,3 @@ class RouterActor(Actor):
 def _continues(position: int, bounds: Bounds) -> bool:
     """Is every message behind `position` still in the log, and `position` itself not beyond it?"""
     return bounds.first - 1 <= position <= bounds.last
-
-
-def _size(decision: Decision) -> int:
-    return EVENT_BYTES + 200 + CANDIDATE_BYTES * len(decision.candidates)

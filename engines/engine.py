@@ -92,7 +92,10 @@ class Engine(Protocol):
         ...
 
     def held_blocks(self) -> list[BlocksStored]:
-        """Everything cached now, parents before children: `BlocksCleared` and these rebuild the index."""
+        """Everything cached now, parents before children: `BlocksCleared` and these rebuild the index.
+
+        Events from before that `kv_events` has not yielded yet are dropped: they are in here.
+        """
         ...
 
     def load(self) -> EngineLoad:

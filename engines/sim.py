@@ -140,6 +140,8 @@ class SimEngine:
 
     def held_blocks(self) -> list[BlocksStored]:
         """See `Engine.held_blocks`."""
+        self._cache.take_events()
+        self._events = []
         return [event for event in self._cache.held() if isinstance(event, BlocksStored)]
 
     def load(self) -> EngineLoad:

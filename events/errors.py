@@ -2,6 +2,7 @@
 
     LogError
     ├── LogUnavailable   retryable: the server did not answer in time, or has no leader
+    │   └── LogFull      retryable once an operator made room: the store's limit or the disk is reached
     ├── LogRefused       not retryable: the server said no; the message carries its reason
     └── StreamMissing    not retryable: the stream was deleted or never created
 
@@ -19,6 +20,10 @@ class LogUnavailable(LogError):
     """No answer in time, no leader, or no connection."""
 
     retryable = True
+
+
+class LogFull(LogUnavailable):
+    """There is no room in the store. Nothing was stored; the message says which limit."""
 
 
 class LogRefused(LogError):

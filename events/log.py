@@ -1,17 +1,25 @@
 """The `Log` port: one stream, appended under a fence and read by position.
 
+Two ways to append, chosen by what is written. `append` is atomic: all messages or none, in the place where their
+subjects stood, for facts that must not be there twice or out of turn (who is in the fleet, how a request ended).
+`ingest` streams messages of one subject without waiting for each, for what there is much of (KV blocks, load); a
+prefix may be stored when it fails, and trying again goes on behind it.
+
 Held to one contract suite over JetStream and memory (tests/contract/test_log.py).
 """
 
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from headwater.schemas.envelope import Batch
+from headwater.schemas.envelope import NO_DIGEST, Batch, Sealed
 from headwater.schemas.pool import LogEvent
+
+ATOMIC_MESSAGES_MAX: Final = 1_000
+"""Messages of one `append`: the server's own bound."""
 
 
 class Stored(NamedTuple):
-    """The batch is in the log at `position`; `again` if an earlier try had already put it there."""
+    """Everything is in the log, the last message at `position`; `again` if an earlier try had put it there."""
 
     position: int
     again: bool = False
@@ -24,7 +32,7 @@ class Fenced(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """The deadline passed without an answer. The batch may be stored; appending it again is safe."""
+    """The deadline passed without an answer. All or a part may be stored; the same call again is safe."""
 
     reason: str
 
@@ -69,6 +77,27 @@ class Slice(NamedTuple):
     unreadable: tuple[Unreadable, ...] = ()
 
 
+class Newest(NamedTuple):
+    """The newest message of a subject: where it is, whose it is, and its digest."""
+
+    position: int
+    writer: str
+    epoch: int
+    seq: int
+    digest: bytes
+
+
+NOTHING: Final = Newest(0, "", 0, 0, NO_DIGEST)
+"""`Newest` of a subject without messages."""
+
+
+class Entry(NamedTuple):
+    """A message and the subject it belongs to."""
+
+    subject: str
+    message: Sealed
+
+
 class Bounds(NamedTuple):
     """First and last position held. `last` is first - 1 for an empty log."""
 
@@ -79,12 +108,27 @@ class Bounds(NamedTuple):
 class Log(Protocol):
     """One ordered stream of batches. Positions start at 1 and only rise."""
 
-    async def append(self, subject: str, batch: Batch[Any], *, deadline_s: float = 5.0) -> AppendResult:
-        """Append one batch, at most once per (subject, writer, epoch, seq).
+    async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
+        """Append these messages together or not at all, at most once per (subject, writer, epoch, seq).
 
-        Appends of one subject are taken one at a time in call order. Raises `LogRefused` when the server
-        rejects the message for good (too large, no space), never for a lost fence.
+        At most `ATOMIC_MESSAGES_MAX`; messages of one subject in the order of their seq. Appends that touch
+        the same subject are taken one at a time in call order. Raises `LogRefused` when the server rejects a
+        message for good (too large), `LogFull` when there is no room, never for a lost fence.
         """
+        ...
+
+    async def ingest(
+        self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
+    ) -> AppendResult:
+        """Append messages of one writer's life to its subject, in order and without holes.
+
+        `fence` is another subject of the same writer, written by `append` at the start of each life: a
+        message is taken only while no later life has written there. Raises as `append` does.
+        """
+        ...
+
+    async def newest(self, subject: str) -> Newest:
+        """The newest message of a subject, `NOTHING` where there is none. Raises `LogUnavailable`."""
         ...
 
     def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:

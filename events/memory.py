@@ -1,85 +1,10 @@
-"""The ports in memory: same contracts, no server. For tests and the simulator."""
+"""`Table` and `Blobs` in memory: same contracts, no server. For tests and the simulator."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
-from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored, Unreadable
 from headwater.events.table import Entry
 from headwater.schemas.clock import Clock
-from headwater.schemas.envelope import Batch
-from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch
-
-SLICE_RECORDS_MAX = 256
-
-
-class MemoryLog:
-    """`Log` in memory. Batches go through the real codec, so what cannot be encoded cannot be appended."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._first = 1
-        self._messages: list[tuple[str, int, bytes]] = []
-        self._last_of: dict[str, tuple[str, int, int, int]] = {}
-        self._grown = asyncio.Event()
-
-    async def append(self, subject: str, batch: Batch[Any], *, deadline_s: float = 5.0) -> AppendResult:
-        """See `Log.append`."""
-        data = encode_batch(batch)
-        last = self._last_of.get(subject)
-        if last is not None:
-            writer, epoch, seq, position = last
-            if epoch > batch.epoch:
-                return Fenced(epoch)
-            if (writer, epoch) == (batch.writer, batch.epoch) and seq >= batch.seq:
-                return Stored(position, again=True)
-        self._messages.append((subject, self._clock.wall_ns(), data))
-        position = self._first + len(self._messages) - 1
-        self._last_of[subject] = (batch.writer, batch.epoch, batch.seq, position)
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
-        return Stored(position)
-
-    async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
-        """See `Log.read`."""
-        until = (await self.bounds()).last
-        told = False
-        while True:
-            first, last = await self.bounds()
-            gap = None
-            if after + 1 < first:
-                gap = Gap(after + 1, first - 1, "purged")
-                after = first - 1
-            elif after > last:
-                gap = Gap(last + 1, after, "the log is shorter than the position asked for")
-                after = last
-            stop = min(last, after + SLICE_RECORDS_MAX)
-            records: list[Record] = []
-            unreadable: list[Unreadable] = []
-            for position in range(after + 1, stop + 1):
-                subject, stored_ns, data = self._messages[position - self._first]
-                try:
-                    records.append(Record(position, subject, stored_ns, decode_batch(data)))
-                except UnreadableBatch as error:
-                    unreadable.append(Unreadable(position, subject, str(error)))
-            after = stop
-            if records or unreadable or gap or not told:
-                told = True
-                yield Slice(records, last - after, gap, tuple(unreadable))
-            elif not follow and after >= until:
-                return
-            else:
-                await self._grown.wait()
-
-    async def bounds(self) -> Bounds:
-        """See `Log.bounds`."""
-        return Bounds(self._first, self._first + len(self._messages) - 1)
-
-    def purge(self, before: int) -> None:
-        """Forget positions below `before`, as retention would."""
-        drop = max(0, min(before - self._first, len(self._messages)))
-        del self._messages[:drop]
-        self._first += drop
 
 
 class MemoryTable:

@@ -1,27 +1,31 @@
-"""A writer of one subject: takes events without waiting, appends them in packed batches, one at a time.
+"""A writer of one subject: takes events without waiting, appends them in packed messages, one call at a time.
 
-Whoever has an event calls `offer` and goes on; the log never holds up a token. `run` packs what came within
-a few milliseconds into one message and appends it until it is stored, with the same batch each time.
+Whoever has an event calls `offer` and goes on; the log never holds up a token. `run` packs what came within a few
+milliseconds into messages and appends them until they are stored, with the same messages each time.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
 
-from headwater.events.errors import LogError, LogRefused
-from headwater.events.log import Fenced, Log, Stored, Unknown
+from headwater.events.errors import LogError, LogFull, LogRefused
+from headwater.events.log import ATOMIC_MESSAGES_MAX, AppendResult, Entry, Fenced, Log, Stored, Unknown
 from headwater.schemas.clock import Clock
-from headwater.schemas.envelope import SCHEMA_VERSION, Batch, Event
+from headwater.schemas.envelope import SCHEMA_VERSION, Batch, Event, Sealed
+from headwater.schemas.pool import seal, size_of
 
 DELAY_S = 0.002
 BATCH_EVENTS_MAX = 512
 BATCH_BYTES_MAX = 256 * 1024
+CALL_MESSAGES_MAX = 64
 PENDING_EVENTS_MAX = 200_000
-EVENT_BYTES = 64
-"""Assumed size of an event without its packed hashes; only bounds the size of a batch."""
+
+RETRY_S = 0.5
+FULL_RETRY_S = 2.0
+"""Pause while the store is full: somebody has to make room first."""
 
 _log = structlog.get_logger("headwater.writer")
 
@@ -33,8 +37,10 @@ class WriterFenced(Exception):
 class Writer:
     """Appends the events of one (subject, writer, epoch) in order.
 
-    At most `PENDING_EVENTS_MAX` events wait; past that `offer` refuses, and counts what it refused in
-    `refused`: the owner then declares a gap once the log is back.
+    With a `fence` (another subject of this writer, see `Log.ingest`) its messages are streamed, without one each
+    call is atomic. At most `PENDING_EVENTS_MAX` events wait; past that `offer` refuses, and counts what it refused
+    in `refused`: the owner then declares a gap once the log is back. `stamp` sees the events of each message
+    at the moment when it is made, and may put one more behind them.
     """
 
     def __init__(
@@ -45,28 +51,31 @@ class Writer:
         epoch: int,
         clock: Clock,
         *,
-        on_stored: Callable[[int, tuple[Event, ...]], None] | None = None,
+        fence: str = "",
+        stamp: Callable[[Sequence[Event]], Event] | None = None,
     ) -> None:
+        self.subject = subject
         self._log = log
-        self._subject = subject
         self._writer = writer
         self._epoch = epoch
         self._clock = clock
-        self._on_stored = on_stored
-        self._pending: deque[tuple[Event, int]] = deque()
+        self._fence = fence
+        self._stamp = stamp
+        self._pending: deque[tuple[Event, str]] = deque()
         self._seq = 0
+        self._previous = b""
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self.refused = 0
         self.position = 0
 
-    def offer(self, event: Event, size: int = EVENT_BYTES) -> bool:
-        """Queue an event of about `size` bytes. False if the queue is full and it was not taken."""
+    def offer(self, event: Event, trace: str = "") -> bool:
+        """Queue an event. False if the queue is full and it was not taken."""
         if len(self._pending) >= PENDING_EVENTS_MAX:
             self.refused += 1
             return False
-        self._pending.append((event, size))
+        self._pending.append((event, trace))
         self._wake.set()
         self._idle.clear()
         return True
@@ -87,56 +96,103 @@ class Writer:
             self._wake.clear()
             await self._clock.sleep(DELAY_S)
             while self._pending:
-                await self._append(self._pack())
+                await self._append(pack(self._pending, CALL_MESSAGES_MAX))
             self._idle.set()
 
-    async def append_now(self, *events: Event) -> int:
-        """Append these events by themselves, at once, and return their position.
+    async def _append(self, packed: list[tuple[Sequence[Event], str]]) -> None:
+        await self._find_place()
+        messages = [self._seal(events, trace) for events, trace in packed]
+        self.position = await stored(
+            lambda: self._send(messages), self._clock, self.subject, lambda: len(self._pending)
+        )
+        for events, _ in packed:
+            for _ in events:
+                self._pending.popleft()
 
-        For facts whose order against other subjects matters, before `run` is started.
-        """
-        self._pending.extend((event, EVENT_BYTES) for event in events)
-        while self._pending:
-            await self._append(self._pack())
-        self._idle.set()
-        return self.position
+    async def _send(self, messages: list[Sealed]) -> AppendResult:
+        if self._fence:
+            return await self._log.ingest(self.subject, *messages, fence=self._fence)
+        return await self._log.append(*(Entry(self.subject, message) for message in messages))
 
-    def _pack(self) -> tuple[Event, ...]:
-        packed: list[Event] = []
-        size = 0
-        for event, event_size in self._pending:
-            if packed and (size + event_size > BATCH_BYTES_MAX or len(packed) >= BATCH_EVENTS_MAX):
-                break
-            packed.append(event)
-            size += event_size
-        return tuple(packed)
+    async def _find_place(self) -> None:
+        """Learn behind which message this life's first one goes."""
+        while not self._previous:
+            try:
+                self._previous = (await self._log.newest(self.subject)).digest
+            except LogError as error:
+                if not error.retryable:
+                    raise
+                _log.warning("append_waits", subject=self.subject, reason=str(error))
+                await self._clock.sleep(RETRY_S)
 
-    async def _append(self, events: tuple[Event, ...]) -> None:
+    def _seal(self, events: Sequence[Event], trace: str) -> Sealed:
+        if self._stamp is not None:
+            events = [*events, self._stamp(events)]
         self._seq += 1
         batch: Batch[Any] = Batch(
-            SCHEMA_VERSION, self._writer, self._epoch, self._seq, self._clock.wall_ns(), events
+            version=SCHEMA_VERSION,
+            writer=self._writer,
+            epoch=self._epoch,
+            seq=self._seq,
+            wall_ns=self._clock.wall_ns(),
+            events=tuple(events),
+            trace=trace,
+            previous=self._previous,
         )
-        while True:
-            try:
-                result = await self._log.append(self._subject, batch)
-            except LogRefused:
-                raise
-            except LogError as error:
-                result = Unknown(str(error))
-            match result:
-                case Stored(position=position):
-                    break
-                case Fenced(epoch=epoch):
-                    raise WriterFenced(
-                        f"{self._subject}: epoch {self._epoch} of {self._writer} is over, {epoch} writes now"
-                    )
-                case Unknown(reason=reason):
-                    _log.warning(
-                        "append_retried", subject=self._subject, reason=reason, pending=len(self._pending)
-                    )
-                    await self._clock.sleep(0.5)
-        self.position = position
-        for _ in events:
-            self._pending.popleft()
-        if self._on_stored is not None:
-            self._on_stored(position, events)
+        message = seal(batch)
+        self._previous = message.digest
+        return message
+
+    async def begin(self, *events: Event) -> list[Entry]:
+        """The first messages of this life, for an atomic append together with those of other subjects.
+
+        The caller appends them, with `stored`, before `run` is started.
+        """
+        await self._find_place()
+        packed = pack(((event, "") for event in events), ATOMIC_MESSAGES_MAX) or [((), "")]
+        return [Entry(self.subject, self._seal(part, trace)) for part, trace in packed]
+
+
+def pack(events: Iterable[tuple[Event, str]], messages_max: int) -> list[tuple[Sequence[Event], str]]:
+    """The first of these (event, trace) pairs as contents of at most `messages_max` messages, each with its trace."""
+    packed: list[tuple[Sequence[Event], str]] = []
+    part: list[Event] = []
+    traces: set[str] = set()
+    size = 0
+    for event, trace in events:
+        event_size = size_of(event)
+        if part and (size + event_size > BATCH_BYTES_MAX or len(part) >= BATCH_EVENTS_MAX):
+            packed.append((part, traces.pop() if len(traces) == 1 else ""))
+            part, traces, size = [], set(), 0
+            if len(packed) == messages_max:
+                return packed
+        part.append(event)
+        traces.add(trace)
+        size += event_size
+    if part:
+        packed.append((part, traces.pop() if len(traces) == 1 else ""))
+    return packed
+
+
+async def stored(
+    attempt: Callable[[], Any], clock: Clock, subject: str, pending: Callable[[], int] = lambda: 0
+) -> int:
+    """Try until it is stored; returns the position. Raises `WriterFenced`, `LogRefused` or `StreamMissing`."""
+    while True:
+        pause_s = RETRY_S
+        try:
+            result: AppendResult = await attempt()
+        except LogFull as error:
+            result, pause_s = Unknown(str(error)), FULL_RETRY_S
+        except LogRefused:
+            raise
+        except LogError as error:
+            result = Unknown(str(error))
+        match result:
+            case Stored(position=position):
+                return position
+            case Fenced(epoch=epoch):
+                raise WriterFenced(f"{subject}: this life is over, epoch {epoch} writes now")
+            case Unknown(reason=reason):
+                _log.warning("append_retried", subject=subject, reason=reason, pending=pending())
+                await clock.sleep(pause_s)

@@ -30,6 +30,7 @@ UP = (
     "data_dir",
     "namespace",
     "drain_s",
+    "record_payloads",
     "log_level",
     "log_format",
 )
@@ -163,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     add("up", "start a whole fleet on this machine", UP, _up)
-    add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port"), _edge)
+    add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port", "record_payloads"), _edge)
     add("router", "run one router", (*ACTOR, "pool"), _router)
     add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
     add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from headwater.schemas.request import PayloadKind
+
 ENV_PREFIX = "HEADWATER_"
 
 
@@ -43,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sim_blocks: Annotated[int, msgspec.Meta(ge=16)] = 16384
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 15.0
     metrics_port: Port = 0
+    record_payloads: PayloadKind = "off"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
@@ -68,6 +71,7 @@ HELP = {
     "sim_blocks": "simulated engine: KV blocks per worker",
     "drain_s": "seconds that running requests get on stop",
     "metrics_port": "port for Prometheus metrics of a router or engine; 0: none",
+    "record_payloads": "what of prompts and answers goes into the request log: off, hashed (SHA-256) or full",
     "log_level": "least level that is logged",
     "log_format": "text, json, or auto: text on a terminal",
 }

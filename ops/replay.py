@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from headwater.actors.world import World
-from headwater.events.log import Log, Slice
+from headwater.events.log import Log, Record, Slice
 from headwater.events.snapshots import SnapshotStore
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.run_actor import nats_url
 from headwater.ops.tables import table
 from headwater.ops.world import open_world
 from headwater.router.replay import Difference, Recorded, Replay
-from headwater.router.state import RouterState
+from headwater.router.state import RouterState, in_order
 from headwater.schemas.route import Decision, RouteRefused
 
 
@@ -56,15 +56,17 @@ async def replay(settings: Settings, *, verify: bool) -> int:
         async for piece in _pieces(log, start):
             if difference is not None:
                 break
-            for record in piece.records:
-                events += len(record.batch.events)
-                difference = run.step(record)
+            for message in in_order(piece):
+                events += len(message.batch.events) if isinstance(message, Record) else 0
+                difference = run.step(message)
                 if verify and difference is not None:
                     break
                 difference = None
         if difference is not None:
             print(_explain(difference))
             return 1
+        for broken in run.breaks:
+            print(f"position {broken.position} breaks the chain of {broken.subject}: {broken.reason}")
         print(
             f"pool {pool}: positions {start + 1} to {state.position}, {events} events, "
             f"{len(state.loads.workers)} workers, {state.index.rows} blocks, state {state.digest()}"

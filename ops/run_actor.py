@@ -12,6 +12,7 @@ import structlog
 
 from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.edge.server import UvicornServer
 from headwater.actors.engine import EngineActor
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
@@ -55,7 +56,8 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
 
     async def make(world: World) -> Actor:
         # Each life of the actor closes its own copy.
-        return EdgeActor(world, name, listener.dup(), drain_s=settings.drain_s)
+        server = UvicornServer(listener.dup())
+        return EdgeActor(world, name, server, drain_s=settings.drain_s, payload=settings.record_payloads)
 
     return await _run(settings, name, make, stop)
 

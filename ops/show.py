@@ -9,7 +9,6 @@ from headwater.ops.replay import pool_of
 from headwater.ops.run_actor import nats_url
 from headwater.ops.tables import table
 from headwater.ops.world import open_world
-from headwater.schemas.request import RequestAccepted, RequestEnded, RequestRouted
 from headwater.schemas.route import Decision
 from headwater.schemas.subjects import pool_kind
 
@@ -102,9 +101,5 @@ async def _print_life(world: World, request: str) -> None:
     async for piece in world.requests.read(0, follow=False):
         for record in piece.records:
             for event in record.batch.events:
-                match event:
-                    case RequestAccepted() | RequestRouted() | RequestEnded():
-                        if event.request == request:
-                            print(f"  {event}")
-                    case _:
-                        pass
+                if getattr(event, "request", None) == request:
+                    print(f"  {event}")

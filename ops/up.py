@@ -66,7 +66,21 @@ class Fleet:
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()
         self._add("router", [*common, "--name", "router-0"], "router")
-        self._add("edge", [*common, "--name", "edge-0", "--port", str(port), "--host", str(host)], "edge")
+        self._add(
+            "edge",
+            [
+                *common,
+                "--name",
+                "edge-0",
+                "--port",
+                str(port),
+                "--host",
+                str(host),
+                "--record-payloads",
+                settings.record_payloads,
+            ],
+            "edge",
+        )
         if settings.engine == "vllm":
             self._add(
                 "engines", [*common, *self._engine_flags(), "--workers", str(settings.workers)], "engine"

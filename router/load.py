@@ -8,7 +8,7 @@ own decisions at once and a replay that reads them from the log reach the same s
 import msgspec
 
 from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
-from headwater.schemas.load import LoadReported
+from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.route import Decision
 
 DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
@@ -152,6 +152,22 @@ class Loads(msgspec.Struct):
             self._advance(worker, request, PREFILLED)
         for request in event.finished:
             self._advance(worker, request, FINISHED)
+
+    def hold(self, name: str, epoch: int, event: RequestsHeld) -> None:
+        """An engine told all its requests: what it had accepted before and does not name has ended."""
+        worker = self.current(name, epoch)
+        if worker is None:
+            return
+        held = set(event.requests)
+        for request, active in list(worker.requests.items()):
+            if active.stage != DECIDED and request not in held:
+                self._advance(worker, request, FINISHED)
+        for key in self.early:
+            # Their decisions are still on their way to the log; here they came first.
+            if key.startswith(f"{name}/") and key[len(name) + 1 :] not in held:
+                self.early[key] = FINISHED
+        for request in event.requests:
+            self._advance(worker, request, ACCEPTED)
 
     def _advance(self, worker: Worker, request: str, stage: int) -> None:
         active = worker.requests.get(request)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.events.log import Record
+from headwater.events.chain import Break
+from headwater.events.log import Record, Unreadable
 from headwater.router.decide import CannotRecompute, recompute
 from headwater.router.load import Loads
 from headwater.router.state import RouterState, apply_to_loads
@@ -47,6 +48,7 @@ class Replay:
         self.state = state
         self.verified = 0
         self.unverifiable = 0
+        self.breaks: list[Break] = []
         self._made_at: defaultdict[int, list[Recorded]] = defaultdict(list)
         self._last_number: dict[Life, int] = {}
         for recorded in decisions:
@@ -61,18 +63,23 @@ class Replay:
         """Check the decisions made at the position where the replay begins."""
         return self._check(self.state.position)
 
-    def step(self, record: Record) -> Difference | None:
-        """Fold one record, then check the decisions made on it. Returns the first difference."""
-        batch = record.batch
-        for event in batch.events:
+    def step(self, message: Record | Unreadable) -> Difference | None:
+        """Fold one message, then check the decisions made on it. Returns the first difference."""
+        if isinstance(message, Unreadable):
+            self.state.skip(message)
+            return self._check(message.position)
+        batch = message.batch
+        events, broken = self.state.admit(message)
+        if broken is not None:
+            self.breaks.append(broken)
+        for event in events:
             self.state.apply_to_index(batch, event)
             apply_to_loads(self.state.loads, batch, event)
             life = (batch.writer, batch.epoch)
             for other, (loads, _) in self._views.items():
                 if other != life or not isinstance(event, Decision):
                     apply_to_loads(loads, batch, event)
-        self.state.position = record.position
-        return self._check(record.position)
+        return self._check(message.position)
 
     def _check(self, position: int) -> Difference | None:
         for recorded in self._made_at.pop(position, ()):

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.events.log import Record
+from headwater.events.chain import Break, Chains, Head
+from headwater.events.log import Record, Slice, Unreadable
 from headwater.events.snapshots import Snapshot
 from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads
@@ -17,8 +18,10 @@ from headwater.schemas.envelope import Batch, Event
 from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.load import LoadReported
+from headwater.schemas.load import LoadReported, RequestsHeld
+from headwater.schemas.pool import LogEvent
 from headwater.schemas.route import Decision
+from headwater.schemas.subjects import writer_of
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -27,21 +30,43 @@ class RouterState:
     """Index, loads and the log position they stand at.
 
     `cold` names workers whose announcements have a hole: their cache is not counted on until they announce
-    it anew.
+    it anew. `whole` is False for a fold that does not begin at the log's first message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
         self.position = 0
+        self.chains = Chains(whole=whole)
         self.index = PrefixIndex()
         self.loads = Loads()
         self.cold: set[str] = set()
 
-    def apply(self, record: Record) -> None:
-        """Fold one log message."""
-        for event in record.batch.events:
+    def apply(self, record: Record) -> Break | None:
+        """Fold one log message; returns what is wrong with its place in the chain."""
+        events, broken = self.admit(record)
+        for event in events:
             self.apply_to_index(record.batch, event)
             apply_to_loads(self.loads, record.batch, event)
+        return broken
+
+    def admit(self, record: Record) -> tuple[tuple[LogEvent, ...], Break | None]:
+        """Take a message's place: its events, which the caller folds, and what is wrong with its place.
+
+        A worker of whose messages one is missing is cold from here on.
+        """
+        fold, broken = self.chains.follow(record)
+        if broken is not None:
+            self._distrust(broken.writer)
         self.position = record.position
+        return (record.batch.events if fold else ()), broken
+
+    def skip(self, unreadable: Unreadable) -> None:
+        """Pass over a message that can not be read: what its writer said there is lost."""
+        self._distrust(writer_of(unreadable.subject))
+        self.position = unreadable.position
+
+    def _distrust(self, writer: str) -> None:
+        if writer in self.loads.workers:
+            self.cold.add(writer)
 
     def apply_to_index(self, batch: Batch[Any], event: Event) -> None:
         """The part of the fold that decisions never change. Call before `apply_to_loads`."""
@@ -101,6 +126,8 @@ class RouterState:
             "copies": [(list(key), list(copies.items())) for key, copies in self.index.copies.items()],
             "cold": sorted(self.cold),
             "loads": msgspec.to_builtins(self.loads),
+            "heads": msgspec.to_builtins(self.chains.heads),
+            "whole": self.chains.whole,
         }
         return Snapshot(self.position, facts, {"table": self.index.table})
 
@@ -116,7 +143,16 @@ class RouterState:
         state.index.adopt(snapshot.arrays["table"], facts["rows"], facts["words"], facts["tiers"])
         state.cold = set(facts["cold"])
         state.loads = msgspec.convert(facts["loads"], Loads)
+        heads = msgspec.convert(facts.get("heads", {}), dict[str, Head])
+        state.chains = Chains(heads, whole=facts.get("whole", False))
         return state
+
+
+def in_order(piece: Slice) -> list[Record | Unreadable]:
+    """A slice's messages by position, the unreadable ones in their places."""
+    if not piece.unreadable:
+        return list(piece.records)
+    return sorted([*piece.records, *piece.unreadable], key=lambda one: one.position)
 
 
 def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event) -> None:
@@ -124,6 +160,8 @@ def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event) -> None:
     match event:
         case LoadReported():
             loads.report(batch.writer, batch.epoch, event)
+        case RequestsHeld():
+            loads.hold(batch.writer, batch.epoch, event)
         case Decision():
             loads.decide(event)
         case WorkerJoined():

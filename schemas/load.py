@@ -17,3 +17,12 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     accepted: tuple[str, ...] = ()
     prefilled: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
+
+
+class RequestsHeld(Event, frozen=True, tag="load.held"):
+    """Every request that the engine has now: any other that it once accepted has ended.
+
+    Part of an announcement, after a life began or a part of the log was lost.
+    """
+
+    requests: tuple[str, ...]

@@ -9,7 +9,8 @@ subject                                   carried by   what
 hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load and route events of one pool
 hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
-hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, drain, resync
+hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, drain
+hw.<ns>.worker.<worker>.resync            core NATS    asks a worker, in whatever life, to announce itself anew
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool asks it
 ========================================= ============ ====================================================
@@ -20,7 +21,7 @@ from typing import Final, Literal
 from headwater.schemas.names import token
 
 PoolKind = Literal["fleet", "kv", "load", "route"]
-EngineVerb = Literal["generate", "cancel", "status", "drain", "resync"]
+EngineVerb = Literal["generate", "cancel", "status", "drain"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")
 
@@ -43,6 +44,11 @@ def pool_subject(ns: str, pool: str, kind: PoolKind, writer: str) -> str:
 def pool_kind(subject: str) -> str:
     """Kind of a pool log subject: fleet, kv, load or route."""
     return subject.rsplit(".", 2)[1]
+
+
+def writer_of(subject: str) -> str:
+    """Name of the writer whose subject this is."""
+    return subject.rsplit(".", 1)[1]
 
 
 def request_stream(ns: str) -> str:
@@ -68,6 +74,11 @@ def route_query(ns: str, pool: str) -> str:
 def engine(ns: str, worker: str, epoch: int, verb: EngineVerb) -> str:
     """Direct subject of one incarnation of a worker. A new epoch is a new subject."""
     return f"hw.{token('namespace', ns)}.engine.{token('worker', worker)}.{epoch}.{verb}"
+
+
+def resync(ns: str, worker: str) -> str:
+    """Where a worker is asked to announce itself and its cache anew. Not by epoch: who asks may not know it."""
+    return f"hw.{token('namespace', ns)}.worker.{token('worker', worker)}.resync"
 
 
 def edge_frames(ns: str, edge: str) -> str:

@@ -9,7 +9,7 @@ State
 On lag
     a client that does not read gets a bounded queue, then is cut; frames lost on the way are asked for
 On loss of the log
-    serves on; the request log's events wait in a bounded queue
+    serves on; the request log's events wait in a bounded queue, and near its bound requests are refused (503)
 On loss of NATS
     streams pause; when it is back each request asks its engine for what it missed, or moves
 On stop
@@ -17,11 +17,7 @@ On stop
 """
 
 import asyncio
-import contextlib
-import socket
 from typing import Any
-
-import uvicorn
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
@@ -29,33 +25,38 @@ from headwater.actors.bus_port import Subscription
 from headwater.actors.edge.app import App
 from headwater.actors.edge.errors import upstream_failed
 from headwater.actors.edge.fleet import Fleet
+from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.models import Models
+from headwater.actors.edge.server import STOP_S, HttpServer
 from headwater.actors.world import World
-from headwater.events.writer import Writer
 from headwater.schemas import subjects
-
-KEEP_ALIVE_S = 75
-"""Longer than the idle time of common load balancers (60 s), so that they never meet a closed connection."""
-
-BACKLOG = 4096
+from headwater.schemas.request import PayloadKind
 
 
 class EdgeActor(Actor):
-    """See the module. The listening socket is bound by the caller, so a taken port is an early, clear error."""
+    """See the module. `payload` says what of requests and answers goes into the request log."""
 
     kind = "edge"
 
-    def __init__(self, world: World, name: str, listener: socket.socket, *, drain_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        server: HttpServer,
+        *,
+        drain_s: float = 30.0,
+        payload: PayloadKind = "off",
+    ) -> None:
         super().__init__(world, name)
-        self._listener = listener
+        self._server = server
+        self._payload: PayloadKind = payload
         self._drain_s = drain_s
         self._models = Models(world)
         self._fleet = Fleet(world, name, self.spawn)
         self._lease: lease.LeaseHandle | None = None
-        self._records: Writer | None = None
+        self._ledger: Ledger | None = None
         self._frames: Subscription | None = None
         self._app: App | None = None
-        self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def stats(self) -> dict[str, Any]:
@@ -71,43 +72,23 @@ class EdgeActor(Actor):
         """See `Actor.start`."""
         world = self.world
         self._lease = await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids())
-        self._records = Writer(
-            world.requests,
-            subjects.request_subject(world.ns, self.name),
-            self.name,
-            self._lease.epoch,
-            world.clock,
-        )
+        self._ledger = Ledger(world.requests, world.ns, self.name, self._lease.epoch, world.clock)
+        await self._ledger.open()
         self._frames = await world.bus.subscribe(
             subjects.edge_frames(world.ns, self.name), self._fleet.on_frame
         )
         self.spawn(self._hold(), "lease")
-        self.spawn(self._records.run(), "records")
+        self.spawn(self._ledger.writer.run(), "records")
         self.spawn(self._models.run(), "models")
         self.spawn(self._fleet.watch_leases(), "leases")
         self.spawn(self._fleet.watch_silence(), "silence")
         await self._models.known.wait()
-        self._app = App(self._fleet, self._models, self._records, lambda: self.stopping)
-        config = uvicorn.Config(
-            self._app,
-            http="httptools",
-            loop="none",
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=BACKLOG,
-        )
-        self._server = _Server(config)
-        self._serving = self.spawn(self._server.serve(sockets=[self._listener]), "http")
-        while not self._server.started and not self._serving.done():
-            await world.clock.sleep(0.005)
-        host, port = self._listener.getsockname()[:2]
-        self.log.info("edge_listens", url=f"http://{host}:{port}")
+        self._app = App(self._fleet, self._models, self._ledger, lambda: self.stopping, self._payload)
+        self._serving = self.spawn(self._server.serve(self._app), "http")
+        listening = asyncio.ensure_future(self._server.listening.wait())
+        await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        self.log.info("edge_listens", url=self._server.url)
 
     async def _hold(self) -> None:
         """An edge whose lease lapsed goes on serving: nothing it writes is contested. It takes a new one."""
@@ -127,15 +108,15 @@ class EdgeActor(Actor):
             await clock.sleep(0.02)
         for saga in list(self._fleet.sagas.values()):
             saga.fail(upstream_failed("The edge was stopped."))
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await asyncio.wait({self._serving}, timeout=3.0)
-        if self._records is not None:
+        if self._serving is not None:
+            self._server.stop()
+            await asyncio.wait({self._serving}, timeout=STOP_S)
+        if self._ledger is not None:
             try:
                 async with asyncio.timeout(2.0):
-                    await self._records.flush()
+                    await self._ledger.writer.flush()
             except TimeoutError:
-                self.log.warning("request_events_not_written", pending=self._records.pending)
+                self.log.warning("request_events_not_written", pending=self._ledger.writer.pending)
         if self._lease is not None:
             await self._lease.release()
 
@@ -143,12 +124,4 @@ class EdgeActor(Actor):
         """See `Actor.close`."""
         if self._frames is not None:
             await self._frames.unsubscribe()
-        self._listener.close()
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the process."""
-
-    def capture_signals(self) -> Any:
-        """Install nothing."""
-        return contextlib.nullcontext()
+        self._server.close()

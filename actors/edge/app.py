@@ -1,7 +1,7 @@
 """The HTTP surface: which path does what. A raw ASGI application; no framework, no middleware."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import prometheus_client
@@ -9,7 +9,7 @@ import structlog
 
 from headwater.actors import metrics
 from headwater.actors.edge import openai
-from headwater.actors.edge.errors import ApiError, bad_request
+from headwater.actors.edge.errors import ApiError, bad_request, overloaded
 from headwater.actors.edge.exchange import Exchange
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.http import (
@@ -22,9 +22,11 @@ from headwater.actors.edge.http import (
     read_body,
     respond,
 )
+from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.models import Model, Models
-from headwater.events.writer import Writer
+from headwater.actors.edge.record import RequestRecord
 from headwater.schemas.hashing import U32, unpack_tokens
+from headwater.schemas.request import PayloadKind
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What /v1/completions generates when the client sets no limit, as OpenAI does."""
@@ -34,13 +36,30 @@ PROMPTS_MAX = 128
 _log = structlog.get_logger("headwater.edge")
 
 
+class Call(NamedTuple):
+    """One POST: its body, the W3C trace it belongs to, and the way back."""
+
+    body: bytes
+    trace: str
+    receive: Receive
+    send: Send
+
+
 class App:
     """The ASGI application of one edge."""
 
-    def __init__(self, fleet: Fleet, models: Models, records: Writer, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        models: Models,
+        ledger: Ledger,
+        draining: Callable[[], bool],
+        payload: PayloadKind = "off",
+    ) -> None:
         self._fleet = fleet
         self._models = models
-        self._records = records
+        self._ledger = ledger
+        self._payload: PayloadKind = payload
         self._draining = draining
         self.active = 0
 
@@ -68,10 +87,10 @@ class App:
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
         if path == "/v1/chat/completions":
             _only("POST", method)
-            await self._chat(await read_body(scope, receive), receive, send)
+            await self._chat(Call(await read_body(scope, receive), trace_of(scope), receive, send))
         elif path == "/v1/completions":
             _only("POST", method)
-            await self._complete(await read_body(scope, receive), receive, send)
+            await self._complete(Call(await read_body(scope, receive), trace_of(scope), receive, send))
         elif path == "/v1/models":
             _only("GET", method)
             await self._answer(send, {"object": "list", "data": [_card(m) for m in self._models.cards()]})
@@ -97,8 +116,8 @@ class App:
     async def _answer(self, send: Send, document: Any) -> None:
         await respond(send, 200, msgspec.json.encode(document), [])
 
-    async def _chat(self, body: bytes, receive: Receive, send: Send) -> None:
-        request = openai.decode_chat(body)
+    async def _chat(self, call: Call) -> None:
+        request = openai.decode_chat(call.body)
         request.refuse_unsupported()
         model = self._models.get(request.model)
         if model.template is None:
@@ -109,12 +128,10 @@ class App:
             variables=request.chat_template_kwargs,
         )
         prompt = await model.tokenizer.encode(text, add_special_tokens=False)
-        await self._generate(
-            "chat", request, model, [prompt], request.limit(), request.logprob_count(), receive, send
-        )
+        await self._generate("chat", request, model, [prompt], request.limit(), request.logprob_count(), call)
 
-    async def _complete(self, body: bytes, receive: Receive, send: Send) -> None:
-        request = openai.decode_completion(body)
+    async def _complete(self, call: Call) -> None:
+        request = openai.decode_completion(call.body)
         request.refuse_unsupported()
         model = self._models.get(request.model)
         entries = request.prompts()
@@ -122,7 +139,7 @@ class App:
             raise bad_request(f"At most {PROMPTS_MAX} choices over all prompts.", param="prompt")
         prompts = [await _prompt(model, entry) for entry in entries]
         limit = request.max_tokens or DEFAULT_COMPLETION_TOKENS
-        await self._generate("completions", request, model, prompts, limit, request.logprobs, receive, send)
+        await self._generate("completions", request, model, prompts, limit, request.logprobs, call)
 
     async def _generate(
         self,
@@ -132,8 +149,7 @@ class App:
         prompts: list[U32],
         limit: int | None,
         logprobs: int | None,
-        receive: Receive,
-        send: Send,
+        call: Call,
     ) -> None:
         longest = max(len(prompt) for prompt in prompts)
         if not all(len(prompt) for prompt in prompts):
@@ -152,13 +168,15 @@ class App:
             raise bad_request(f"{model.card.engine} takes no logit_bias.", param="logit_bias")
         if self._draining():
             raise ApiError(503, "This edge drains.", kind="server_error", retry_after_s=1.0)
-        unique = self._fleet.world.ids()
+        if not self._ledger.takes_requests:
+            raise overloaded("The request log takes nothing more at the moment.", 1.0)
+        name = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + self._fleet.world.ids()
         choices = request.n or 1
         exchange = Exchange(
             self._fleet,
             model,
             endpoint,
-            ("chatcmpl-" if endpoint == "chat" else "cmpl-") + unique,
+            name,
             prompts=prompts,
             choices=choices,
             sampling=openai.sampling_of(request, limit=limit or context - longest, logprobs=logprobs),
@@ -167,11 +185,12 @@ class App:
             stream=request.stream,
             cache_salt=request.cache_salt or "",
             priority=request.priority,
-            records=self._records,
+            record=RequestRecord(self._ledger, name, self._payload, call.trace, len(prompts) * choices),
+            body=call.body,
         )
-        client = Disconnect(receive)
+        client = Disconnect(call.receive)
         try:
-            await exchange.run(send, client)
+            await exchange.run(call.send, client)
         finally:
             client.stop()
 
@@ -195,6 +214,17 @@ def _card(card: Any) -> dict[str, Any]:
         "owned_by": "headwater",
         "max_model_len": card.context_length,
     }
+
+
+def trace_of(scope: Scope) -> str:
+    """Trace id of the `traceparent` header (W3C Trace Context), empty where there is none or it is malformed."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            parts = value.decode("latin-1").split("-")
+            if len(parts) >= 4 and len(parts[1]) == 32 and parts[1] != "0" * 32:
+                trace: str = parts[1]
+                return trace
+    return ""
 
 
 def _only(wanted: str, method: str) -> None:

@@ -12,11 +12,10 @@ from headwater.actors.edge.errors import ApiError
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.http import PING, PING_S, Disconnect, EventStream, Headers, Send, respond
 from headwater.actors.edge.models import Model
+from headwater.actors.edge.record import RequestRecord
 from headwater.actors.edge.saga import Saga
-from headwater.events.writer import Writer
 from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Sampling, TokenLogprob
-from headwater.schemas.request import RequestAccepted, RequestEnded, RequestRouted
 
 
 class Choice:
@@ -51,7 +50,8 @@ class Exchange:
         stream: bool,
         cache_salt: str,
         priority: int,
-        records: Writer,
+        record: RequestRecord,
+        body: bytes,
     ) -> None:
         world = fleet.world
         self.request = request
@@ -63,7 +63,7 @@ class Exchange:
         self._include_usage = include_usage
         self._want_logprobs = sampling.logprobs is not None
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
-        self._records = records
+        self._record = record
         self._stream: EventStream | None = None
         self._streaming = stream
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,11 +94,7 @@ class Exchange:
                 endpoint, request, self._created_s, model.card.name, index, include_usage
             )
             self._choices.append(Choice(Answer(model.tokenizer.decoder(), stops), chunks))
-        records.offer(
-            RequestAccepted(
-                request, model.card.name, endpoint, self._prompt_tokens, sampling.max_tokens, stream
-            )
-        )
+        record.accepted(model.card.name, endpoint, self._prompt_tokens, sampling.max_tokens, stream, body)
         metrics.ACTIVE.inc()
 
     async def run(self, send: Send, client: Disconnect) -> None:
@@ -139,10 +135,6 @@ class Exchange:
             key = id(saga.prompt)
             await saga.place(pinned=placed.get(key, ""))
             placed[key] = saga.worker
-            position = saga.decision.position if saga.decision else 0
-            self._records.offer(
-                RequestRouted(self.request, saga.worker, saga.epoch, position, len(saga.emitted))
-            )
 
     def headers(self) -> Headers:
         """What an operator wants to know at a glance."""
@@ -218,10 +210,15 @@ class Exchange:
         document["finish_reason"] = saga.end
         return document
 
+    def on_placed(self, saga: Saga) -> None:
+        """See `Sink.on_placed`."""
+        self._record.routed(saga)
+
     def on_tokens(self, saga: Saga, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """See `Sink.on_tokens`."""
         choice = self._choices[saga.index]
         text = choice.answer.push(tokens)
+        self._record.got(saga, len(tokens), text, self._fleet.world.clock.monotonic_s() - self._began_s)
         if self._want_logprobs:
             choice.tokens += tokens
             choice.logprobs += logprobs
@@ -242,6 +239,8 @@ class Exchange:
         choice = self._choices[saga.index]
         if saga.end in ("stop", "length"):
             rest = choice.answer.flush() if not choice.answer.stopped else ""
+            if rest:
+                self._record.got(saga, 0, rest, 0.0)
             if self._stream is None:
                 choice.parts.append(rest)
             else:
@@ -280,17 +279,8 @@ class Exchange:
         ttft_s = first - self._began_s if first else 0.0
         completion = sum(len(saga.emitted) for saga in self.sagas)
         migrations = sum(saga.migrations for saga in self.sagas)
-        self._records.offer(
-            RequestEnded(
-                self.request,
-                reason,
-                completion,
-                self._cached(),
-                migrations,
-                round(ttft_s * 1000, 3),
-                round((now - self._began_s) * 1000, 3),
-                str(failure) if failure else "",
-            )
+        self._record.ended(
+            reason, self.sagas, self._cached(), ttft_s, now - self._began_s, str(failure) if failure else ""
         )
         model = self._model.card.name
         metrics.ACTIVE.dec()

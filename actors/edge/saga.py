@@ -43,6 +43,10 @@ _log = structlog.get_logger("headwater.saga")
 class Sink(Protocol):
     """Whoever turns a choice's tokens into an HTTP response. Called on the event loop; must not wait."""
 
+    def on_placed(self, saga: "Saga") -> None:
+        """A worker took the choice, or the rest of it."""
+        ...
+
     def on_tokens(self, saga: "Saga", tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """New tokens, in order, each once."""
         ...
@@ -96,6 +100,7 @@ class Saga:
         self._cache_salt = cache_salt
         self._priority = priority
         self._attempts = 0
+        self._placed = False
         self._root = hashing.seed("", cache_salt)
         self._hashes = hashing.sequence_hashes(prompt, block_size, parent=self._root)
 
@@ -146,6 +151,7 @@ class Saga:
         self.decision = decision
         self.worker, self.epoch, self.attempt = decision.worker, decision.epoch, attempt
         self.received, self.unanswered = 0, 0
+        self._placed = False
         self.heard_s = fleet.world.clock.monotonic_s()
         self.handle = fleet.adopt(self)
         sampling = self._sampling
@@ -179,6 +185,8 @@ class Saga:
         if isinstance(reply, Accepted):
             if self.end == "cancelled":
                 fleet.cancel(decision.worker, decision.epoch, attempt)
+            elif not self._moved_on(attempt):
+                self._note_placed()
             return None
         if self._moved_on(attempt):
             return None
@@ -186,6 +194,12 @@ class Saga:
         if not reply.retryable:
             raise bad_request(reply.reason)
         return reply.reason
+
+    def _note_placed(self) -> None:
+        """The worker has the request: its answer says so, or a frame that overtook it."""
+        if not self._placed:
+            self._placed = True
+            self._sink.on_placed(self)
 
     def _moved_on(self, attempt: str) -> bool:
         """Did the choice end, or move to another worker, while this attempt was being sent?"""
@@ -204,6 +218,7 @@ class Saga:
         if self.end is not None:
             return
         self.heard_s = now_s
+        self._note_placed()
         skip = self.received - entry.position
         if skip < 0:
             metrics.FRAME_GAPS.inc()

@@ -8,7 +8,7 @@ from nats.aio.client import Client
 from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError
 from nats.errors import Error as NatsError
 
-from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
+from headwater.events.errors import LogError, LogFull, LogRefused, LogUnavailable, StreamMissing
 
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
@@ -17,7 +17,7 @@ SUBJECT_BUSY = 10164
 STREAM_NAME_IN_USE = 10058
 
 FULL = frozenset({10077, 10023, 10047})
-"""The store refused: limits reached, no space. Coded as 503 like a missing leader, but waiting does not help."""
+"""The store refused: limits reached, no space. Coded as 503 like a missing leader, but an operator has to act."""
 
 REQUEST_DEADLINE_S = 5.0
 
@@ -67,14 +67,21 @@ async def ask(
     answer: dict[str, Any] = msgspec.json.decode(reply.data)
     failure = answer.get("error")
     if failure:
-        code = int(failure.get("err_code", 0))
-        text = f"{subject}: {failure.get('description', 'refused')} (NATS error {code})"
-        if code == STREAM_NOT_FOUND:
-            raise StreamMissing(text)
-        if failure.get("code") == 503 and code not in FULL:
-            raise LogUnavailable(text)
-        raise LogRefused(text, code)
+        raise error_of(subject, failure)
     return answer
+
+
+def error_of(subject: str, failure: dict[str, Any]) -> LogError:
+    """The server's error object as one of ours."""
+    code = int(failure.get("err_code", 0))
+    text = f"{subject}: {failure.get('description', 'refused')} (NATS error {code})"
+    if code == STREAM_NOT_FOUND:
+        return StreamMissing(text)
+    if code in FULL:
+        return LogFull(f"{text}: give the stream or the server's disk more room")
+    if failure.get("code") == 503:
+        return LogUnavailable(text)
+    return LogRefused(text, code)
 
 
 async def publish(

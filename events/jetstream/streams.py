@@ -30,6 +30,8 @@ def log_stream(name: str, subject: str, *, max_age_s: int, max_bytes: int, repli
         "max_bytes": max_bytes,
         "duplicate_window": DUPLICATE_WINDOW_S * SECOND_NS,
         "allow_direct": True,
+        "allow_atomic": True,
+        "allow_batched": True,
     }
 
 

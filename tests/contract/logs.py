@@ -10,12 +10,12 @@ from headwater.events.clock import SystemClock
 from headwater.events.errors import StreamMissing
 from headwater.events.jetstream import JetStreamLog, connect, ensure_pool
 from headwater.events.jetstream.api import api
-from headwater.events.log import AppendResult, Log, Record, Slice, Stored, Unknown
-from headwater.events.memory import MemoryLog
+from headwater.events.log import AppendResult, Entry, Log, Record, Slice, Stored, Unknown
+from headwater.events.memory_log import MemoryLog
 from headwater.schemas import subjects
 from headwater.schemas.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.load import LoadReported
-from headwater.schemas.pool import encode_batch
+from headwater.schemas.pool import encode_batch, seal
 from tests.support.nats import NatsServer
 
 POOL = "p"
@@ -50,7 +50,7 @@ async def memory_case() -> AsyncIterator[LogCase]:
 
     async def fill(batches: list[Batch[Any]]) -> None:
         for one in batches:
-            await log.append(subject, one)
+            await append_one(log, subject, one)
 
     yield LogCase(log, log, subject, purge, fill)
 
@@ -122,15 +122,20 @@ async def take(slices: AsyncIterator[Slice], count: int) -> list[Record]:
     return records
 
 
+async def append_one(log: Log, subject: str, one: Batch[Any], *, deadline_s: float = 5.0) -> AppendResult:
+    """Append a batch by itself."""
+    return await log.append(Entry(subject, seal(one)), deadline_s=deadline_s)
+
+
 async def append_surely(log: Log, subject: str, one: Batch[Any]) -> AppendResult:
     """Append, again after each `Unknown`, as every writer does."""
-    while isinstance(result := await log.append(subject, one), Unknown):
+    while isinstance(result := await append_one(log, subject, one), Unknown):
         pass
     return result
 
 
 async def stored(log: Log, subject: str, one: Batch[Any]) -> int:
     """Append a batch that must be taken at once; returns its position."""
-    result = await log.append(subject, one)
+    result = await append_one(log, subject, one)
     assert isinstance(result, Stored), result
     return result.position

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headwater.events.log import Bounds, Fenced, Stored
-from tests.contract.logs import LogCase, append_surely, batch, records_of, stored
+from tests.contract.logs import LogCase, append_one, append_surely, batch, records_of, stored
 
 
 async def test_append_returns_rising_positions_that_are_those_of_the_records(log_case: LogCase) -> None:
@@ -25,10 +25,10 @@ async def test_empty_log_has_bounds_without_a_message(log_case: LogCase) -> None
 
 async def test_batch_appended_again_is_stored_once(log_case: LogCase) -> None:
     """A retry is told apart and gets the position of the first try, from whichever process it comes."""
-    first = await log_case.log.append(log_case.subject, batch(1))
+    first = await append_one(log_case.log, log_case.subject, batch(1))
     assert first == Stored(1)
     for log in (log_case.log, log_case.other, log_case.log):
-        assert await log.append(log_case.subject, batch(1)) == Stored(1, again=True)
+        assert await append_one(log, log_case.subject, batch(1)) == Stored(1, again=True)
     assert await stored(log_case.log, log_case.subject, batch(2)) == 2
     assert [record.batch.seq for record in await records_of(log_case.log)] == [1, 2]
 
@@ -38,7 +38,7 @@ async def test_older_batch_appended_again_is_not_stored_again(log_case: LogCase)
     for seq in range(1, 4):
         await stored(log_case.log, log_case.subject, batch(seq))
     for log in (log_case.log, log_case.other):
-        result = await log.append(log_case.subject, batch(1))
+        result = await append_one(log, log_case.subject, batch(1))
         assert isinstance(result, Stored)
         assert result.again
     assert [record.batch.seq for record in await records_of(log_case.log)] == [1, 2, 3]
@@ -49,9 +49,9 @@ async def test_higher_epoch_fences_a_lower_one(log_case: LogCase) -> None:
     await stored(log_case.log, log_case.subject, batch(1, epoch=5))
     await stored(log_case.other, log_case.subject, batch(1, epoch=9))
     for log in (log_case.log, log_case.other):
-        assert await log.append(log_case.subject, batch(2, epoch=5)) == Fenced(9)
+        assert await append_one(log, log_case.subject, batch(2, epoch=5)) == Fenced(9)
     await stored(log_case.other, log_case.subject, batch(2, epoch=9))
-    assert await log_case.log.append(log_case.subject, batch(2, epoch=5)) == Fenced(9)
+    assert await append_one(log_case.log, log_case.subject, batch(2, epoch=5)) == Fenced(9)
     assert [(r.batch.epoch, r.batch.seq) for r in await records_of(log_case.log)] == [(5, 1), (9, 1), (9, 2)]
 
 
@@ -64,7 +64,9 @@ async def test_fence_holds_for_its_subject_only(log_case: LogCase) -> None:
 
 async def test_appends_of_one_subject_are_stored_in_call_order(log_case: LogCase) -> None:
     """Concurrent appends wait for each other, so a writer's numbers never run backwards."""
-    results = await asyncio.gather(*(log_case.log.append(log_case.subject, batch(n)) for n in range(1, 41)))
+    results = await asyncio.gather(
+        *(append_one(log_case.log, log_case.subject, batch(n)) for n in range(1, 41))
+    )
     assert all(isinstance(result, Stored) and not result.again for result in results)
     assert [record.batch.seq for record in await records_of(log_case.log)] == list(range(1, 41))
 
@@ -114,4 +116,4 @@ async def test_of_two_racing_lives_the_later_one_wins(log_case: LogCase) -> None
 @pytest.mark.parametrize("deadline_s", [0.5, 30.0])
 async def test_deadline_changes_nothing_when_the_log_answers(log_case: LogCase, deadline_s: float) -> None:
     """A deadline is an upper bound, not a wait."""
-    assert await log_case.log.append(log_case.subject, batch(1), deadline_s=deadline_s) == Stored(1)
+    assert await append_one(log_case.log, log_case.subject, batch(1), deadline_s=deadline_s) == Stored(1)

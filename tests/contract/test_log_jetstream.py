@@ -6,7 +6,7 @@ import time
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused, StreamMissing
+from headwater.events.errors import LogFull, LogRefused, StreamMissing
 from headwater.events.jetstream import JetStreamLog, ensure_pool
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams import ensure, log_stream
@@ -18,6 +18,7 @@ from headwater.schemas.kv import BlocksStored
 from headwater.schemas.pool import encode_batch
 from tests.contract.logs import (
     POOL,
+    append_one,
     batch,
     fill_raw,
     jetstream_case,
@@ -38,7 +39,7 @@ async def test_garbage_is_told_and_passed_over(client: Client, server: NatsServe
         for garbage in (b"", b"\xff\x00garbage", b'{"json": true}'):
             await fill_raw(client, case.subject, [garbage])
         await fill_raw(client, subjects.pool_subject(unique, POOL, "kv", "stranger"), [b"\x96\x01"])
-        assert await case.other.append(case.subject, batch(2)) == Stored(6)
+        assert await append_one(case.other, case.subject, batch(2)) == Stored(6)
         pieces = await read_all(case.log)
         unreadable = [one for piece in pieces for one in piece.unreadable]
         assert [one.position for one in unreadable] == [2, 3, 4, 5]
@@ -62,20 +63,20 @@ async def test_batch_too_large_for_the_server_is_refused(server: NatsServer, uni
     async with jetstream_case(server, unique) as case:
         big = Batch(SCHEMA_VERSION, "w0", 1, 1, 0, (BlocksStored(0, bytes(MAX_PAYLOAD + 1)),))
         with pytest.raises(LogRefused):
-            await case.log.append(case.subject, big, deadline_s=3.0)
-        assert await case.log.append(case.subject, batch(2)) == Stored(1)
+            await append_one(case.log, case.subject, big, deadline_s=3.0)
+        assert await append_one(case.log, case.subject, batch(2)) == Stored(1)
 
 
 async def test_full_stream_that_keeps_its_old_messages_refuses(
     client: Client, server: NatsServer, unique: str
 ) -> None:
-    """No space is for good as far as the log can tell: an error, not an `Unknown` that is tried for ever."""
+    """No space is an error of its own: nothing was stored, and somebody has to make room."""
     config = log_stream(unique, f"{unique}.>", max_age_s=60, max_bytes=1024, replicas=1) | {"discard": "new"}
     await ensure(client, config)
     log = JetStreamLog(client, unique)
     big = Batch(SCHEMA_VERSION, "w0", 1, 1, 0, (BlocksStored(0, bytes(4096)),))
-    with pytest.raises(LogRefused):
-        await log.append(f"{unique}.w0", big, deadline_s=2.0)
+    with pytest.raises(LogFull, match="more room"):
+        await append_one(log, f"{unique}.w0", big, deadline_s=2.0)
 
 
 async def test_retry_after_the_duplicate_window_is_not_stored_again(
@@ -91,7 +92,7 @@ async def test_retry_after_the_duplicate_window_is_not_stored_again(
     await eventually(lambda: time.monotonic() - began > 1.0)
     for one in (batch(2), batch(1)):
         for handle in (log, JetStreamLog(client, unique)):
-            result = await handle.append(subject, one)
+            result = await append_one(handle, subject, one)
             assert isinstance(result, Stored)
             assert result.again
     assert [record.batch.seq for record in await records_of(log)] == [1, 2]
@@ -101,7 +102,7 @@ async def test_lower_epoch_is_fenced_whoever_asked_before(server: NatsServer, un
     """Two lives in one process share a log object: the earlier one is fenced there too."""
     async with jetstream_case(server, unique) as case:
         await stored(case.log, case.subject, batch(1, epoch=9))
-        assert await case.log.append(case.subject, batch(7, epoch=5)) == Fenced(9)
+        assert await append_one(case.log, case.subject, batch(7, epoch=5)) == Fenced(9)
         assert len(await records_of(case.log)) == 1
 
 
@@ -132,7 +133,7 @@ async def test_deleted_stream_is_missing_for_writers_and_readers(
             await api(client, f"STREAM.DELETE.{subjects.pool_stream(unique, POOL)}")
             for log in (case.log, case.other):
                 with pytest.raises(StreamMissing):
-                    await log.append(case.subject, batch(2))
+                    await append_one(log, case.subject, batch(2))
             with pytest.raises(StreamMissing):
                 await anext(slices)
         with pytest.raises(StreamMissing):

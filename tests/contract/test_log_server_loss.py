@@ -10,6 +10,7 @@ import pytest
 from headwater.events.log import Stored, Unknown
 from tests.contract.logs import (
     LogCase,
+    append_one,
     append_surely,
     batch,
     jetstream_case,
@@ -50,7 +51,7 @@ async def test_killed_server_loses_nothing_acknowledged_and_repeats_nothing(
         nonlocal unknown
         for seq in range(1, wanted + 1):
             while isinstance(
-                result := await case.log.append(case.subject, batch(seq), deadline_s=1.0), Unknown
+                result := await append_one(case.log, case.subject, batch(seq), deadline_s=1.0), Unknown
             ):
                 unknown += 1
             assert isinstance(result, Stored)
@@ -84,7 +85,8 @@ async def test_append_in_flight_at_the_kill_ends_and_its_retry_is_stored_once(
     """It ends as stored or unknown, never as an error, and trying it again tells which it was."""
     await stored(case.log, case.subject, batch(1))
     in_flight = [
-        asyncio.create_task(case.log.append(case.subject, batch(seq), deadline_s=1.5)) for seq in range(2, 12)
+        asyncio.create_task(append_one(case.log, case.subject, batch(seq), deadline_s=1.5))
+        for seq in range(2, 12)
     ]
     await asyncio.sleep(0)
     own_server.kill()
@@ -135,7 +137,7 @@ async def test_silent_server_ends_an_append_at_its_deadline(
     own_server.pause()
     try:
         began = time.monotonic()
-        result = await case.log.append(case.subject, batch(2), deadline_s=1.0)
+        result = await append_one(case.log, case.subject, batch(2), deadline_s=1.0)
         took = time.monotonic() - began
     finally:
         own_server.resume()
@@ -155,10 +157,10 @@ async def test_append_queued_behind_a_stuck_one_keeps_its_own_deadline(
     await stored(case.log, case.subject, batch(1))
     own_server.pause()
     try:
-        stuck = asyncio.create_task(case.log.append(case.subject, batch(2), deadline_s=6.0))
+        stuck = asyncio.create_task(append_one(case.log, case.subject, batch(2), deadline_s=6.0))
         await asyncio.sleep(0)
         began = time.monotonic()
-        result = await case.log.append(case.subject, batch(3), deadline_s=0.5)
+        result = await append_one(case.log, case.subject, batch(3), deadline_s=0.5)
         took = time.monotonic() - began
     finally:
         own_server.resume()

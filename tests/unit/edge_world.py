@@ -12,6 +12,7 @@ from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.edge.app import App
 from headwater.actors.edge.fleet import Fleet
+from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.models import Models
 from headwater.actors.world import World
 from headwater.engines.engine import Capability, EngineInfo
@@ -19,8 +20,8 @@ from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.sim_model import sim_model_files, tokenizer
 from headwater.events.log import Log
-from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
-from headwater.events.writer import Writer
+from headwater.events.memory import MemoryBlobs, MemoryTable
+from headwater.events.memory_log import MemoryLog
 from headwater.schemas import subjects
 from headwater.schemas.inference import Accepted, FrameEntry, GenerateRequest, TokenFrame, TokenLogprob
 from headwater.schemas.route import Decision, RouteQuery
@@ -108,8 +109,8 @@ class EdgeWorld:
         self._spawn(models.run(), "models")
         await models.known.wait()
         fleet = Fleet(self.world, "e1", self._spawn)
-        records = Writer(self.world.requests, subjects.request_subject("ns", "e1"), "e1", 1, self.world.clock)
-        self.app = App(fleet, models, records, lambda: False)
+        ledger = Ledger(self.world.requests, "ns", "e1", 1, self.world.clock)
+        self.app = App(fleet, models, ledger, lambda: False)
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),
             (subjects.route_query("ns", pool), self._on_route),

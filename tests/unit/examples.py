@@ -74,10 +74,15 @@ def any_event() -> st.SearchStrategy[Event]:
 
 
 def batch(
-    *events: Event, writer: str = "w1", epoch: int = 1, seq: int = 1, wall_ns: int = WALL_NS
+    *events: Event,
+    writer: str = "w1",
+    epoch: int = 1,
+    seq: int = 1,
+    wall_ns: int = WALL_NS,
+    version: int = SCHEMA_VERSION,
 ) -> Batch[Any]:
-    """A batch as its writer would append it."""
-    return Batch(SCHEMA_VERSION, writer, epoch, seq, wall_ns, events)
+    """A batch as its writer would append it, not sealed yet."""
+    return Batch(version, writer, epoch, seq, wall_ns, events)
 
 
 def record(

@@ -22,7 +22,9 @@ def flags(*arguments: str) -> Namespace:
 
 def other(name: str) -> tuple[str, Any]:
     """A usable value of a setting that is not its default: as text, and as it is read."""
-    special = {"engine": "sim", "sim_step_time": "zero", "log_level": "error", "log_format": "json"}
+    special = {"engine": "sim", "sim_step_time": "zero", "log_level": "error", "log_format": "json"} | {
+        "record_payloads": "full"
+    }
     default = getattr(DEFAULTS, name)
     if name in special:
         return special[name], special[name]

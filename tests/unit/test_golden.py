@@ -4,17 +4,32 @@ A failure here means that a running fleet's log could not be read, or its blocks
 The remedy is a new tag or a new schema version, never a new number in this file.
 """
 
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
 
+import tests
+from headwater.events.log import Record
 from headwater.router.decide import seed_of
-from headwater.schemas.envelope import Event
+from headwater.router.state import RouterState
+from headwater.schemas.envelope import Batch, Event
 from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.hashing import chain_plain, seed, sequence_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.load import LoadReported
+from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.pool import decode_batch, encode_batch
-from headwater.schemas.request import RequestAccepted, RequestEnded, RequestRouted
+from headwater.schemas.request import (
+    RequestAccepted,
+    RequestCheckpoint,
+    RequestEnded,
+    RequestRouted,
+    RequestsOpen,
+    RequestStarted,
+)
 from headwater.schemas.route import Candidate, Decision, Weights
 from tests.unit.examples import EVENT_TYPES, batch, packed
 
@@ -24,6 +39,12 @@ HASHES: list[tuple[list[int], int, int, list[int]]] = [
     ([0xFFFFFFFF] * 8, 4, 0, [0x341C3ED19DD5632A, 0x86559CDBFD2F9179]),
     (list(range(40)), 16, 0x7701B2B8DB1E9E50, [0x26F1AF769F934831, 0x5881EE70584088A4]),
     ([5, 5, 5], 1, 0, [0x7928037755839F4A, 0x265B2986DB1739D9, 0xC6D59E2BA76EC2FD]),
+]
+
+GOLDEN = Path(tests.__path__[0]) / "golden"
+LOGS = [
+    ("pool-v1.log.gz", "d35d8801960c56d7fd6cc8457608ec99", 18429677081767367044),
+    ("pool-v2.log.gz", "526bc450e78027d128afb79a0f735a46", 11143978192293227892),
 ]
 
 HEAD = "9601a277310407cf18fae27693b4000091"
@@ -76,12 +97,22 @@ WRITTEN: list[tuple[Event, str]] = [
         RequestAccepted("r", "m", "chat", 10, 20, True),
         "97ac7265712e6163636570746564a172a16da4636861740a14c3",
     ),
-    (RequestRouted("r", "w1", 4, 40, 5), "96aa7265712e726f75746564a172a27731042805"),
+    (RequestRouted("r", 0, "", "w1", 4, 5), "96aa7265712e726f75746564a172a27731042805"),
     (
         RequestEnded("r", "stop", 8, 4, 1, 12.5, 99.0, "x"),
         "99a97265712e656e646564a172a473746f70080401cb4029000000000000cb4058c00000000000a178",
     ),
 ]
+
+EVENTS_2: tuple[Event, ...] = (
+    *(event for event, _ in WRITTEN if not isinstance(event, RequestRouted)),
+    RequestsHeld(("a", "b")),
+    RequestRouted("r", 1, "r-1-1", "w1", 4, 5),
+    RequestStarted("r", 1, "w1", 4, 16, 12.5),
+    RequestCheckpoint("r", 1, 64, b"\1\0\0\0"),
+    RequestsOpen(-1),
+)
+PINNED_2: dict[str, str] = json.loads((GOLDEN / "events-v2.json").read_text())
 
 
 @pytest.mark.parametrize(("tokens", "size", "parent", "names"), HASHES)
@@ -108,13 +139,39 @@ def test_roots_and_seeds_are_what_they_always_were() -> None:
     assert seed_of("chatcmpl-1-0-1") == 0x2FEBC631F93AAF06
 
 
+def written_now(event: Event) -> bytes:
+    """The message that today's writers make of an event."""
+    return encode_batch(
+        Batch(2, "w1", 4, 7, 1_800_000_000_000_000_000, (event,), trace="t", previous=b"12345678")
+    )
+
+
 @pytest.mark.parametrize(("event", "data"), WRITTEN, ids=lambda value: type(value).__name__)
-def test_events_are_written_and_read_as_they_always_were(event: Event, data: str) -> None:
-    """These bytes lie in logs: they decode to these values, and today's writers still write them."""
-    assert decode_batch(bytes.fromhex(HEAD + data)) == batch(event, seq=7, epoch=4)
-    assert encode_batch(batch(event, seq=7, epoch=4)).hex() == HEAD + data
+def test_events_of_version_1_are_read_as_they_were_meant(event: Event, data: str) -> None:
+    """These bytes lie in logs: they decode to these values, and retired events to what replaced them."""
+    read = decode_batch(bytes.fromhex(HEAD + data))
+    assert read == batch(event, seq=7, epoch=4, version=1)
+
+
+@pytest.mark.parametrize("event", EVENTS_2, ids=lambda value: type(value).__name__)
+def test_events_of_version_2_are_written_and_read_as_they_always_were(event: Event) -> None:
+    """Today's writers write these bytes, and they decode to these values."""
+    data = PINNED_2[type(event).__name__]
+    assert written_now(event).hex() == data
+    [read] = decode_batch(bytes.fromhex(data)).events
+    assert read == event
 
 
 def test_every_event_type_is_pinned() -> None:
     """Whoever adds an event type pins its bytes here."""
-    assert {type(event) for event, _ in WRITTEN} == set(EVENT_TYPES)
+    assert {type(event) for event in EVENTS_2} == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize(("name", "digest", "blocks"), LOGS)
+def test_logs_of_every_release_fold_to_the_state_they_always_did(name: str, digest: str, blocks: int) -> None:
+    """A recorded log decodes, is brought up to date and folds to the digest that was noted when it was written."""
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / name).read_bytes()))
+    state = RouterState()
+    for position, subject, stored_ns, data in log:
+        assert state.apply(Record(position, subject, stored_ns, decode_batch(data))) is None
+    assert (state.digest(), state.index.digest()) == (digest, blocks)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.schemas.envelope import SCHEMA_VERSION, Batch, Event
+from headwater.schemas.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_VERSION, Batch, Event, digest_of
 from headwater.schemas.kv import BlocksStored
-from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch
+from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch, seal
 from tests.unit.examples import EVENT_TYPES, any_event, batch, packed, structs, texts
 
 FIELDS = {kind: msgspec.structs.fields(kind) for kind in EVENT_TYPES}
@@ -25,6 +25,17 @@ def raw(batch_of_ours: Batch[Any]) -> list[Any]:
     return decoded
 
 
+def resealed(parts: list[Any]) -> bytes:
+    """The message that a writer would have made of these parts."""
+    data = msgspec.msgpack.encode(parts)
+    return data[:-DIGEST_BYTES] + digest_of(data)
+
+
+def unsealed(read: Batch[Any]) -> Batch[Any]:
+    """The batch as it was before it got its digest."""
+    return msgspec.structs.replace(read, digest=NO_DIGEST)
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.lists(any_event(), max_size=4), texts, st.integers(0, 2**63), st.integers(1, 2**63))
 def test_every_batch_comes_back_as_it_was_written(
@@ -33,7 +44,8 @@ def test_every_batch_comes_back_as_it_was_written(
     """Values, types and order of events survive the log."""
     written = batch(*events, writer=writer, epoch=epoch, seq=seq)
     read = decode_batch(encode_batch(written))
-    assert read == written
+    assert unsealed(read) == written
+    assert read.digest == seal(written).digest
     assert [type(event) for event in read.events] == [type(event) for event in events]
 
 
@@ -57,7 +69,7 @@ def test_bytes_of_an_older_release_read_with_defaults(data: st.DataObject) -> No
     missing = data.draw(st.integers(1, len(optional)))
     old = raw(batch(event))
     del old[EVENT_AT][0][-missing:]
-    [read] = decode_batch(msgspec.msgpack.encode(old)).events
+    [read] = decode_batch(resealed(old)).events
     for field in FIELDS[kind]:
         defaulted = field in optional[len(optional) - missing :]
         wanted = field.default if defaulted else getattr(event, field.name)
@@ -75,11 +87,10 @@ def test_fields_with_defaults_stand_behind_those_without(kind: type[Event]) -> N
 @settings(deadline=None, max_examples=50)
 @given(any_event())
 def test_fields_that_a_later_release_appended_are_passed_over(event: Event) -> None:
-    """An older reader of the same schema version reads what it knows."""
+    """An older reader of the same schema version reads what it knows of an event."""
     new = raw(batch(event))
     new[EVENT_AT][0] += ["more", 1, {"of": "it"}]
-    new += ["and in the envelope"]
-    assert decode_batch(msgspec.msgpack.encode(new)) == batch(event)
+    assert unsealed(decode_batch(resealed(new))) == batch(event)
 
 
 def test_a_newer_schema_version_is_refused_by_name() -> None:
@@ -115,6 +126,25 @@ def test_garbage_is_unreadable_and_nothing_worse(data: bytes) -> None:
     """Whatever lies in the log, a reader gets an UnreadableBatch, which it counts and skips."""
     with pytest.raises(UnreadableBatch):
         decode_batch(data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(any_event(), st.data())
+def test_a_batch_with_one_altered_byte_is_unreadable(event: Event, data: st.DataObject) -> None:
+    """Whichever byte a disk gets wrong, and however: the reader does not take the message for sound."""
+    written = bytearray(encode_batch(batch(event, writer="worker-1")))
+    at = data.draw(st.integers(0, len(written) - 1))
+    written[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(UnreadableBatch):
+        decode_batch(bytes(written))
+
+
+def test_a_batch_of_another_schema_is_refused_by_name() -> None:
+    """Somebody else's messages are not taken for ours."""
+    other = raw(batch(BlocksStored(0, packed(1))))
+    other[6] = "somebody"
+    with pytest.raises(UnreadableBatch, match="schema 'somebody'"):
+        decode_batch(resealed(other))
 
 
 @settings(deadline=None, max_examples=200)

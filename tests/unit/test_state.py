@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headwater.events.log import Record
 from headwater.events.snapshots import decode, encode
 from headwater.router.state import RouterState
-from headwater.schemas.envelope import SCHEMA_VERSION, Event
+from headwater.schemas.envelope import Event
 from headwater.schemas.fleet import WorkerDraining, WorkerLeft
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported
@@ -175,7 +175,7 @@ def test_the_digest_tells_every_part_of_the_state_apart() -> None:
 
 def sound_bytes(*event: Any) -> bytes:
     """A log message of w1 in its fifth life with one event, given as its tag and fields."""
-    return msgspec.msgpack.encode([SCHEMA_VERSION, "w1", 5, 1, WALL_NS, [event]])
+    return msgspec.msgpack.encode([1, "w1", 5, 1, WALL_NS, [event]])
 
 
 def decision_fields(worker: str, candidate: str) -> tuple[Any, ...]:

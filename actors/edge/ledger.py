@@ -1,0 +1,113 @@
+"""The edge's account of the requests it owes an end, in the request log.
+
+A life of the edge that dies leaves requests behind that were accepted and never ended. The next life of the same
+name closes them: it first writes a message of its own, which fences the dead one, then reads back as far as the
+dead one said that open requests lie, and ends what it finds. So every accepted request has exactly one end, though
+no client may hear of it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from headwater.events.log import NOTHING, Log
+from headwater.events.writer import PENDING_EVENTS_MAX, Writer, stored
+from headwater.schemas import subjects
+from headwater.schemas.clock import Clock
+from headwater.schemas.envelope import Event
+from headwater.schemas.request import (
+    RequestAccepted,
+    RequestCheckpoint,
+    RequestEnded,
+    RequestsOpen,
+)
+
+NONE_OPEN: Final = -1
+ACCEPT_PENDING_MAX: Final = PENDING_EVENTS_MAX * 3 // 4
+"""Past this many events that the log has not taken, no request is accepted: its end must find room too."""
+
+_log = structlog.get_logger("headwater.ledger")
+
+
+class Ledger:
+    """Writes the request log of one life of an edge."""
+
+    def __init__(self, log: Log, ns: str, edge: str, epoch: int, clock: Clock) -> None:
+        self._log = log
+        self._edge = edge
+        self._epoch = epoch
+        self._clock = clock
+        self._open: dict[str, int] = {}
+        self._floor: int | None = None
+        self.writer = Writer(log, subjects.request_subject(ns, edge), edge, epoch, clock, stamp=self._stamp)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Is there room to account for another request?"""
+        return self.writer.pending < ACCEPT_PENDING_MAX
+
+    def write(self, event: Event, trace: str = "") -> None:
+        """Account for something that happened. Never waits."""
+        if not self.writer.offer(event, trace):
+            _log.error("request_event_lost", event_kind=type(event).__name__)
+
+    async def open(self) -> int:
+        """Fence the lives before this one and end what they left open; returns how many that were.
+
+        The writer's `run` is started by the caller afterwards.
+        """
+        subject = self.writer.subject
+        before = await self._log.newest(subject)
+        self._floor = await self._open_since(before.position) if before != NOTHING else NONE_OPEN
+        entries = await self.writer.begin()
+        position = await stored(lambda: self._log.append(*entries), self._clock, subject)
+        self.writer.position = position
+        left: dict[str, int] = {}
+        if self._floor != NONE_OPEN:
+            left = await self._left_open(self._floor, position)
+            self._open = dict.fromkeys(left, self._floor)
+        self._floor = None
+        for request, tokens in left.items():
+            _log.warning("request_left_open", request=request, edge=self._edge)
+            self.write(RequestEnded(request, "error", tokens, 0, 0, 0.0, 0.0, "the edge that had it died"))
+        return len(left)
+
+    async def _open_since(self, position: int) -> int:
+        """What the newest message of the subject says."""
+        async for piece in self._log.read(position - 1, follow=False):
+            for record in piece.records:
+                if record.position == position:
+                    marks = [event for event in record.batch.events if isinstance(event, RequestsOpen)]
+                    return marks[-1].since if marks else NONE_OPEN
+        return NONE_OPEN
+
+    async def _left_open(self, since: int, until: int) -> dict[str, int]:
+        """Requests accepted by earlier lives and not ended, with the tokens they are known to have got."""
+        left: dict[str, int] = {}
+        async for piece in self._log.read(since, follow=False):
+            for record in piece.records:
+                if record.subject != self.writer.subject or record.position > until:
+                    continue
+                for event in record.batch.events:
+                    match event:
+                        case RequestAccepted(request=request):
+                            left[request] = 0
+                        case RequestCheckpoint(request=request, emitted_tokens=tokens) if request in left:
+                            left[request] = max(left[request], tokens)
+                        case RequestEnded(request=request):
+                            left.pop(request, None)
+                        case _:
+                            pass
+        return left
+
+    def _stamp(self, events: Sequence[Event]) -> Event:
+        """What is open once this message is in the log."""
+        for event in events:
+            if isinstance(event, RequestAccepted):
+                self._open[event.request] = self.writer.position
+            elif isinstance(event, RequestEnded):
+                self._open.pop(event.request, None)
+        known = [*self._open.values()] if self._floor is None else [self._floor, *self._open.values()]
+        known = [since for since in known if since != NONE_OPEN]
+        return RequestsOpen(min(known, default=NONE_OPEN))

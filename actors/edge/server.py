@@ -1,0 +1,103 @@
+"""Who listens: the `HttpServer` port, and uvicorn behind it."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, Protocol
+
+import uvicorn
+
+from headwater.actors.edge.http import Receive, Scope, Send
+
+KEEP_ALIVE_S = 75
+"""Longer than the idle time of common load balancers (60 s), so that they never meet a closed connection."""
+
+BACKLOG = 4096
+STOP_S = 3.0
+
+
+class Asgi(Protocol):
+    """An ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        ...
+
+
+class HttpServer(Protocol):
+    """Brings requests to an application."""
+
+    async def serve(self, app: Asgi) -> None:
+        """Serve until `stop` was called. `listening` is set once requests are taken."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        ...
+
+    listening: asyncio.Event
+
+    def stop(self) -> None:
+        """Take no more requests, and let `serve` return once those under way have ended."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held. Called once, also when `serve` never ran."""
+        ...
+
+
+class UvicornServer:
+    """See `HttpServer`. The socket is bound by the caller, so a taken port is an early, clear error."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._server: _Uvicorn | None = None
+        self.listening = asyncio.Event()
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{host}:{port}"
+
+    async def serve(self, app: Asgi) -> None:
+        """See `HttpServer.serve`."""
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=BACKLOG,
+        )
+        self._server = _Uvicorn(config, self.listening)
+        await self._server.serve(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """See `HttpServer.stop`."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def close(self) -> None:
+        """See `HttpServer.close`."""
+        self._listener.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell."""
+        await super().startup(sockets)
+        self._listening.set()
+
+    def capture_signals(self) -> Any:
+        """Install nothing."""
+        return contextlib.nullcontext()

@@ -1,0 +1,132 @@
+"""One epoch of a worker as the pool log sees it: the lease, the three writers, and what they announce.
+
+The log learns of a life in one atomic append: the worker has joined, this is what its cache holds, these are its
+requests. The same three things are told again whenever a reader asks for them (`resync`), because it lost some of
+what was said before.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from headwater.actors import lease
+from headwater.actors.world import World
+from headwater.engines.engine import Engine, EngineInfo, KvEvent
+from headwater.events.log import Log
+from headwater.events.writer import Writer, stored
+from headwater.schemas import subjects
+from headwater.schemas.envelope import Event
+from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.kv import BlocksCleared
+from headwater.schemas.load import LoadReported, RequestsHeld
+
+_log = structlog.get_logger("headwater.worker")
+
+
+class WorkerLife:
+    """See the module. `active` names the requests that the engine has."""
+
+    def __init__(
+        self,
+        world: World,
+        held: lease.LeaseHandle,
+        log: Log,
+        name: str,
+        pool: str,
+        engine: Engine,
+        info: EngineInfo,
+        active: Callable[[], list[str]],
+    ) -> None:
+        self.lease = held
+        self._world = world
+        self._log = log
+        self._name = name
+        self._engine = engine
+        self._info = info
+        self._active = active
+        self._announced = 0
+        self._kv_lost = False
+
+        def writer(kind: subjects.PoolKind, fence: str = "") -> Writer:
+            subject = subjects.pool_subject(world.ns, pool, kind, name)
+            return Writer(log, subject, name, held.epoch, world.clock, fence=fence)
+
+        self.fleet = writer("fleet")
+        # What there is much of is streamed, and the fleet subject, written first in each life, fences it.
+        self.kv = writer("kv", self.fleet.subject)
+        self.load = writer("load", self.fleet.subject)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this life."""
+        return self.lease.epoch
+
+    async def join(self) -> int:
+        """Begin in the log, all at once; returns the position. Raises `WriterFenced`."""
+        entries = [
+            *await self.fleet.begin(self._joined()),
+            *await self.kv.begin(BlocksCleared(), *self._engine.held_blocks()),
+            *await self.load.begin(RequestsHeld(tuple(self._active())), self.report()),
+        ]
+        return await stored(lambda: self._log.append(*entries), self._world.clock, self.fleet.subject)
+
+    def report(
+        self,
+        accepted: tuple[str, ...] = (),
+        prefilled: tuple[str, ...] = (),
+        finished: tuple[str, ...] = (),
+    ) -> LoadReported:
+        """The engine's load now, and which requests moved on."""
+        load = self._engine.load()
+        return LoadReported(
+            load.running, load.waiting, load.used_blocks, load.total_blocks, accepted, prefilled, finished
+        )
+
+    def tell(self, events: list[KvEvent]) -> None:
+        """Cache events for the log. Where its queue is full they are given up, and later all is told anew."""
+        for event in events:
+            self._kv_lost |= not self.kv.offer(event)
+        if self._kv_lost and not self.kv.pending:
+            self._kv_lost = False
+            _log.warning("kv_announced_anew", worker=self._name, refused=self.kv.refused)
+            self.announce()
+
+    async def resync(self) -> None:
+        """Tell everything anew. Asked again before the last telling is stored, it does nothing."""
+        if self._announced and self.kv.pending:
+            return
+        self._announced += 1
+        self.fleet.offer(self._joined())
+        await self.fleet.flush()
+        self.announce()
+
+    def announce(self) -> None:
+        """Everything cached and every request, from nothing: ends any doubt about what came before."""
+        events: list[Event] = [BlocksCleared(), *self._engine.held_blocks()]
+        for event in events:
+            self._kv_lost |= not self.kv.offer(event)
+        self.load.offer(RequestsHeld(tuple(self._active())))
+
+    def drain(self) -> None:
+        """Tell that nothing new is taken."""
+        self.fleet.offer(WorkerDraining(self._name, self.epoch))
+
+    async def leave(self) -> None:
+        """Tell that the worker is gone, write everything out and give the lease back."""
+        self.fleet.offer(WorkerLeft(self._name, self.epoch, "stopped"))
+        for writer in (self.kv, self.load, self.fleet):
+            await writer.flush()
+        await self.lease.release()
+
+    def _joined(self) -> WorkerJoined:
+        info = self._info
+        return WorkerJoined(
+            worker=self._name,
+            epoch=self.epoch,
+            model=info.model,
+            engine=self._engine.name,
+            role="both",
+            block_size=info.block_size,
+            total_blocks=info.total_blocks,
+            max_running=info.max_running,
+        )

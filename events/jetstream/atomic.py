@@ -1,0 +1,54 @@
+"""Atomic batches (ADR-50, nats-server 2.12): several messages stored together or not at all."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from headwater.events.errors import LogRefused, LogUnavailable
+from headwater.events.jetstream.api import Ack, ask, publish
+
+ALREADY_THERE = 10201
+"""A message id of the batch is known: an earlier try got through."""
+
+
+class Part(NamedTuple):
+    """One message of a batch."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+async def publish_together(client: Client, parts: Sequence[Part], deadline_s: float) -> Ack:
+    """Store all parts in this order at consecutive sequences; the answer tells the last one's.
+
+    Each part's expected sequence is held against the stream as it was before the batch. Raises as `api.ask`.
+    """
+    if len(parts) == 1:
+        [only] = parts
+        return await publish(client, only.subject, only.data, only.headers, deadline_s)
+    batch = uuid4().hex
+    try:
+        for number, part in enumerate(parts[:-1], start=1):
+            headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number), **part.headers}
+            await client.publish(part.subject, part.data, headers=headers)
+    except NatsError as error:
+        # What was sent is thrown away by the server: the batch has no end.
+        raise LogUnavailable(f"{parts[0].subject}: {error!r}") from error
+    last = parts[-1]
+    headers = {
+        "Nats-Batch-Id": batch,
+        "Nats-Batch-Sequence": str(len(parts)),
+        "Nats-Batch-Commit": "1",
+        **last.headers,
+    }
+    try:
+        answer = await ask(client, last.subject, last.data, headers, deadline_s)
+    except LogRefused as error:
+        if error.code == ALREADY_THERE:
+            return Ack(0, True)
+        raise
+    return Ack(int(answer["seq"]), False)

@@ -1,0 +1,152 @@
+"""`Log` in memory: the same contract, no server. For tests and the simulator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from headwater.events.log import (
+    ATOMIC_MESSAGES_MAX,
+    NOTHING,
+    AppendResult,
+    Bounds,
+    Entry,
+    Fenced,
+    Gap,
+    Newest,
+    Record,
+    Slice,
+    Stored,
+    Unreadable,
+)
+from headwater.schemas.clock import Clock
+from headwater.schemas.envelope import Sealed
+from headwater.schemas.pool import UnreadableBatch, decode_batch
+
+SLICE_RECORDS_MAX = 256
+REPLACED = "the stream was replaced"
+
+
+class Message(NamedTuple):
+    """One stored message."""
+
+    subject: str
+    stored_ns: int
+    data: bytes
+
+
+class MemoryLog:
+    """`Log` in memory. Messages go through the real codec, so what cannot be read cannot be in it unseen."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first = 1
+        self._messages: list[Message] = []
+        self._newest: dict[str, Newest] = {}
+        self._grown = asyncio.Event()
+        self._life = 1
+
+    async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
+        """See `Log.append`."""
+        if not 1 <= len(entries) <= ATOMIC_MESSAGES_MAX:
+            raise ValueError(f"an append takes 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(entries)}")
+        for subject, message in entries:
+            known = self._newest.get(subject, NOTHING)
+            if known.epoch > message.epoch:
+                return Fenced(known.epoch)
+        if all(self._has(subject, message) for subject, message in entries):
+            return Stored(self._newest[entries[-1].subject].position, again=True)
+        for subject, message in entries:
+            self._store(subject, message)
+        self._tell()
+        return Stored(self._newest[entries[-1].subject].position)
+
+    async def ingest(
+        self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
+    ) -> AppendResult:
+        """See `Log.ingest`."""
+        fenced = max(self._newest.get(one, NOTHING).epoch for one in (fence, subject))
+        if fenced > messages[-1].epoch:
+            return Fenced(fenced)
+        fresh = [message for message in messages if not self._has(subject, message)]
+        for message in fresh:
+            self._store(subject, message)
+        if fresh:
+            self._tell()
+        return Stored(self._newest[subject].position, again=not fresh)
+
+    async def newest(self, subject: str) -> Newest:
+        """See `Log.newest`."""
+        return self._newest.get(subject, NOTHING)
+
+    def _has(self, subject: str, message: Sealed) -> bool:
+        known = self._newest.get(subject, NOTHING)
+        return (known.writer, known.epoch) == (message.writer, message.epoch) and known.seq >= message.seq
+
+    def _store(self, subject: str, message: Sealed) -> None:
+        self._messages.append(Message(subject, self._clock.wall_ns(), message.data))
+        position = self._first + len(self._messages) - 1
+        self._newest[subject] = Newest(position, message.writer, message.epoch, message.seq, message.digest)
+
+    async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
+        """See `Log.read`."""
+        until = (await self.bounds()).last
+        told = False
+        life = self._life
+        while True:
+            first, last = await self.bounds()
+            gap = None
+            if life != self._life:
+                gap, after, life = Gap(1, after, REPLACED), 0, self._life
+            elif after + 1 < first:
+                gap = Gap(after + 1, first - 1, "purged")
+                after = first - 1
+            elif after > last:
+                gap = Gap(last + 1, after, "the log is shorter than the position asked for")
+                after = last
+            stop = min(last, after + SLICE_RECORDS_MAX)
+            records: list[Record] = []
+            unreadable: list[Unreadable] = []
+            for position in range(after + 1, stop + 1):
+                subject, stored_ns, data = self._messages[position - self._first]
+                try:
+                    records.append(Record(position, subject, stored_ns, decode_batch(data)))
+                except UnreadableBatch as error:
+                    unreadable.append(Unreadable(position, subject, str(error)))
+            after = max(after, stop)
+            if records or unreadable or gap or not told:
+                told = True
+                yield Slice(records, last - after, gap, tuple(unreadable))
+            elif not follow and after >= until:
+                return
+            else:
+                await self._grown.wait()
+
+    async def bounds(self) -> Bounds:
+        """See `Log.bounds`."""
+        return Bounds(self._first, self._first + len(self._messages) - 1)
+
+    def purge(self, before: int) -> None:
+        """Forget positions below `before`, as retention would."""
+        drop = max(0, min(before - self._first, len(self._messages)))
+        del self._messages[:drop]
+        self._first += drop
+        self._tell()
+
+    def replace(self) -> None:
+        """Become another log under the same name, without messages: deleted and created anew."""
+        self._first, self._messages, self._newest = 1, [], {}
+        self._life += 1
+        self._tell()
+
+    def alter(self, position: int, data: bytes) -> None:
+        """Put other bytes in a message's place, as a bad disk would."""
+        at = position - self._first
+        self._messages[at] = self._messages[at]._replace(data=data)
+
+    def raw(self, position: int) -> Message:
+        """A stored message as it is."""
+        return self._messages[position - self._first]
+
+    def _tell(self) -> None:
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()

@@ -63,7 +63,12 @@ class Actor(ABC):
         if self._group is None:
             work.close()
             raise RuntimeError(f"{self.kind} {self.name} is not running")
-        task = self._group.create_task(work, name=f"{self.kind} {self.name}: {name}")
+        try:
+            task = self._group.create_task(work, name=f"{self.kind} {self.name}: {name}")
+        except RuntimeError:
+            # The group is shutting down: the actor is about to end.
+            work.close()
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

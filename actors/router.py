@@ -21,6 +21,7 @@ On stop
 """
 
 import asyncio
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -45,6 +46,9 @@ LAG_MESSAGES_MAX = 2_000
 
 LAG_S_MAX = 2.0
 """So do they when an own decision has not come back from the log for this long."""
+
+RECENT_MAX = 4_096
+"""Decisions remembered in case their query comes again."""
 
 SNAPSHOT_PERIOD_S = 30.0
 SNAPSHOT_RECORDS = 20_000
@@ -75,6 +79,7 @@ class RouterActor(Actor):
         self._seen = 0
         self._lag = 0
         self._lag_s = 0.0
+        self._recent: OrderedDict[str, Decision] = OrderedDict()
         self._unseen_since_s = 0.0
         self._saved_position = 0
         self._saved_at_s = 0.0
@@ -228,7 +233,14 @@ class RouterActor(Actor):
         await self.world.bus.publish(message.reply, _encode(reply))
 
     def _decide(self, query: RouteQuery) -> Decision | RouteRefused:
-        """Decide, apply and queue for the log, in one turn of the loop: nothing comes in between."""
+        """Decide, apply and queue for the log, in one turn of the loop: nothing comes in between.
+
+        A query that comes again gets the same answer: two decisions for one request would leave the load that
+        the second one counts behind for ever.
+        """
+        made = self._recent.get(query.request)
+        if made is not None:
+            return made
         began = self.world.clock.monotonic_s()
         standing = Standing(
             number=self._number + 1,
@@ -246,6 +258,9 @@ class RouterActor(Actor):
             self.log.info("route_refused", request=query.request, reason=decision.reason)
             return decision
         self._number += 1
+        self._recent[query.request] = decision
+        if len(self._recent) > RECENT_MAX:
+            self._recent.popitem(last=False)
         self.state.loads.decide(decision)
         if self._writer is not None and not self._writer.offer(decision):
             self._metrics.unrecorded.inc()

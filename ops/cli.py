@@ -127,6 +127,16 @@ def _bench(arguments: argparse.Namespace) -> int:
     return process.run(run)
 
 
+def _sim(arguments: argparse.Namespace) -> int:
+    from headwater.ops.sim import command
+    from headwater.ops.warm import compile_kernels
+
+    compile_kernels()
+    if arguments.seeds:
+        return command.run_many(arguments.seeds, as_json=arguments.json, jobs=arguments.jobs)
+    return command.run_one(arguments.seed, trace=arguments.trace, only=arguments.only, as_json=arguments.json)
+
+
 def _warm(_arguments: argparse.Namespace) -> int:
     from headwater.ops import warm
 
@@ -177,6 +187,15 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("what", choices=("hash", "index", "edge", "route"))
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=_bench)
+    sim = commands.add_parser("sim", help="run a simulated fleet under faults from a seed, on virtual time")
+    which = sim.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="run this seed")
+    which.add_argument("--seeds", metavar="FROM:TO", help="run many seeds on all cores; 1 if any fails")
+    sim.add_argument("--trace", action="store_true", help="print everything that happens")
+    sim.add_argument("--only", default="", metavar="N,…", help="of the seed's faults only these, or none")
+    sim.add_argument("--jobs", type=int, default=0, help="processes for --seeds (default: one per core)")
+    sim.add_argument("--json", action="store_true", help="print JSON")
+    sim.set_defaults(run=_sim)
     add("warm", "compile and cache what a first start would", (), _warm)
     return top
 

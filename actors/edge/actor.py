@@ -68,6 +68,10 @@ class EdgeActor(Actor):
             "streams": len(self._fleet.sagas),
         }
 
+    def workers(self, pool: str) -> int:
+        """Workers of a pool that this edge knows to be live."""
+        return self._fleet.workers(pool)
+
     async def start(self) -> None:
         """See `Actor.start`."""
         world = self.world

@@ -1,0 +1,206 @@
+"""What must be true of every run, whatever went wrong in it. Each check returns what it found, in words."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from headwater.events.log import Record, Unreadable
+from headwater.events.memory_log import MemoryLog
+from headwater.events.snapshots import SnapshotStore
+from headwater.ops.sim.clients import Told
+from headwater.ops.sim.fleet import POOL, SimFleet
+from headwater.router.index import PrefixIndex
+from headwater.router.state import RouterState
+from headwater.schemas.hashing import unpack_hashes
+from headwater.schemas.request import RequestAccepted, RequestEnded
+
+
+async def messages(log: MemoryLog) -> list[Record | Unreadable]:
+    """Everything that a log holds now, in order."""
+    found: list[Record | Unreadable] = []
+    async for piece in log.read(0, follow=False):
+        found += piece.records
+        found += piece.unreadable
+    return sorted(found, key=lambda message: message.position)
+
+
+def streams(told: list[Told]) -> Iterator[str]:
+    """No token is lost, repeated or changed, and a request has at most one terminal answer."""
+    for one in told:
+        wanted = one.expected()
+        name = f"client {one.number} (edge {one.edge}, asked at {one.at_s:.3f} s)"
+        if not wanted.startswith(one.text):
+            yield f"{name}: got {one.text!r}, its answer is {wanted!r}"
+        if one.finishes + one.errors > 1 or one.dones > 1:
+            yield f"{name}: {one.finishes} finishes, {one.errors} errors, {one.dones} times done"
+        if one.end == "stop" and (one.text != wanted or one.finishes != 1):
+            yield f"{name}: ended well with {len(one.text)} of {one.tokens} tokens, {one.finishes} finishes"
+        if one.end in ("open", "hangs"):
+            yield f"{name}: never ended ({one.end})"
+        if one.status not in (0, -1, 200, 429, 499, 502, 503, 504):
+            yield f"{name}: HTTP status {one.status}"
+
+
+def terminal_events(found: list[Record | Unreadable]) -> Iterator[str]:
+    """Every accepted request has exactly one terminal event, and nothing ends that was not accepted."""
+    accepted: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    for message in found:
+        if isinstance(message, Unreadable):
+            yield f"request log position {message.position}: {message.reason}"
+            continue
+        for event in message.batch.events:
+            if isinstance(event, RequestAccepted):
+                accepted[event.request] += 1
+            elif isinstance(event, RequestEnded):
+                ended[event.request] += 1
+                if not accepted[event.request]:
+                    yield f"{event.request} ended at position {message.position} before it was accepted"
+    for request, times in accepted.items():
+        if times != 1 or ended[request] != 1:
+            yield f"{request}: accepted {times} times, ended {ended[request]} times"
+
+
+def fences(found: list[Record | Unreadable]) -> Iterator[str]:
+    """On each subject epochs never fall, and each life's messages are there once, in order, from the first on."""
+    last: dict[str, tuple[int, int]] = {}
+    for message in found:
+        if isinstance(message, Unreadable):
+            # It was altered by a fault; what follows it is judged by the fold.
+            last.pop(message.subject, None)
+            continue
+        batch = message.batch
+        epoch, seq = last.get(message.subject, (0, 0))
+        if batch.epoch < epoch:
+            yield f"position {message.position}: epoch {batch.epoch} wrote to {message.subject} after {epoch}"
+        elif batch.epoch == epoch and batch.seq <= seq:
+            yield f"position {message.position}: message {batch.seq} of {message.subject} came after {seq}"
+        last[message.subject] = (batch.epoch, batch.seq)
+
+
+def folded(found: list[Record | Unreadable], *, whole: bool) -> RouterState:
+    """The fold of all messages."""
+    state = RouterState(whole=whole)
+    if not whole and found:
+        state.position = found[0].position - 1
+    for message in found:
+        if isinstance(message, Unreadable):
+            state.skip(message)
+        else:
+            state.apply(message)
+    return state
+
+
+async def snapshots(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
+    """A snapshot and the messages behind it give the same state as all messages."""
+    problems: list[str] = []
+    store = SnapshotStore(fleet.store.blobs, POOL)
+    snapshot = await store.newest(lambda _: True)
+    if snapshot is not None and whole:
+        state = RouterState.restore(snapshot)
+        for message in found:
+            if message.position > snapshot.position:
+                if isinstance(message, Unreadable):
+                    state.skip(message)
+                else:
+                    state.apply(message)
+        everything = folded(found, whole=True)
+        if state.digest() != everything.digest():
+            problems.append(
+                f"the snapshot at {snapshot.position} and its tail differ from a fold of everything"
+            )
+        if state.chains.heads != everything.chains.heads:
+            problems.append(f"the snapshot at {snapshot.position} has lost its place in the chains")
+    return iter(problems)
+
+
+def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
+    """Live routers hold the state that the log gives, know all workers, and owe nothing."""
+    end = found[-1].position if found else 0
+    everything = folded(found, whole=whole) if whole else None
+    for name in fleet.routers:
+        state = fleet.actors[name].state  # type: ignore[attr-defined]
+        if state.position != end:
+            yield f"{name} stands at position {state.position}, the log ends at {end}"
+        elif everything is not None and state.digest() != everything.digest():
+            yield f"{name} differs from the fold of the log at position {end}{_difference(state, everything)}"
+        if sorted(state.loads.workers) != fleet.engines:
+            yield f"{name} knows {sorted(state.loads.workers)}"
+        if state.cold:
+            yield f"{name} holds {sorted(state.cold)} for cold"
+        for worker in state.loads.workers.values():
+            open_requests = [r for r in worker.requests if r not in worker.unaccepted]
+            if open_requests:
+                yield f"{name} counts requests of {worker.name} that have ended: {open_requests[:3]}"
+        yield from _index(fleet, name, state.index)
+
+
+def _difference(one: RouterState, other: RouterState) -> str:
+    parts = [
+        what
+        for what, left, right in (
+            ("index", one.index.digest(), other.index.digest()),
+            ("copies", one.index.copies, other.index.copies),
+            ("slots", one.index.slots, other.index.slots),
+            ("workers", one.loads.workers, other.loads.workers),
+            ("early", one.loads.early, other.loads.early),
+            ("cold", one.cold, other.cold),
+        )
+        if left != right
+    ]
+    return f": {', '.join(parts)}"
+
+
+def _index(fleet: SimFleet, router: str, index: PrefixIndex) -> Iterator[str]:
+    """The index holds for each worker what its engine holds, no block more or less."""
+    for name in fleet.engines:
+        held: Counter[int] = Counter()
+        for event in fleet.sim_engines[name].held_blocks():
+            held.update(unpack_hashes(event.hashes).tolist())
+        if index.blocks.get(name, 0) != len(held):
+            yield f"{router} counts {index.blocks.get(name, 0)} blocks of {name}, it holds {len(held)}"
+            continue
+        slot = index.slots[name]
+        missing = [block for block in held if not _holds(index, slot, block)]
+        if missing:
+            yield f"{router} misses {len(missing)} blocks of {name}"
+
+
+def _holds(index: PrefixIndex, slot: int, block: int) -> bool:
+    path = index.path(block, 4_096)
+    if path is None:
+        return False
+    depth, depths = index.find(path)
+    return depth >= len(path) and int(depths[0, slot]) >= len(path)
+
+
+def leaks(fleet: SimFleet, at_start: int) -> Iterator[str]:
+    """After a clean stop nothing is left: no task, lease, subscription, inbox or block in use."""
+    for name, process in fleet.processes.items():
+        left = [task.get_name() for task in process.group.tasks]
+        if left:
+            yield f"{name} left tasks: {left[:5]}"
+    subscriptions = fleet.network.subscriptions()
+    if subscriptions:
+        yield f"subscriptions left: {subscriptions[:5]}"
+    if fleet.network.open_inboxes():
+        yield f"{fleet.network.open_inboxes()} inboxes left"
+    for name in fleet.engines:
+        load = fleet.sim_engines[name].load()
+        if load.running or load.waiting or load.used_blocks:
+            yield f"{name} still has {load.running} running, {load.waiting} waiting, {load.used_blocks} blocks"
+    yield from (f"it would not end when killed: {task}" for task in fleet.stuck)
+
+
+async def lease_leaks(fleet: SimFleet) -> list[str]:
+    """Leases that were not given back."""
+    async for entries in fleet.store.leases.watch():
+        return [f"lease left: {entry.key}" for entry in entries if entry.value is not None]
+    return []
+
+
+def grouped(problems: list[str]) -> dict[str, int]:
+    """Problems by their first words, for a summary over many seeds."""
+    counts: defaultdict[str, int] = defaultdict(int)
+    for problem in problems:
+        counts[" ".join(problem.split()[:3])] += 1
+    return dict(counts)

@@ -1,0 +1,110 @@
+"""Faults as data: what goes wrong, when, for how long and for whom. A seed makes a list of them."""
+
+import random
+from typing import Final, Literal
+
+import msgspec
+
+Kind = Literal[
+    "drop",
+    "duplicate",
+    "delay",
+    "partition",
+    "crash",
+    "lease_loss",
+    "pause",
+    "clock_jump",
+    "log_unavailable",
+    "answer_lost",
+    "disk_full",
+    "slow_reader",
+    "purge",
+    "replace",
+    "alter",
+]
+
+SHARES: Final[dict[Kind, int]] = {
+    "drop": 3,
+    "duplicate": 2,
+    "delay": 3,
+    "partition": 3,
+    "crash": 6,
+    "lease_loss": 2,
+    "pause": 3,
+    "clock_jump": 1,
+    "log_unavailable": 2,
+    "answer_lost": 2,
+    "disk_full": 2,
+    "slow_reader": 2,
+    "purge": 1,
+    "replace": 1,
+    "alter": 1,
+}
+"""How often each kind is drawn."""
+
+FROM_S, UNTIL_S = 3.0, 24.0
+"""Faults begin in this time and are over 3 s after it at the latest."""
+
+LASTING_S_MAX = 6.0
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that goes wrong from `at_s` for `for_s` seconds.
+
+    `target` is a process, or empty for what concerns all. `amount` is a probability (drop, duplicate, answer_lost),
+    seconds (delay, clock_jump, slow_reader) or a share of the log (purge, alter).
+    """
+
+    kind: Kind
+    at_s: float
+    for_s: float = 0.0
+    target: str = ""
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.at_s:6.2f} s  {self.kind}"]
+        if self.target:
+            parts.append(self.target)
+        if self.amount:
+            parts.append(f"{self.amount:g}")
+        if self.for_s:
+            parts.append(f"for {self.for_s:.2f} s")
+        return " ".join(parts)
+
+
+def schedule(seed: int, engines: list[str], routers: list[str], edges: list[str]) -> list[Fault]:
+    """The faults of a seed, by time."""
+    draw = random.Random(f"faults {seed}")
+    kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
+    faults = [_fault(draw, draw.choice(kinds), engines, routers, edges) for _ in range(draw.randint(2, 12))]
+    return sorted(faults, key=lambda fault: (fault.at_s, fault.kind, fault.target))
+
+
+def _fault(
+    draw: random.Random, kind: Kind, engines: list[str], routers: list[str], edges: list[str]
+) -> Fault:
+    at = round(draw.uniform(FROM_S, UNTIL_S), 3)
+    lasting = round(draw.uniform(0.2, min(LASTING_S_MAX, UNTIL_S + 3.0 - at)), 3)
+    # Routers and edges are few: choose among kinds first, or engines would take nearly all.
+    anyone = draw.choice(draw.choice([engines, routers, edges]))
+    match kind:
+        case "drop" | "duplicate":
+            return Fault(kind, at, lasting, amount=round(draw.choice([0.01, 0.05, 0.2, 0.5]), 3))
+        case "answer_lost":
+            return Fault(kind, at, lasting, amount=round(draw.choice([0.1, 0.5, 1.0]), 3))
+        case "delay":
+            return Fault(kind, at, lasting, amount=round(draw.choice([0.01, 0.1, 0.5, 2.0]), 3))
+        case "partition" | "pause" | "crash":
+            return Fault(kind, at, lasting, anyone)
+        case "lease_loss":
+            return Fault(kind, at, 0.0, anyone)
+        case "clock_jump":
+            return Fault(kind, at, 0.0, anyone, draw.choice([-3600.0, -10.0, 10.0, 3600.0]))
+        case "slow_reader":
+            return Fault(kind, at, lasting, draw.choice(routers), round(draw.uniform(0.05, 1.0), 3))
+        case "log_unavailable" | "disk_full":
+            return Fault(kind, at, lasting)
+        case "purge" | "alter":
+            return Fault(kind, at, 0.0, amount=round(draw.uniform(0.3, 1.0), 3))
+        case "replace":
+            return Fault(kind, at)

@@ -1,0 +1,148 @@
+"""The simulated fleet: which processes there are, and keeping them alive."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+from headwater.actors.actor import Actor
+from headwater.actors.cards import Served
+from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.engine import EngineActor
+from headwater.actors.router import RouterActor
+from headwater.actors.supervisor import RestartPolicy, supervise
+from headwater.actors.world import World
+from headwater.engines import sim_model
+from headwater.engines.sim import SimEngine, SimSettings
+from headwater.engines.step_time import StepTime
+from headwater.events.log import Log
+from headwater.ops.sim.http import SimHttpServer
+from headwater.ops.sim.loop import VirtualLoop
+from headwater.ops.sim.network import Network, SimBus, Trace
+from headwater.ops.sim.process import Process
+from headwater.ops.sim.store import SimBlobs, SimLog, SimTable, Store
+from headwater.schemas.names import pool_name
+
+NAMESPACE: Final = "sim"
+MODEL: Final = "sim"
+BLOCK_SIZE: Final = 16
+POOL: Final = pool_name(MODEL, BLOCK_SIZE)
+SCRIPT: Final = sim_model.script()
+FILES: Final = sim_model.sim_model_files(MODEL)
+DRAIN_S: Final = 5.0
+
+SETTINGS: Final = SimSettings(
+    block_size=BLOCK_SIZE,
+    total_blocks=96,
+    context_length=2_048,
+    step_tokens_max=512,
+    sequences_max=16,
+    step_time=StepTime((0.0, 0.05, 20.0), (0.0, 0.0, 30.0)),
+    script=SCRIPT,
+)
+"""Small caches, so that blocks are evicted and sequences preempted within a minute."""
+
+POLICY: Final = RestartPolicy(restarts_max=1_000)
+"""Faults come faster here than a supervisor that gives up would bear."""
+
+
+def names(kind: str, count: int) -> list[str]:
+    """Names of `count` processes of a kind."""
+    return [f"{kind}-{number}" for number in range(count)]
+
+
+class SimFleet:
+    """Engines, routers and edges by name. Names stay; the processes behind them come and go."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        draw: random.Random,
+        trace: Trace,
+        engines: list[str],
+        routers: list[str],
+        edges: list[str],
+    ) -> None:
+        self.loop = loop
+        self.network = Network(loop, draw, trace)
+        self.store = Store(loop, self.network, draw, trace)
+        self.engines, self.routers, self.edges = engines, routers, edges
+        self.processes: dict[str, Process] = {}
+        self.actors: dict[str, Actor] = {}
+        self.servers: dict[str, SimHttpServer] = {}
+        self.sim_engines: dict[str, SimEngine] = {}
+        self.stuck: list[str] = []
+        self._lives = 0
+
+    @property
+    def names(self) -> list[str]:
+        """All processes' names."""
+        return [*self.engines, *self.routers, *self.edges]
+
+    def start(self, name: str) -> None:
+        """Start the process of this name."""
+        self._lives += 1
+        process = self.processes[name] = Process(name, self.loop)
+        world = self._world(process, f"{name}.{self._lives}")
+        make = self._maker(name, world)
+
+        async def one_life() -> str:
+            actor = self.actors[name] = make()
+            return await actor.run()
+
+        process.start(supervise(name, one_life, process, POLICY), "main")
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL the process of this name."""
+        process = self.processes[name]
+        if process.alive:
+            self.stuck += await process.kill()
+
+    async def stop(self) -> None:
+        """Ask every process to end, in the order in which nobody is left waiting."""
+        for group in (self.edges, self.engines, self.routers):
+            for name in group:
+                self.actors[name].stop()
+            waiting = [task for name in group for task in self.processes[name].group.tasks]
+            if waiting:
+                _, late = await asyncio.wait(waiting, timeout=DRAIN_S + 5.0)
+                self.stuck += [task.get_name() for task in late]
+
+    def _maker(self, name: str, world: World) -> Callable[[], Actor]:
+        process = self.processes[name]
+
+        def engine() -> Actor:
+            made = self.sim_engines[name] = SimEngine(SETTINGS, process)
+            return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S)
+
+        def router() -> Actor:
+            return RouterActor(world, name, POOL)
+
+        def edge() -> Actor:
+            server = self.servers[name] = SimHttpServer(self.network, self.loop, name)
+            process.on_kill(server.kill)
+            return EdgeActor(world, name, server, drain_s=DRAIN_S)
+
+        return engine if name in self.engines else router if name in self.routers else edge
+
+    def _world(self, process: Process, unique: str) -> World:
+        store = self.store
+
+        async def pool_log(pool: str) -> Log:
+            return SimLog(store, store.pool(pool), process, pool)
+
+        def ids() -> str:
+            process.ids += 1
+            return f"{unique}-{process.ids}"
+
+        return World(
+            ns=NAMESPACE,
+            bus=SimBus(self.network, process),
+            leases=SimTable(store, store.leases, process),
+            cards=SimTable(store, store.cards, process),
+            blobs=SimBlobs(store, process),
+            requests=SimLog(store, store.requests, process, "requests"),
+            pool_log=pool_log,
+            clock=process,
+            ids=ids,
+        )

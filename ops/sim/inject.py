@@ -1,0 +1,120 @@
+"""Making faults happen, and ending them."""
+
+import asyncio
+import random
+
+from headwater.ops.sim.faults import Fault
+from headwater.ops.sim.fleet import POOL, SimFleet
+from headwater.ops.sim.network import Trace
+
+
+class Injector:
+    """Plays a schedule of faults. `whole` turns False once a part of the pool log is gone for good."""
+
+    def __init__(self, fleet: SimFleet, faults: list[Fault], trace: Trace) -> None:
+        self.whole = True
+        self._fleet = fleet
+        self._faults = faults
+        self._trace = trace
+
+    async def run(self) -> None:
+        """Returns when the last fault is over."""
+        loop = self._fleet.loop
+        tasks = []
+        for fault in sorted(self._faults, key=lambda one: one.at_s):
+            await asyncio.sleep(max(0.0, fault.at_s - loop.time()))
+            tasks.append(loop.create_task(self._play(fault), name=f"fault {fault.kind}"))
+        await asyncio.gather(*tasks)
+
+    async def _play(self, fault: Fault) -> None:
+        self._trace("fault", fault.target or "-", str(fault))
+        begin = getattr(self, f"_{fault.kind}")
+        await begin(fault)
+        self._trace("over", fault.target or "-", fault.kind)
+
+    async def _drop(self, fault: Fault) -> None:
+        self._fleet.network.drop += fault.amount
+        await asyncio.sleep(fault.for_s)
+        self._fleet.network.drop -= fault.amount
+
+    async def _duplicate(self, fault: Fault) -> None:
+        self._fleet.network.duplicate += fault.amount
+        await asyncio.sleep(fault.for_s)
+        self._fleet.network.duplicate -= fault.amount
+
+    async def _delay(self, fault: Fault) -> None:
+        self._fleet.network.delay_s += fault.amount
+        await asyncio.sleep(fault.for_s)
+        self._fleet.network.delay_s -= fault.amount
+
+    async def _partition(self, fault: Fault) -> None:
+        process = self._fleet.processes[fault.target]
+        process.cut()
+        await asyncio.sleep(fault.for_s)
+        process.heal()
+
+    async def _crash(self, fault: Fault) -> None:
+        if not self._fleet.processes[fault.target].alive:
+            return
+        await self._fleet.kill(fault.target)
+        await asyncio.sleep(fault.for_s)
+        self._fleet.start(fault.target)
+
+    async def _lease_loss(self, fault: Fault) -> None:
+        kind = {"engine": "worker"}.get(fault.target.split("-")[0], fault.target.split("-")[0])
+        await self._fleet.store.leases.delete(f"{kind}.{fault.target}")
+
+    async def _pause(self, fault: Fault) -> None:
+        process = self._fleet.processes[fault.target]
+        process.group.pause()
+        await asyncio.sleep(fault.for_s)
+        process.group.resume(self._fleet.loop)
+
+    async def _clock_jump(self, fault: Fault) -> None:
+        self._fleet.processes[fault.target].wall_offset_s += fault.amount
+
+    async def _log_unavailable(self, fault: Fault) -> None:
+        self._fleet.store.unavailable += 1
+        await asyncio.sleep(fault.for_s)
+        self._fleet.store.unavailable -= 1
+
+    async def _answer_lost(self, fault: Fault) -> None:
+        self._fleet.store.answer_lost += fault.amount
+        await asyncio.sleep(fault.for_s)
+        self._fleet.store.answer_lost -= fault.amount
+
+    async def _disk_full(self, fault: Fault) -> None:
+        self._fleet.store.full += 1
+        await asyncio.sleep(fault.for_s)
+        self._fleet.store.full -= 1
+
+    async def _slow_reader(self, fault: Fault) -> None:
+        process = self._fleet.processes[fault.target]
+        process.slow_reader_s += fault.amount
+        await asyncio.sleep(fault.for_s)
+        process.slow_reader_s -= fault.amount
+
+    async def _purge(self, fault: Fault) -> None:
+        log = self._fleet.store.pool(POOL)
+        first, last, *_ = await log.bounds()
+        log.purge(first + int((last - first) * fault.amount))
+        self.whole = False
+
+    async def _replace(self, _: Fault) -> None:
+        self._fleet.store.pool(POOL).replace()
+        self.whole = False
+
+    async def _alter(self, fault: Fault) -> None:
+        """A bit of one stored message turns over."""
+        log = self._fleet.store.pool(POOL)
+        first, last, *_ = await log.bounds()
+        if last < first:
+            return
+        position = first + int((last - first) * fault.amount)
+        data = bytearray(log.raw(position).data)
+        draw = random.Random(f"{fault}")
+        at = draw.randrange(len(data))
+        data[at] ^= 1 << draw.randrange(8)
+        log.alter(position, bytes(data))
+        # Routers that read it before folded what it said.
+        self.whole = False

@@ -1,0 +1,217 @@
+"""The bus between simulated processes: what one publishes reaches the others late, twice or never.
+
+Like NATS it keeps the order of one publisher's messages on one subject; across subjects it keeps none.
+"""
+
+import asyncio
+import random
+from collections import defaultdict
+from typing import Protocol
+
+import structlog
+
+from headwater.actors.bus_port import BusClosed, Handler, Message, NoResponder, ReplyTimeout
+from headwater.ops.sim.loop import VirtualLoop
+from headwater.ops.sim.process import Process
+
+LATENCY_S = (0.0001, 0.002)
+PENDING_MESSAGES_MAX = 65_536
+
+_log = structlog.get_logger("headwater.bus")
+
+
+class Trace(Protocol):
+    """Is told of everything that crosses the network or is stored."""
+
+    def __call__(self, what: str, who: str, about: str, data: bytes = b"") -> None:
+        """Note one thing."""
+        ...
+
+
+class Network:
+    """All subscriptions, and the faults between them. Probabilities hold for each delivery."""
+
+    def __init__(self, loop: VirtualLoop, draw: random.Random, trace: Trace) -> None:
+        self.drop = 0.0
+        self.duplicate = 0.0
+        self.delay_s = 0.0
+        self._loop = loop
+        self._draw = draw
+        self._trace = trace
+        self._exact: defaultdict[str, list[_Subscription]] = defaultdict(list)
+        self._wild: list[_Subscription] = []
+        self._inboxes: dict[str, tuple[Process, asyncio.Future[bytes]]] = {}
+        self._inbox_numbers = 0
+        self._arrival: dict[tuple[str, str, int], float] = {}
+        self._numbers = 0
+
+    def latency_s(self) -> float:
+        """How long one message takes now."""
+        extra = self._draw.random() * self.delay_s if self.delay_s else 0.0
+        return self._draw.uniform(*LATENCY_S) + extra
+
+    def subscriptions(self) -> list[str]:
+        """Who listens to what: for finding what was left behind."""
+        live = [*self._wild, *(one for several in self._exact.values() for one in several)]
+        return sorted(f"{one.process.name}: {one.subject}" for one in live)
+
+    def open_inboxes(self) -> int:
+        """Requests that still wait for an answer."""
+        return len(self._inboxes)
+
+    def subscribe(self, subscription: "_Subscription") -> None:
+        """Deliver to it from now on."""
+        self._numbers += 1
+        subscription.number = self._numbers
+        if "*" in subscription.subject or ">" in subscription.subject:
+            self._wild.append(subscription)
+        else:
+            self._exact[subscription.subject].append(subscription)
+
+    def unsubscribe(self, subscription: "_Subscription") -> None:
+        """Deliver nothing more to it."""
+        for several in (self._wild, self._exact.get(subscription.subject, [])):
+            if subscription in several:
+                several.remove(subscription)
+        if not self._exact.get(subscription.subject, True):
+            del self._exact[subscription.subject]
+
+    def open_inbox(self, process: Process) -> tuple[str, asyncio.Future[bytes]]:
+        """Somewhere for one answer."""
+        self._inbox_numbers += 1
+        name = f"_INBOX.{self._inbox_numbers}"
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._inboxes[name] = (process, answer)
+        return name, answer
+
+    def close_inbox(self, name: str) -> None:
+        """Nobody waits there any more."""
+        self._inboxes.pop(name, None)
+
+    def publish(self, source: Process, message: Message) -> int:
+        """Send; returns how many it was meant for."""
+        if not source.connected:
+            return 1
+        if message.subject.startswith("_INBOX."):
+            return self._answer(source, message)
+        matching = list(self._exact.get(message.subject, ()))
+        matching += [one for one in self._wild if _matches(one.subject, message.subject)]
+        chosen = [one for one in matching if not one.queue]
+        for queue in sorted({one.queue for one in matching if one.queue}):
+            chosen.append(self._draw.choice([one for one in matching if one.queue == queue]))
+        for one in chosen:
+            self._send(source, one, message)
+        return len(chosen)
+
+    def _answer(self, source: Process, message: Message) -> int:
+        waiting = self._inboxes.get(message.subject)
+        if waiting is None:
+            return 0
+        if self._draw.random() < self.drop:
+            self._trace("dropped", source.name, "answer")
+            return 1
+        self._loop.later(self.latency_s(), self._deliver_answer, message)
+        return 1
+
+    def _deliver_answer(self, message: Message) -> None:
+        process, answer = self._inboxes.get(message.subject, (None, None))
+        if process is not None and answer is not None and process.connected and not answer.done():
+            answer.set_result(message.data)
+
+    def _send(self, source: Process, target: "_Subscription", message: Message) -> None:
+        if self._draw.random() < self.drop:
+            self._trace("dropped", source.name, message.subject)
+            return
+        for _ in range(2 if self._draw.random() < self.duplicate else 1):
+            channel = (source.name, message.subject, target.number)
+            at = max(self._loop.time() + self.latency_s(), self._arrival.get(channel, 0.0))
+            self._arrival[channel] = at
+            self._loop.later(at - self._loop.time(), self._deliver, target, message)
+
+    def _deliver(self, target: "_Subscription", message: Message) -> None:
+        if target.process.connected and target.process.alive and target.live:
+            self._trace("delivered", target.process.name, message.subject, message.data)
+            target.mailbox.put_nowait(message)
+
+
+class SimBus:
+    """See `headwater.actors.bus_port.Bus`: one process's side of the network."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """See `Bus.publish`."""
+        if self._process.alive and subject:
+            self._network.publish(self._process, Message(subject, data, ""))
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """See `Bus.request`."""
+        if not self._process.alive:
+            raise BusClosed("the process is gone")
+        name, answer = self._network.open_inbox(self._process)
+        try:
+            if not self._network.publish(self._process, Message(subject, data, name)):
+                await asyncio.sleep(self._network.latency_s())
+                raise NoResponder(f"nobody listens on {subject}")
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise ReplyTimeout(f"no answer on {subject} within {timeout_s} s") from error
+        finally:
+            self._network.close_inbox(name)
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_Subscription":
+        """See `Bus.subscribe`."""
+        subscription = _Subscription(self._network, self._process, subject, handler, queue)
+        if self._process.alive:
+            self._network.subscribe(subscription)
+            self._process.on_kill(subscription.drop)
+        return subscription
+
+
+class _Subscription:
+    def __init__(
+        self, network: Network, process: Process, subject: str, handler: Handler, queue: str
+    ) -> None:
+        self.process = process
+        self.subject = subject
+        self.queue = queue
+        self.live = True
+        self.number = 0
+        self.mailbox: asyncio.Queue[Message] = asyncio.Queue(PENDING_MESSAGES_MAX)
+        self._network = network
+        self._handler = handler
+        self._task = asyncio.create_task(self._run(), name=f"{process.name}: subscription {subject}")
+
+    async def _run(self) -> None:
+        while True:
+            message = await self.mailbox.get()
+            try:
+                await self._handler(message)
+            except Exception:
+                _log.exception("handler_failed", subject=message.subject)
+
+    def drop(self) -> None:
+        """Deliver nothing more."""
+        if self.live:
+            self.live = False
+            self._network.unsubscribe(self)
+
+    async def unsubscribe(self) -> None:
+        """See `Subscription.unsubscribe`."""
+        self.drop()
+        self._task.cancel()
+        if asyncio.current_task() is not self._task:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, got = pattern.split("."), subject.split(".")
+    for number, token in enumerate(wanted):
+        if token == ">":
+            return len(got) > number
+        if number >= len(got) or token not in ("*", got[number]):
+            return False
+    return len(wanted) == len(got)

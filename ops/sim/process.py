@@ -1,0 +1,91 @@
+"""One simulated process: a group of tasks that can be stopped, killed, and cut off from the network."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headwater.actors.tasks import cancel_all
+from headwater.ops.sim.loop import Group, VirtualLoop
+
+WALL_NS = 1_800_000_000_000_000_000
+"""What every wall clock shows when a run begins."""
+
+
+class Process:
+    """A process of the simulated fleet. Its ports ask it whether it is there at all."""
+
+    def __init__(self, name: str, loop: VirtualLoop) -> None:
+        self.name = name
+        self.alive = True
+        self.connected = True
+        self.wall_offset_s = 0.0
+        self.slow_reader_s = 0.0
+        self.ids = 0
+        self.group = Group(name)
+        self._loop = loop
+        self._reconnected = asyncio.Event()
+        self._on_kill: list[Callable[[], None]] = []
+
+    def start(self, work: Awaitable[Any], name: str) -> "asyncio.Task[Any]":
+        """Run `work` as this process."""
+
+        async def main() -> Any:
+            return await work
+
+        return self._loop.start(self.group, main(), f"{self.name}: {name}")
+
+    def on_kill(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the process is killed: what the kernel would do for it."""
+        self._on_kill.append(callback)
+
+    async def kill(self) -> list[str]:
+        """SIGKILL: from now on nothing it does reaches anybody. Returns tasks that would not end.
+
+        The tasks are then cancelled, which runs their clean-up against dead ports.
+        """
+        self.alive = False
+        self.connected = True
+        self._reconnected.set()
+        self.group.resume(self._loop)
+        for callback in self._on_kill:
+            callback()
+        try:
+            async with asyncio.timeout(10.0):
+                await cancel_all(self.group.tasks)
+        except TimeoutError:
+            return [task.get_name() for task in self.group.tasks]
+        return []
+
+    def cut(self) -> None:
+        """Lose the network."""
+        self.connected = False
+        self._reconnected.clear()
+
+    def heal(self) -> None:
+        """Have it back."""
+        self.connected = True
+        self._reconnected.set()
+
+    async def reconnected(self) -> None:
+        """Return once there is a network."""
+        while not self.connected:
+            await self._reconnected.wait()
+
+    def new_id(self) -> str:
+        """A name that no other call gives."""
+        self.ids += 1
+        return f"{self.name}n{self.ids}"
+
+    # What actors know as their clock.
+
+    def wall_ns(self) -> int:
+        """See `Clock.wall_ns`."""
+        return WALL_NS + round((self._loop.time() + self.wall_offset_s) * 1e9)
+
+    def monotonic_s(self) -> float:
+        """See `Clock.monotonic_s`."""
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`."""
+        await asyncio.sleep(seconds)

@@ -1,0 +1,174 @@
+"""One run: a fleet, its clients, the faults of a seed, and then whether everything is as it must be.
+
+0 s          3 s …… 27 s            57 s                   then
+start        clients and faults     quiet: at most 30 s    probes, checks, a clean stop, checks
+"""
+
+import asyncio
+import random
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from headwater.events.memory_log import MemoryLog
+from headwater.ops.sim import checks, loop
+from headwater.ops.sim.clients import Clients
+from headwater.ops.sim.faults import UNTIL_S, Fault, schedule
+from headwater.ops.sim.fleet import POOL, SimFleet, names
+from headwater.ops.sim.inject import Injector
+from headwater.ops.sim.loop import Deadlock, VirtualLoop
+
+ENGINES: Final = 8
+ROUTERS: Final = 2
+EDGES: Final = 2
+REQUESTS: Final = 90
+CLIENTS_FROM_S: Final = 2.0
+CLIENTS_UNTIL_S: Final = 30.0
+QUIET_S: Final = 30.0
+RUN_S: Final = 60.0
+PROBES: Final = 4
+
+
+class Outcome(msgspec.Struct):
+    """What came of one run. `digest` is over everything that was delivered and stored."""
+
+    seed: int
+    faults: list[Fault]
+    problems: list[str]
+    digest: str
+    requests: int
+    answered: int
+    events: int
+    virtual_s: float
+
+    @property
+    def failed(self) -> bool:
+        """Was anything not as it must be?"""
+        return bool(self.problems)
+
+
+class Tracer:
+    """Hashes everything that happens; with `show` also prints it."""
+
+    def __init__(self, clock: VirtualLoop, *, show: bool) -> None:
+        self.events = 0
+        self._hash = blake2b(digest_size=16)
+        self._clock = clock
+        self._show = show
+
+    def __call__(self, what: str, who: str, about: str, data: bytes = b"") -> None:
+        """See `network.Trace`."""
+        self.events += 1
+        line = f"{self._clock.time():.6f} {what} {who} {about}"
+        self._hash.update(line.encode())
+        if what == "stored":
+            self._hash.update(data)
+        if self._show:
+            print(f"{self._clock.time():10.4f}  {what:<9} {who:<9} {about}", flush=True)
+
+    def digest(self) -> str:
+        """The hash so far."""
+        return self._hash.hexdigest()
+
+
+def fleet_names() -> tuple[list[str], list[str], list[str]]:
+    """Names of engines, routers and edges."""
+    return names("engine", ENGINES), names("router", ROUTERS), names("edge", EDGES)
+
+
+def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False) -> Outcome:
+    """Run one seed, with its own faults or with those given."""
+    return loop.run(lambda made: _run(made, seed, faults, show=show))
+
+
+async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> Outcome:
+    tracer = Tracer(clock, show=show)
+    fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names())
+    if faults is None:
+        faults = schedule(seed, *fleet_names())
+    injector = Injector(fleet, faults, tracer)
+    clients = Clients(clock, fleet, random.Random(f"clients {seed}"))
+    problems: list[str] = []
+    try:
+        for name in fleet.names:
+            fleet.start(name)
+        asking = clock.create_task(clients.run(REQUESTS, CLIENTS_FROM_S, CLIENTS_UNTIL_S))
+        injecting = clock.create_task(injector.run())
+        await injecting
+        over = clock.time()
+        problems += await _until_quiet(clock, fleet, max(over, UNTIL_S), injector.whole)
+        await asyncio.wait({asking}, timeout=100.0)
+        probes = [await clients.ask(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
+        problems += [
+            f"a probe at {one.edge} ended: {one.end}, HTTP {one.status}"
+            for one in probes
+            if one.end != "stop"
+        ]
+        await asyncio.sleep(max(0.0, RUN_S - clock.time()))
+        problems += await _settled(clock, fleet, injector.whole)
+        problems += list(checks.streams(clients.told))
+        pool = await checks.messages(fleet.store.pool(POOL))
+        problems += list(checks.fences(pool))
+        problems += list(await checks.snapshots(fleet, pool, whole=injector.whole))
+        await fleet.stop()
+        problems += list(checks.leaks(fleet, 0))
+        problems += await checks.lease_leaks(fleet)
+        found = await checks.messages(fleet.store.requests)
+        problems += list(checks.fences(found))
+        problems += list(checks.terminal_events(found))
+    except Deadlock as error:
+        problems.append(f"deadlock: {error}")
+    finally:
+        for name in fleet.names:
+            await fleet.kill(name)
+    problems += clock.failures
+    return Outcome(
+        seed,
+        faults,
+        list(dict.fromkeys(problems)),
+        tracer.digest(),
+        len(clients.told),
+        sum(1 for told in clients.told if told.end == "stop"),
+        tracer.events,
+        clock.time(),
+    )
+
+
+async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float, whole: bool) -> list[str]:
+    """Healthy within `QUIET_S` after the last fault: every router whole, every edge with all workers."""
+    deadline = over_s + QUIET_S
+    unhealthy = ["not looked yet"]
+    while clock.time() < deadline:
+        unhealthy = _unhealthy(fleet)
+        if not unhealthy:
+            return []
+        await asyncio.sleep(0.25)
+    return [f"{QUIET_S:.0f} s after the last fault: {one}" for one in unhealthy]
+
+
+def _unhealthy(fleet: SimFleet) -> list[str]:
+    found = []
+    for name in fleet.routers:
+        state = fleet.actors[name].stats()
+        if state.get("workers") != len(fleet.engines) or state.get("state") != "ready":
+            found.append(f"{name}: {state}")
+        elif fleet.actors[name].state.cold:  # type: ignore[attr-defined]
+            found.append(f"{name}: cold workers")
+    for name in fleet.edges:
+        actor = fleet.actors.get(name)
+        if actor is None or not actor.ready.is_set() or actor.workers(POOL) != len(fleet.engines):  # type: ignore[attr-defined]
+            found.append(f"{name}: not ready, or it does not see every worker")
+    return found
+
+
+async def _settled(clock: VirtualLoop, fleet: SimFleet, whole: bool) -> list[str]:
+    """The checks of live routers, at a moment when nothing is on its way to them."""
+    problems: list[str] = []
+    for _ in range(100):
+        pool: MemoryLog = fleet.store.pool(POOL)
+        problems = list(checks.routers(fleet, await checks.messages(pool), whole=whole))
+        if not problems:
+            return []
+        await asyncio.sleep(0.0531)
+    return problems

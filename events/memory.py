@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored, Unreadable
+from headwater.events.retention import Retention
 from headwater.events.table import Entry
 from headwater.schemas.clock import Clock
 from headwater.schemas.envelope import Batch
@@ -74,6 +75,16 @@ class MemoryLog:
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
         return Bounds(self._first, self._first + len(self._messages) - 1)
+
+    async def retention(self, after: int) -> Retention:
+        """See `Log.retention`. Memory has no limits."""
+        first, last = await self.bounds()
+        next_age_s = 0.0
+        if after < last:
+            _, stored_ns, _ = self._messages[max(after + 1, first) - first]
+            next_age_s = (self._clock.wall_ns() - stored_ns) / 1e9
+        size = sum(len(data) for _, _, data in self._messages)
+        return Retention(first, last, size, 0, 0, 0.0, next_age_s)
 
     def purge(self, before: int) -> None:
         """Forget positions below `before`, as retention would."""

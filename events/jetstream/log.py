@@ -7,13 +7,14 @@ carries the same message id, and a lost acknowledgement turns into `Stored(again
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
 from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import (
+    MESSAGE_NOT_FOUND,
     SUBJECT_BUSY,
     WRONG_LAST_SEQUENCE,
     api,
@@ -21,7 +22,10 @@ from headwater.events.jetstream.api import (
     publish,
 )
 from headwater.events.jetstream.cursor import Cursor, Raw, StreamReplaced
+from headwater.events.jetstream.stream_compare import parse_time_ns
+from headwater.events.jetstream.stream_spec import SECOND_NS
 from headwater.events.log import AppendResult, Bounds, Fenced, Gap, Record, Slice, Stored, Unknown, Unreadable
+from headwater.events.retention import Retention
 from headwater.schemas.envelope import Batch
 from headwater.schemas.pool import UnreadableBatch, decode_batch, encode_batch
 
@@ -189,10 +193,39 @@ class JetStreamLog:
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`. Raises `StreamMissing` when the stream does not exist."""
-        state = (await api(self._client, f"STREAM.INFO.{self._stream}"))["state"]
-        last = int(state["last_seq"])
-        first = int(state["first_seq"]) if int(state["messages"]) else last + 1
-        return Bounds(max(first, 1), last)
+        return bounds_of((await api(self._client, f"STREAM.INFO.{self._stream}"))["state"])
+
+    async def retention(self, after: int) -> Retention:
+        """See `Log.retention`. Raises `StreamMissing` when the stream does not exist."""
+        info = await api(self._client, f"STREAM.INFO.{self._stream}")
+        config, bounds = info["config"], bounds_of(info["state"])
+        next_age_s = 0.0
+        if after < bounds.last:
+            # `next_by_subj` passes over positions that are gone.
+            body = {"seq": max(after + 1, bounds.first), "next_by_subj": ">"}
+            try:
+                answer = await api(self._client, f"STREAM.MSG.GET.{self._stream}", body)
+            except LogRefused as error:
+                if error.code != MESSAGE_NOT_FOUND:
+                    raise
+            else:
+                age_ns = parse_time_ns(info["ts"]) - parse_time_ns(answer["message"]["time"])
+                next_age_s = max(age_ns / SECOND_NS, 0.0)
+        return Retention(
+            *bounds,
+            bytes=int(info["state"]["bytes"]),
+            max_bytes=max(int(config["max_bytes"]), 0),
+            max_messages=max(int(config["max_msgs"]), 0),
+            max_age_s=int(config["max_age"]) / SECOND_NS,
+            next_age_s=next_age_s,
+        )
+
+
+def bounds_of(state: Mapping[str, Any]) -> Bounds:
+    """Bounds from the state that STREAM.INFO tells."""
+    last = int(state["last_seq"])
+    first = int(state["first_seq"]) if int(state["messages"]) else last + 1
+    return Bounds(max(first, 1), last)
 
 
 __all__ = ["JetStreamLog", "StreamMissing"]

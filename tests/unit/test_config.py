@@ -24,6 +24,8 @@ def other(name: str) -> tuple[str, Any]:
     """A usable value of a setting that is not its default: as text, and as it is read."""
     special = {"engine": "sim", "sim_step_time": "zero", "log_level": "error", "log_format": "json"}
     default = getattr(DEFAULTS, name)
+    if name == "replicas":
+        return "3", 3
     if name in special:
         return special[name], special[name]
     if isinstance(default, int):
@@ -103,6 +105,8 @@ def test_a_command_takes_from_the_environment_what_it_has_no_flag_for() -> None:
         ("nats_port", "65536"),
         ("metrics_port", "-1"),
         ("workers", "0"),
+        ("replicas", "0"),
+        ("replicas", "6"),
         ("workers", "2.5"),
         ("sim_blocks", "3"),
         ("engine", "cuda"),

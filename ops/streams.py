@@ -26,6 +26,7 @@ COLUMNS = (
     "configuration",
 )
 
+_UNLIMITED = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size", "max_consumers")
 _TIMES_NS = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
 
 
@@ -110,7 +111,7 @@ def value(field: str, has: Any) -> str:
     match has:
         case bool():
             return "yes" if has else "no"
-        case int() if has <= 0 and field != "subject_delete_marker_ttl":
+        case int() if has <= 0 and field in _UNLIMITED:
             return "none"
         case int() if field in _TIMES_NS:
             return duration(has / 1e9)

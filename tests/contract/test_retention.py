@@ -1,5 +1,7 @@
 """What a log tells of what it holds and may hold, and that the server really cuts at its limits."""
 
+import asyncio
+
 import msgspec
 from nats.aio.client import Client
 
@@ -10,6 +12,9 @@ from headwater.events.jetstream.stream_spec import POOL_MAX_AGE_S, POOL_MAX_BYTE
 from headwater.events.log import Log
 from headwater.events.retention import Retention, forgotten, snapshot_due
 from tests.contract.logs import LogCase, batch, stored
+from tests.contract.waiting import POLL_S
+
+PAUSE_S = 0.3
 
 
 async def test_an_empty_log_has_nothing_to_forget(log_case: LogCase) -> None:
@@ -35,6 +40,19 @@ async def test_the_age_is_that_of_the_first_message_behind(log_case: LogCase) ->
     assert held.bytes > 0
     assert snapshot_due(held, 2)
     assert not snapshot_due(held, 3)
+
+
+async def test_the_message_at_the_position_itself_does_not_count(log_case: LogCase) -> None:
+    """With a pause before the last message, the age behind its neighbour is that of the last."""
+    await stored(log_case.log, log_case.subject, batch(1))
+    await stored(log_case.log, log_case.subject, batch(2))
+    async with asyncio.timeout(30):
+        while (await log_case.log.retention(1)).next_age_s < PAUSE_S:
+            await asyncio.sleep(POLL_S)
+    await stored(log_case.log, log_case.subject, batch(3))
+    last = await log_case.log.retention(2)
+    before = await log_case.log.retention(1)
+    assert before.next_age_s - last.next_age_s >= PAUSE_S
 
 
 async def test_limits_are_told_as_configured(client: Client, unique: str) -> None:

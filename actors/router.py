@@ -34,6 +34,7 @@ from headwater.actors.metrics import RouterMetrics
 from headwater.actors.world import World
 from headwater.events.errors import LogError
 from headwater.events.log import Bounds, Gap, Log, Record, Slice, Unreadable
+from headwater.events.retention import RetentionGuard
 from headwater.events.snapshots import SnapshotStore
 from headwater.events.writer import Writer
 from headwater.router.decide import Standing, decide, prompt_of
@@ -281,11 +282,13 @@ class RouterActor(Actor):
     async def _save_snapshots(self) -> None:
         clock = self.world.clock
         self._saved_at_s = clock.monotonic_s()
+        guard = RetentionGuard(self._require_log(), clock)
         while True:
             await clock.sleep(1.0)
             grown = self.state.position - self._saved_position
             aged = clock.monotonic_s() - self._saved_at_s >= SNAPSHOT_PERIOD_S
-            if grown >= SNAPSHOT_RECORDS or (grown and aged):
+            pressed = await guard.due(self._saved_position) if grown else ""
+            if grown >= SNAPSHOT_RECORDS or (grown and (aged or pressed)):
                 await self._save_snapshot()
 
     async def _save_snapshot(self) -> None:

@@ -11,6 +11,7 @@ Held to one contract suite over JetStream and memory (tests/contract/test_log.py
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple, Protocol
 
+from headwater.events.retention import Retention
 from headwater.schemas.envelope import NO_DIGEST, Batch, Sealed
 from headwater.schemas.pool import LogEvent
 
@@ -142,4 +143,11 @@ class Log(Protocol):
 
     async def bounds(self) -> Bounds:
         """First and last position."""
+        ...
+
+    async def retention(self, after: int) -> Retention:
+        """What the log holds and may hold, with the age of the first message behind position `after`.
+
+        `next_age_s` is by the clock of whoever keeps the log, and 0.0 when nothing is behind `after`.
+        """
         ...

@@ -18,6 +18,7 @@ from headwater.events.log import (
     Stored,
     Unreadable,
 )
+from headwater.events.retention import Retention
 from headwater.schemas.clock import Clock
 from headwater.schemas.envelope import Sealed
 from headwater.schemas.pool import UnreadableBatch, decode_batch
@@ -124,6 +125,16 @@ class MemoryLog:
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
         return Bounds(self._first, self._first + len(self._messages) - 1)
+
+    async def retention(self, after: int) -> Retention:
+        """See `Log.retention`. Memory has no limits."""
+        first, last = await self.bounds()
+        next_age_s = 0.0
+        if after < last:
+            stored_ns = self._messages[max(after + 1, first) - first].stored_ns
+            next_age_s = (self._clock.wall_ns() - stored_ns) / 1e9
+        size = sum(len(message.data) for message in self._messages)
+        return Retention(first, last, size, 0, 0, 0.0, next_age_s)
 
     def purge(self, before: int) -> None:
         """Forget positions below `before`, as retention would."""

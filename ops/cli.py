@@ -8,7 +8,17 @@ from collections.abc import Callable
 from headwater import __version__
 from headwater.ops import config
 
-ACTOR = ("nats", "nats_port", "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
+ACTOR = (
+    "nats",
+    "nats_port",
+    "replicas",
+    "namespace",
+    "name",
+    "drain_s",
+    "metrics_port",
+    "log_level",
+    "log_format",
+)
 ENGINE = (
     "engine",
     "model",
@@ -27,6 +37,7 @@ UP = (
     "port",
     "nats",
     "nats_port",
+    "replicas",
     "data_dir",
     "namespace",
     "drain_s",
@@ -34,6 +45,7 @@ UP = (
     "log_level",
     "log_format",
 )
+STREAMS = ("nats", "nats_port", "replicas", "namespace", "log_level", "log_format")
 LOG = ("nats", "nats_port", "namespace", "pool", "log_level", "log_format")
 
 
@@ -103,6 +115,13 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     settings = _settings(arguments)
     return process.run(lambda _: show.explain(settings, arguments.request))
+
+
+def _streams(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, streams
+
+    settings = _settings(arguments)
+    return process.run(lambda _: streams.streams(settings, repair=arguments.repair, as_json=arguments.json))
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -183,6 +202,9 @@ def parser() -> argparse.ArgumentParser:
     add("log", "count a pool log's events", LOG, _log)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
+    streams = add("streams", "every stream: how full, and whether it is as it should be", STREAMS, _streams)
+    streams.add_argument("--repair", action="store_true", help="create and alter what loses nothing")
+    streams.add_argument("--json", action="store_true", help="print JSON")
     bench = commands.add_parser("bench", help="measure this machine")
     bench.add_argument("what", choices=("hash", "index", "edge", "route"))
     bench.add_argument("--json", action="store_true", help="print JSON")

@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = "default"
     nats: str = ""
     nats_port: Port = 4222
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     data_dir: str = "headwater-data"
     engine: Literal["vllm", "sim"] = "vllm"
     model: str = ""
@@ -54,6 +55,7 @@ HELP = {
     "namespace": "one deployment; first token of every subject",
     "nats": "URL of an existing NATS server (default for `up`: start one)",
     "nats_port": "port of the NATS server that `up` starts; another free one if it is taken",
+    "replicas": "servers that keep each stream: 1, or 3 on a cluster; streams that have more keep them",
     "data_dir": "folder for the log and everything else that survives a restart",
     "engine": "what generates: vllm or sim",
     "model": "model folder or name (default: SmolLM2-135M-Instruct from its wheel)",

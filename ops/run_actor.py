@@ -99,7 +99,8 @@ async def _run(
     compile_kernels()
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port, settings.host)
-    async with open_world(nats_url(settings), settings.namespace, name) as world:
+    url, replicas = nats_url(settings), settings.replicas
+    async with open_world(url, settings.namespace, name, replicas=replicas) as world:
         async with _stopping(stop) as stops:
 
             async def one_life() -> str:

@@ -26,7 +26,7 @@ from headwater.events.jetstream import JetStreamTable, connect, ensure_namespace
 from headwater.ops import engines, nats_server
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
-from headwater.ops.config import Settings
+from headwater.ops.config import ConfigError, Settings
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
 
@@ -52,6 +52,10 @@ class Fleet:
     async def start(self) -> None:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
         settings = self._settings
+        if settings.replicas > 1 and not self.nats:
+            raise ConfigError(
+                f"--replicas {settings.replicas} needs a cluster of NATS servers: give its URL with --nats"
+            )
         if settings.engine == "vllm":
             # Made here, where its progress shows, not in a worker's log.
             engines.model_folder(settings)
@@ -62,7 +66,7 @@ class Fleet:
         if not self.nats:
             await self._start_nats()
         self._client = await connect(self.nats, "up")
-        await ensure_namespace(self._client, settings.namespace)
+        await ensure_namespace(self._client, settings.namespace, replicas=settings.replicas)
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()
         self._add("router", [*common, "--name", "router-0"], "router")
@@ -95,6 +99,7 @@ class Fleet:
         return [
             "--nats", self.nats,
             "--namespace", settings.namespace,
+            "--replicas", str(settings.replicas),
             "--log-level", settings.log_level,
             "--log-format", settings.log_format,
             "--drain-s", str(settings.drain_s),

@@ -28,7 +28,17 @@ POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")
 
 def pool_stream(ns: str, pool: str) -> str:
     """Stream that holds everything a routing decision in `pool` depends on, in one total order."""
-    return f"HW_{token('namespace', ns)}_POOL_{token('pool', pool)}"
+    return pool_stream_prefix(ns) + token("pool", pool)
+
+
+def pool_stream_prefix(ns: str) -> str:
+    """Names of a namespace's pool streams start with this; the rest is the pool."""
+    return f"HW_{token('namespace', ns)}_POOL_"
+
+
+def in_namespace(ns: str, subject: str) -> bool:
+    """Is it one of this namespace's log or bus subjects?"""
+    return subject.startswith(f"hw.{token('namespace', ns)}.")
 
 
 def pool_filter(ns: str, pool: str) -> str:
@@ -119,6 +129,11 @@ def snapshot_prefix(pool: str) -> str:
 def snapshot_name(pool: str, position: int) -> str:
     """Object name of the snapshot at `position`; fixed width, so names sort by position."""
     return f"{snapshot_prefix(pool)}{position:020d}"
+
+
+def snapshot_position(name: str) -> int:
+    """Position of the snapshot with this object name."""
+    return int(name.rsplit("/", 1)[1])
 
 
 def artifact_name(digest: str) -> str:

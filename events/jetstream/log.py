@@ -9,30 +9,25 @@ writes before anything else. A retried message carries the same message id, and 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from nats.aio.client import Client
 
 from headwater.events.errors import LogFull, LogRefused, LogUnavailable, StreamMissing
-from headwater.events.jetstream.api import SUBJECT_BUSY, WRONG_LAST_SEQUENCE, api, last_message
+from headwater.events.jetstream.api import SUBJECT_BUSY, WRONG_LAST_SEQUENCE, last_message
 from headwater.events.jetstream.atomic import Part, publish_together
-from headwater.events.jetstream.cursor import Cursor, Raw, StreamReplaced
 from headwater.events.jetstream.ingest import Ingest
+from headwater.events.jetstream.reading import JetStreamReader
 from headwater.events.log import (
     ATOMIC_MESSAGES_MAX,
     NOTHING,
     AppendResult,
-    Bounds,
     Entry,
     Fenced,
-    Gap,
     Newest,
-    Record,
-    Slice,
     Stored,
     Unknown,
-    Unreadable,
 )
 from headwater.schemas.envelope import NO_DIGEST, Sealed
 from headwater.schemas.pool import UnreadableBatch, decode_batch
@@ -42,8 +37,6 @@ TRY_S = 2.0
 
 PAUSE_S = 0.05
 
-SHORTER = "the log is shorter than the position asked for"
-
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
@@ -51,12 +44,11 @@ class _Stale(Exception):
     """Somebody wrote in between, or our own earlier try did: look, then decide."""
 
 
-class JetStreamLog:
+class JetStreamLog(JetStreamReader):
     """See `headwater.events.log.Log`."""
 
     def __init__(self, client: Client, stream: str) -> None:
-        self._client = client
-        self._stream = stream
+        super().__init__(client, stream)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._newest: dict[str, Newest] = {}
         self._ingest = Ingest(client)
@@ -180,85 +172,6 @@ class JetStreamLog:
     async def newest(self, subject: str) -> Newest:
         """See `Log.newest`."""
         return await self._look_up(subject, TRY_S)
-
-    async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
-        """See `Log.read`."""
-        bounds = await self._bounds(follow=follow)
-        until = bounds.last
-        gap = None
-        if after > bounds.last:
-            gap = Gap(bounds.last + 1, after, SHORTER)
-            after = bounds.last
-        elif after + 1 < bounds.first:
-            gap = Gap(after + 1, bounds.first - 1, "purged")
-            after = bounds.first - 1
-        if gap is not None:
-            yield Slice([], until - after, gap)
-        cursor = Cursor(self._client, self._stream)
-        told = False
-        try:
-            if not follow and after >= until:
-                yield Slice([], 0)
-                return
-            async for raw in self._messages(cursor, after):
-                if isinstance(raw, Gap):
-                    after = 0
-                    yield Slice([], 0, raw)
-                    continue
-                if not raw:
-                    if not told:
-                        yield Slice([], 0)
-                    told = True
-                    continue
-                told = True
-                gap_before = None
-                if raw[0].position > after + 1:
-                    gap_before = Gap(after + 1, raw[0].position - 1, "purged")
-                records: list[Record] = []
-                unreadable: list[Unreadable] = []
-                for message in raw:
-                    try:
-                        batch = decode_batch(message.data)
-                    except UnreadableBatch as error:
-                        unreadable.append(Unreadable(message.position, message.subject, str(error)))
-                        continue
-                    records.append(Record(message.position, message.subject, message.stored_ns, batch))
-                after = raw[-1].position
-                yield Slice(records, raw[-1].pending, gap_before, tuple(unreadable))
-                if not follow and after >= until:
-                    return
-        finally:
-            await cursor.aclose()
-
-    async def _messages(self, cursor: Cursor, after: int) -> AsyncIterator[list[Raw] | Gap]:
-        """What the cursor brings; a gap where the stream was replaced."""
-        while True:
-            try:
-                async for raw in cursor.messages(after):
-                    if raw:
-                        after = raw[-1].position
-                    yield raw
-            except StreamReplaced as replaced:
-                yield Gap(1, after, str(replaced))
-                # Nothing of the new one was read yet.
-                after = 0
-
-    async def _bounds(self, *, follow: bool) -> Bounds:
-        """Bounds; with `follow` an unreachable server is waited for."""
-        while True:
-            try:
-                return await self.bounds()
-            except LogUnavailable:
-                if not follow:
-                    raise
-                await asyncio.sleep(PAUSE_S)
-
-    async def bounds(self) -> Bounds:
-        """See `Log.bounds`. Raises `StreamMissing` when the stream does not exist."""
-        state = (await api(self._client, f"STREAM.INFO.{self._stream}"))["state"]
-        last = int(state["last_seq"])
-        first = int(state["first_seq"]) if int(state["messages"]) else last + 1
-        return Bounds(max(first, 1), last)
 
 
 def _newest_of(position: int, message: Sealed) -> Newest:

@@ -4,7 +4,7 @@ A key's time to live is per message (`Nats-TTL`), never per bucket. When it runs
 delete marker, so watchers learn of a lapsed lease without polling.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from nats.aio.client import Client
 
@@ -73,7 +73,7 @@ class JetStreamTable:
             return None
         return Entry(key, last.data, last.seq)
 
-    async def watch(self) -> AsyncIterator[list[Entry]]:
+    async def watch(self) -> AsyncGenerator[list[Entry], None]:
         """See `Table.watch`. After a lost connection everything is read again and compared with what was told.
 
         Delete markers live a second: a key that ended while nobody watched may have left none.

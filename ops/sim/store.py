@@ -9,6 +9,7 @@ from headwater.events.errors import LogFull, LogUnavailable
 from headwater.events.log import AppendResult, Bounds, Entry, Newest, Slice, Unknown
 from headwater.events.memory import MemoryBlobs, MemoryTable
 from headwater.events.memory_log import MemoryLog
+from headwater.events.retention import Retention
 from headwater.events.table import Entry as TableEntry
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Network, Trace
@@ -118,6 +119,10 @@ class SimLog:
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
         return await self._store.ask(self._process, REQUEST_S, self._log.bounds)
+
+    async def retention(self, after: int) -> Retention:
+        """See `Log.retention`."""
+        return await self._store.ask(self._process, REQUEST_S, lambda: self._log.retention(after))
 
     async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
         """See `Log.read`. A reader that is cut off goes on behind its last position once it is back."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 from nats.aio.client import Client
 
@@ -71,8 +72,8 @@ async def test_full_stream_that_keeps_its_old_messages_refuses(
     client: Client, server: NatsServer, unique: str
 ) -> None:
     """No space is an error of its own: nothing was stored, and somebody has to make room."""
-    config = log_stream(unique, f"{unique}.>", max_age_s=60, max_bytes=1024, replicas=1) | {"discard": "new"}
-    await ensure(client, config)
+    spec = log_stream(unique, f"{unique}.>", max_age_s=60, max_bytes=1024, replicas=1)
+    await ensure(client, msgspec.structs.replace(spec, discard="new"))
     log = JetStreamLog(client, unique)
     big = Batch(SCHEMA_VERSION, "w0", 1, 1, 0, (BlocksStored(0, bytes(4096)),))
     with pytest.raises(LogFull, match="more room"):
@@ -83,8 +84,8 @@ async def test_retry_after_the_duplicate_window_is_not_stored_again(
     client: Client, server: NatsServer, unique: str
 ) -> None:
     """The fence, not only the server's memory of message ids, keeps a batch from being stored twice."""
-    config = log_stream(unique, f"{unique}.>", max_age_s=60, max_bytes=1024**2, replicas=1)
-    await ensure(client, config | {"duplicate_window": 100_000_000})
+    spec = log_stream(unique, f"{unique}.>", max_age_s=60, max_bytes=1024**2, replicas=1)
+    await ensure(client, msgspec.structs.replace(spec, duplicate_window=100_000_000))
     log, subject = JetStreamLog(client, unique), f"{unique}.w0"
     await stored(log, subject, batch(1))
     await stored(log, subject, batch(2))

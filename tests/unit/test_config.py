@@ -26,6 +26,8 @@ def other(name: str) -> tuple[str, Any]:
         "record_payloads": "full"
     }
     default = getattr(DEFAULTS, name)
+    if name == "replicas":
+        return "3", 3
     if name in special:
         return special[name], special[name]
     if isinstance(default, int):
@@ -105,6 +107,8 @@ def test_a_command_takes_from_the_environment_what_it_has_no_flag_for() -> None:
         ("nats_port", "65536"),
         ("metrics_port", "-1"),
         ("workers", "0"),
+        ("replicas", "0"),
+        ("replicas", "6"),
         ("workers", "2.5"),
         ("sim_blocks", "3"),
         ("engine", "cuda"),

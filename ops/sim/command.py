@@ -24,13 +24,13 @@ FAILURES_SHOWN_MAX = 10
 
 def run_one(seed: int, *, trace: bool, only: str, as_json: bool) -> int:
     """Run one seed and print what came of it; 1 if it failed."""
-    _quiet(trace)
+    quiet(trace=trace)
     faults = _chosen(seed, only)
     outcome = run_seed(seed, faults, show=trace)
     if as_json:
         print(msgspec.json.encode(outcome).decode())
         return int(outcome.failed)
-    print(_describe(outcome))
+    print(describe(outcome))
     if outcome.failed and not trace and len(outcome.faults) > 1 and not only:
         print(_shrunk(outcome))
     return int(outcome.failed)
@@ -49,7 +49,7 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
         if outcome.failed:
             failed.append(outcome)
             if not as_json and len(failed) <= FAILURES_SHOWN_MAX:
-                print(_describe(outcome), flush=True)
+                print(describe(outcome), flush=True)
         if not as_json and time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
             print(f"  {done} of {last - first}, {len(failed)} failed", file=sys.stderr, flush=True)
@@ -65,7 +65,7 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
         print(msgspec.json.encode(report).decode())
         return int(bool(failed))
     if failed and len(failed[0].faults) > 1:
-        _quiet(False)
+        quiet(trace=False)
         print(_shrunk(failed[0]))
     print(
         f"{done} seeds of {RUN_S:.0f} virtual seconds, {ENGINES} engines, {ROUTERS} routers, {EDGES} edges: "
@@ -81,13 +81,11 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
 def outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
     """The outcome of each seed as it comes, `jobs` at a time."""
     if jobs == 1:
-        _quiet(False)
+        quiet(trace=False)
         yield from map(run_seed, seeds)
         return
     # Forked after the imports and the compiled kernels are here: workers start in no time.
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("fork"), initializer=_quiet, initargs=(False,)
-    ) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork"), initializer=_quiet_worker) as pool:
         remaining = iter(seeds)
         waiting = [pool.submit(run_seed, seed) for seed in islice(remaining, 2 * jobs)]
         while waiting:
@@ -103,12 +101,13 @@ def _shrunk(outcome: Outcome) -> str:
     again = run_seed(outcome.seed, left)
     only = ",".join(map(str, numbers)) or "none"
     return (
-        f"fails with {len(left)} of {len(outcome.faults)} faults:\n{_describe(again)}\n"
+        f"fails with {len(left)} of {len(outcome.faults)} faults:\n{describe(again)}\n"
         f"  see it happen: headwater sim --seed {outcome.seed} --only {only} --trace"
     )
 
 
-def _describe(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
+    """A run for people: its faults, what was wrong, and how to see it again."""
     head = (
         f"seed {outcome.seed}: {'FAILED' if outcome.failed else 'passed'}; {outcome.answered} of "
         f"{outcome.requests} requests answered, {outcome.events} events, run {outcome.digest}"
@@ -144,10 +143,14 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _quiet(trace: bool) -> None:
-    """Log lines carry no virtual time and would drown the result; with a trace they are part of it."""
+def quiet(*, trace: bool) -> None:
+    """Configure logging: lines would drown the result, but with a trace they are part of it."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger("info" if trace else "critical"),
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         cache_logger_on_first_use=False,
     )
+
+
+def _quiet_worker() -> None:
+    quiet(trace=False)

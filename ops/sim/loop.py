@@ -94,7 +94,10 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module. `failures` collects what no task or callback handled."""
+    """See the module. `failures` collects what no task or callback handled.
+
+    `on_step` is called before each callback with how many ran before it: for stopping at every one of them.
+    """
 
     # What BaseEventLoop keeps and its type stubs do not tell.
     _ready: deque[asyncio.Handle]
@@ -105,6 +108,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.numbers = count(1)
         self.failures: list[str] = []
+        self.steps = 0
+        self.on_step: Callable[[int], None] | None = None
         self._now = 0.0
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_failure)
@@ -185,6 +190,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             context = cast(Context, handle._context)  # type: ignore[attr-defined]
             group = context.get(GROUP)
             if group is None or not group.holds(handle):
+                if self.on_step is not None:
+                    self.on_step(self.steps)
+                self.steps += 1
                 handle._run()
 
     def _write_to_self(self) -> None:

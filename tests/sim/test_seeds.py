@@ -1,0 +1,96 @@
+"""The simulated fleet under faults: many seeds, every run the same again, and a failing one shrinks to its cause."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import tests
+from headwater.ops.config import ConfigError
+from headwater.ops.sim import command, run
+from headwater.ops.sim.faults import Fault, schedule
+from headwater.ops.sim.run import fleet_names, run_seed
+from headwater.ops.sim.shrink import shrink
+
+ROOT = Path(tests.__path__[0]).parent
+SEEDS = 500
+PER_TEST = 25
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    """Without log lines: they would be most of the work."""
+    command.quiet(trace=False)
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("first", range(0, SEEDS, PER_TEST))
+def test_nothing_is_lost_repeated_or_left_behind(first: int) -> None:
+    """Whatever goes wrong in 60 virtual seconds, every invariant of `ops/sim/checks.py` holds."""
+    failed = [outcome for outcome in map(run_seed, range(first, first + PER_TEST)) if outcome.failed]
+    assert not failed, "\n".join(command.describe(outcome) for outcome in failed)
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4242"])
+def test_a_seed_replays_exactly(hash_seed: str) -> None:
+    """Everything delivered and stored, in the same order at the same time, in another process."""
+    seed = 9
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "headwater.ops.cli", "sim", "--seed", str(seed), "--json"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    elsewhere = msgspec.json.decode(done.stdout, type=run.Outcome)
+    here = run_seed(seed)
+    assert elsewhere == here
+    assert here.events > 2_000
+    assert run_seed(seed + 1).digest != here.digest
+
+
+def test_a_broken_system_is_found_shrunk_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the recovery of dead edges' requests taken out, some seed fails, and one crash of an edge is enough."""
+
+    async def nobody(*_: object) -> dict[str, int]:
+        return {}
+
+    monkeypatch.setattr("headwater.actors.edge.ledger.Ledger._left_open", nobody)
+    seed = next(
+        seed
+        for seed in range(200)
+        if any(f.kind == "crash" and "edge" in f.target for f in schedule(seed, *fleet_names()))
+        and run_seed(seed).failed
+    )
+    assert command.run_one(seed, trace=False, only="", as_json=False) == 1
+    told = capsys.readouterr().out
+    assert "accepted 1 times, ended 0 times" in told
+    assert "fails with 1 of" in told
+    assert f"headwater sim --seed {seed} --only" in told
+    only = told.rsplit("--only ", 1)[1].split()[0]
+    assert command.run_one(seed, trace=False, only=only, as_json=False) == 1
+    assert command.run_many(f"{seed}:{seed + 1}", as_json=True, jobs=1) == 1
+
+
+def test_shrinking_finds_the_faults_that_matter() -> None:
+    """Any subset that needs two particular faults is reduced to these two."""
+    faults = [Fault("drop", float(number)) for number in range(11)]
+    needed = {faults[3], faults[8]}
+    assert shrink(faults, lambda some: needed <= set(some)) == [faults[3], faults[8]]
+    assert shrink(faults, lambda some: True) == []
+    assert shrink(faults[:1], lambda some: bool(some)) == faults[:1]
+
+
+@pytest.mark.parametrize("text", ["5", "5:5", "a:b", "7:3"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    """The error says how a range is written."""
+    with pytest.raises(ConfigError, match="FROM:TO"):
+        command.run_many(text, as_json=False)

@@ -14,6 +14,8 @@ from headwater.events.errors import LogError
 from headwater.schemas.card import ModelCard
 from headwater.schemas.subjects import artifact_name
 
+RETRY_S = 0.5
+
 _log = structlog.get_logger("headwater.models")
 
 
@@ -32,6 +34,8 @@ class Models:
         self._world = world
         self._by_pool: dict[str, Model] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
+        self._wanted: dict[str, bytes] = {}
+        self._changed = asyncio.Event()
         self.known = asyncio.Event()
 
     def get(self, name: str) -> Model:
@@ -46,17 +50,43 @@ class Models:
         return sorted((model.card for model in self._by_pool.values()), key=lambda card: card.name)
 
     async def run(self) -> None:
-        """Follow the card table for ever."""
+        """Follow the card table for ever. A card whose files can not be had now is tried again."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="cards")
+            group.create_task(self._load_wanted(), name="models")
+
+    async def _watch(self) -> None:
         async for entries in self._world.cards.watch():
             for entry in entries:
                 if entry.value is None:
                     self._by_pool.pop(entry.key, None)
-                    continue
+                    self._wanted.pop(entry.key, None)
+                else:
+                    self._wanted[entry.key] = entry.value
+            self._changed.set()
+
+    async def _load_wanted(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for key, value in list(self._wanted.items()):
                 try:
-                    await self._load(entry.value)
-                except (msgspec.DecodeError, LogError, ValueError) as error:
-                    _log.error("model_not_loaded", card=entry.key, reason=str(error))
-            self.known.set()
+                    await self._load(value)
+                except LogError as error:
+                    _log.warning("model_waits", card=key, reason=str(error))
+                    continue
+                except (msgspec.DecodeError, ValueError) as error:
+                    _log.error("model_not_loaded", card=key, reason=str(error))
+                if key not in self._wanted:
+                    # Taken away while it was being loaded.
+                    self._by_pool.pop(key, None)
+                elif self._wanted[key] == value:
+                    del self._wanted[key]
+            if self._wanted:
+                self._changed.set()
+                await self._world.clock.sleep(RETRY_S)
+            else:
+                self.known.set()
 
     async def _load(self, value: bytes) -> None:
         card = msgspec.json.decode(value, type=ModelCard)

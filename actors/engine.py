@@ -72,6 +72,7 @@ class EngineActor(Actor):
         self._pool = ""
         self._life: WorkerLife | None = None
         self._subscriptions: list[Subscription] = []
+        self._held: dict[str, None] = {}
         self._progress: tuple[list[str], list[str], list[str]] = ([], [], [])
         self._moved = asyncio.Event()
         self._idle = asyncio.Event()
@@ -131,9 +132,10 @@ class EngineActor(Actor):
         )
         log = await world.pool_log(self._pool)
         life = WorkerLife(
-            world, held, log, self.name, self._pool, self.engine, self.info, lambda: list(self._frames.active)
+            world, held, log, self.name, self._pool, self.engine, self.info, lambda: list(self._held)
         )
         self._frames.epoch = held.epoch
+        self._held, self._progress = {}, ([], [], [])
         try:
             async with asyncio.TaskGroup() as group:
                 loops = [group.create_task(held.hold(), name="lease")]
@@ -185,18 +187,23 @@ class EngineActor(Actor):
         if request.request in self._frames.active:
             return Accepted()
         self._frames.open(request)
+        epoch = self._frames.epoch
         first = True
 
         def emit(step: Step) -> None:
             nonlocal first
-            if first:
+            # What a life before this one took ended for the log when that life did.
+            mine = epoch == self._frames.epoch
+            if first and mine:
                 first = False
                 self._progress[1].append(request.request)
                 self._moved.set()
             self._frames.step(request.request, step)
             if step.finish:
-                self._progress[2].append(request.request)
-                self._moved.set()
+                if mine:
+                    self._held.pop(request.request, None)
+                    self._progress[2].append(request.request)
+                    self._moved.set()
                 if not self._frames.active:
                     self._idle.set()
 
@@ -206,6 +213,7 @@ class EngineActor(Actor):
             self._frames.active.pop(request.request, None)
             return Refused(str(error), False)
         self._idle.clear()
+        self._held[request.request] = None
         self._progress[0].append(request.request)
         self._moved.set()
         return Accepted()

@@ -68,7 +68,7 @@ class Worker(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """All workers, and the stages that came before their decision, by 'worker/request'."""
+    """All workers, and the stages that came before their decision, by 'worker.epoch/request'."""
 
     workers: dict[str, Worker] = {}
     early: dict[str, int] = {}
@@ -78,6 +78,9 @@ class Loads(msgspec.Struct):
         known = self.workers.get(event.worker)
         if known is not None and known.epoch >= event.epoch:
             return False
+        for key in [key for key in self.early if key.startswith(f"{event.worker}.")]:
+            # Of lives that are over; their decisions will find no worker.
+            del self.early[key]
         self.workers[event.worker] = Worker(
             name=event.worker,
             epoch=event.epoch,
@@ -110,7 +113,7 @@ class Loads(msgspec.Struct):
     def decide(self, decision: Decision) -> None:
         """A request was given to a worker."""
         worker = self.current(decision.worker, decision.epoch)
-        stage = self.early.pop(f"{decision.worker}/{decision.request}", DECIDED)
+        stage = self.early.pop(f"{decision.worker}.{decision.epoch}/{decision.request}", DECIDED)
         if worker is None:
             return
         self._forget(worker, decision.wall_ns)
@@ -162,9 +165,10 @@ class Loads(msgspec.Struct):
         for request, active in list(worker.requests.items()):
             if active.stage != DECIDED and request not in held:
                 self._advance(worker, request, FINISHED)
+        life = f"{name}.{epoch}/"
         for key in self.early:
             # Their decisions are still on their way to the log; here they came first.
-            if key.startswith(f"{name}/") and key[len(name) + 1 :] not in held:
+            if key.startswith(life) and key[len(life) :] not in held:
                 self.early[key] = FINISHED
         for request in event.requests:
             self._advance(worker, request, ACCEPTED)
@@ -172,7 +176,7 @@ class Loads(msgspec.Struct):
     def _advance(self, worker: Worker, request: str, stage: int) -> None:
         active = worker.requests.get(request)
         if active is None:
-            key = f"{worker.name}/{request}"
+            key = f"{worker.name}.{worker.epoch}/{request}"
             self.early[key] = max(stage, self.early.get(key, 0))
             if len(self.early) > EARLY_MAX:
                 del self.early[next(iter(self.early))]

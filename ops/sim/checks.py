@@ -159,6 +159,9 @@ def _index(fleet: SimFleet, router: str, index: PrefixIndex) -> Iterator[str]:
         if index.blocks.get(name, 0) != len(held):
             yield f"{router} counts {index.blocks.get(name, 0)} blocks of {name}, it holds {len(held)}"
             continue
+        extra = sum(len(copies) for (worker, _), copies in index.copies.items() if worker == name)
+        if extra:
+            yield f"{router} counts several copies of {extra} blocks of {name}, which holds one of each"
         slot = index.slots[name]
         missing = [block for block in held if not _holds(index, slot, block)]
         if missing:

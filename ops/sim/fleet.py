@@ -83,7 +83,7 @@ class SimFleet:
         """Start the process of this name."""
         self._lives += 1
         process = self.processes[name] = Process(name, self.loop)
-        world = self._world(process, f"{name}.{self._lives}")
+        world = self.world(process, f"{name}.{self._lives}")
         make = self._maker(name, world)
 
         async def one_life() -> str:
@@ -125,7 +125,8 @@ class SimFleet:
 
         return engine if name in self.engines else router if name in self.routers else edge
 
-    def _world(self, process: Process, unique: str) -> World:
+    def world(self, process: Process, unique: str) -> World:
+        """The ports of a process."""
         store = self.store
 
         async def pool_log(pool: str) -> Log:

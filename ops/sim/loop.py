@@ -24,11 +24,15 @@ class Deadlock(Exception):
 
 
 class Group:
-    """The tasks of one simulated process. A paused group's callbacks wait, like those of a stopped process."""
+    """The tasks of one simulated process. A paused group's callbacks wait, like those of a stopped process.
+
+    `on_step` is called before each callback: the places where a process can be interrupted.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.on_step: Callable[[], None] | None = None
         self._paused = False
         self._backlog: deque[asyncio.Handle] = deque()
 
@@ -44,6 +48,8 @@ class Group:
 
     def holds(self, handle: asyncio.Handle) -> bool:
         """Keep the callback back if the group is paused."""
+        if self.on_step is not None:
+            self.on_step()
         if self._paused:
             self._backlog.append(handle)
         return self._paused
@@ -94,10 +100,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module. `failures` collects what no task or callback handled.
-
-    `on_step` is called before each callback with how many ran before it: for stopping at every one of them.
-    """
+    """See the module. `failures` collects what no task or callback handled."""
 
     # What BaseEventLoop keeps and its type stubs do not tell.
     _ready: deque[asyncio.Handle]
@@ -108,8 +111,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.numbers = count(1)
         self.failures: list[str] = []
-        self.steps = 0
-        self.on_step: Callable[[int], None] | None = None
         self._now = 0.0
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_failure)
@@ -190,9 +191,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             context = cast(Context, handle._context)  # type: ignore[attr-defined]
             group = context.get(GROUP)
             if group is None or not group.holds(handle):
-                if self.on_step is not None:
-                    self.on_step(self.steps)
-                self.steps += 1
                 handle._run()
 
     def _write_to_self(self) -> None:

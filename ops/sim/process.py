@@ -38,17 +38,21 @@ class Process:
         """Call `callback` when the process is killed: what the kernel would do for it."""
         self._on_kill.append(callback)
 
-    async def kill(self) -> list[str]:
-        """SIGKILL: from now on nothing it does reaches anybody. Returns tasks that would not end.
-
-        The tasks are then cancelled, which runs their clean-up against dead ports.
-        """
+    def die(self) -> None:
+        """From now on nothing it does reaches anybody."""
         self.alive = False
-        self.connected = True
-        self._reconnected.set()
-        self.group.resume(self._loop)
         for callback in self._on_kill:
             callback()
+        self._on_kill.clear()
+
+    async def kill(self) -> list[str]:
+        """SIGKILL. Returns tasks that would not end.
+
+        The tasks are cancelled, which runs their clean-up against dead ports.
+        """
+        self.die()
+        self.heal()
+        self.group.resume(self._loop)
         try:
             async with asyncio.timeout(10.0):
                 await cancel_all(self.group.tasks)

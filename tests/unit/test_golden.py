@@ -43,8 +43,8 @@ HASHES: list[tuple[list[int], int, int, list[int]]] = [
 
 GOLDEN = Path(tests.__path__[0]) / "golden"
 LOGS = [
-    ("pool-v1.log.gz", "d35d8801960c56d7fd6cc8457608ec99", 18429677081767367044),
-    ("pool-v2.log.gz", "526bc450e78027d128afb79a0f735a46", 11143978192293227892),
+    ("pool-v1.log.gz", "8399acb77ff7d6ee96ef0bbd25029f2f", 18429677081767367044),
+    ("pool-v2.log.gz", "8625b4354f5944d45104165f2e9b24f6", 11143978192293227892),
 ]
 
 HEAD = "9601a277310407cf18fae27693b4000091"

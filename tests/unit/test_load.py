@@ -114,7 +114,7 @@ def test_stages_that_come_before_their_decision_are_kept_for_it(
     loads, worker = fresh()
     for stage in stages:
         report(loads, **{stage: ("a",)})  # type: ignore[arg-type]
-    assert loads.early.keys() == {"w1/a"}
+    assert loads.early.keys() == {"w1.1/a"}
     loads.decide(decision("a"))
     assert (worker.prefill_tokens, worker.decode_blocks) == (prefill, blocks)
     assert loads.early == {}
@@ -175,7 +175,7 @@ def test_early_stages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, _ = fresh()
     for number in range(5):
         report(loads, accepted=(f"r{number}",))
-    assert list(loads.early) == ["w1/r2", "w1/r3", "w1/r4"]
+    assert list(loads.early) == ["w1.1/r2", "w1.1/r3", "w1.1/r4"]
 
 
 def test_lives_of_workers_do_not_mix() -> None:

@@ -26,10 +26,9 @@ from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.bus_port import BusError, Message, Subscription
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
-from headwater.events.errors import LogError
-from headwater.events.log import Bounds, Gap, Log, Slice
-from headwater.events.snapshots import SnapshotStore
+from headwater.events.log import Gap, Log, Slice
 from headwater.events.writer import EVENT_BYTES, Writer
 from headwater.router.decide import Standing, decide, prompt_of
 from headwater.router.state import RouterState, apply_to_loads
@@ -41,8 +40,6 @@ from headwater.schemas.route import Decision, RouteQuery, RouteRefused, Weights
 LAG_MESSAGES_MAX = 2_000
 """Behind the log by more than this, decisions say that they are degraded."""
 
-SNAPSHOT_PERIOD_S = 30.0
-SNAPSHOT_RECORDS = 20_000
 RECONCILE_PERIOD_S = 0.5
 CANDIDATE_BYTES = 64
 
@@ -66,7 +63,9 @@ class RouterActor(Actor):
         self._writer: Writer | None = None
         self._fleet: Writer | None = None
         self._log: Log | None = None
-        self._snapshots = SnapshotStore(world.blobs, pool)
+        self._snapshots = SnapshotKeeper(
+            world, pool, state=lambda: self.state, settled=lambda: self._seen == self._number
+        )
         self._subscription: Subscription | None = None
         self._number = 0
         self._seen = 0
@@ -74,8 +73,6 @@ class RouterActor(Actor):
         self._live: set[str] = set()
         self._leases_known = asyncio.Event()
         self._left: set[tuple[str, int]] = set()
-        self._saved_position = 0
-        self._saved_at_s = 0.0
         self._caught_up = asyncio.Event()
 
     def stats(self) -> dict[str, Any]:
@@ -106,9 +103,10 @@ class RouterActor(Actor):
 
         self._writer, self._fleet = writer("route"), writer("fleet")
         began = world.clock.monotonic_s()
-        await self._restore()
-        from_snapshot = self.state.position
+        # Held from the first moment: a large snapshot takes longer to fetch than a lease lasts.
         self.spawn(self._hold(), "lease")
+        self.state = await self._snapshots.restore(self._log) or self.state
+        from_snapshot = self.state.position
         self.spawn(self._tail(), "tail")
         await self._caught_up.wait()
         self.log.info(
@@ -122,7 +120,7 @@ class RouterActor(Actor):
         self.spawn(self._fleet.run(), "fleet")
         self.spawn(self._watch_leases(), "leases")
         self.spawn(self._reconcile(), "reconcile")
-        self.spawn(self._save_snapshots(), "snapshots")
+        self.spawn(self._snapshots.run(self._log), "snapshots")
         self._subscription = await world.bus.subscribe(
             subjects.route_query(world.ns, self.pool), self._on_query, queue="router"
         )
@@ -137,32 +135,15 @@ class RouterActor(Actor):
         if self._lease is not None:
             raise lease.LeaseLost(await self._lease.hold())
 
-    async def _restore(self) -> None:
-        """Newest snapshot that the log can be continued from."""
-        bounds = await self._require_log().bounds()
-        try:
-            snapshot = await self._snapshots.newest(lambda position: _continues(position, bounds))
-        except LogError as error:
-            self.log.warning("snapshots_unavailable", reason=str(error))
-            snapshot = None
-        if snapshot is None:
-            return
-        try:
-            self.state = RouterState.restore(snapshot)
-            self._saved_position = snapshot.position
-        except (msgspec.ValidationError, LookupError, TypeError, ValueError) as error:
-            # Written by another release: the log itself has everything.
-            self.log.error("snapshot_unusable", log_position=snapshot.position, reason=repr(error))
-            self.state = RouterState()
-
     async def _tail(self) -> None:
         while True:
             async for piece in self._require_log().read(self.state.position, follow=True):
-                if piece.gap is not None and piece.gap.first <= self.state.position:
-                    # What was folded is gone: this is another log, read it from its start.
-                    self._on_gap(piece.gap._replace(last=0))
-                    break
-                self._fold(piece)
+                async with self._snapshots.folding():
+                    if piece.gap is not None and piece.gap.first <= self.state.position:
+                        # What was folded is gone: this is another log, read it from its start.
+                        self._on_gap(piece.gap._replace(last=0))
+                        break
+                    self._fold(piece)
                 if piece.lag == 0:
                     self._caught_up.set()
 
@@ -275,30 +256,6 @@ class RouterActor(Actor):
                     self.log.warning("worker_lease_lapsed", worker=life[0], epoch=life[1])
                     self._fleet.offer(WorkerLeft(life[0], life[1], "lease lapsed"))
 
-    async def _save_snapshots(self) -> None:
-        clock = self.world.clock
-        self._saved_at_s = clock.monotonic_s()
-        while True:
-            await clock.sleep(1.0)
-            grown = self.state.position - self._saved_position
-            aged = clock.monotonic_s() - self._saved_at_s >= SNAPSHOT_PERIOD_S
-            if grown >= SNAPSHOT_RECORDS or (grown and aged):
-                await self._save_snapshot()
-
-    async def _save_snapshot(self) -> None:
-        """Save the fold. With decisions under way the state is ahead of the log: wait for them first."""
-        if self._seen != self._number:
-            return
-        snapshot = self.state.snapshot()
-        digest = self.state.digest()
-        try:
-            await self._snapshots.save(snapshot)
-        except LogError as error:
-            self.log.warning("snapshot_not_saved", reason=str(error))
-            return
-        self._saved_position, self._saved_at_s = snapshot.position, self.world.clock.monotonic_s()
-        self.log.info("snapshot_saved", log_position=snapshot.position, digest=digest)
-
     async def drain(self) -> None:
         """See `Actor.drain`."""
         self.log.info("draining", log_position=self.state.position)
@@ -315,7 +272,7 @@ class RouterActor(Actor):
             if self._seen == self._number:
                 break
             await self.world.clock.sleep(0.05)
-        await self._save_snapshot()
+        await self._snapshots.save(self._require_log())
         if self._lease is not None:
             await self._lease.release()
 
@@ -323,11 +280,6 @@ class RouterActor(Actor):
         """See `Actor.close`."""
         if self._subscription is not None:
             await self._subscription.unsubscribe()
-
-
-def _continues(position: int, bounds: Bounds) -> bool:
-    """Is every message behind `position` still in the log, and `position` itself not beyond it?"""
-    return bounds.first - 1 <= position <= bounds.last
 
 
 def _size(decision: Decision) -> int:

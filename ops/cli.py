@@ -28,6 +28,7 @@ UP = (
     "nats",
     "nats_port",
     "data_dir",
+    "cache_dir",
     "namespace",
     "drain_s",
     "log_level",
@@ -164,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
 
     add("up", "start a whole fleet on this machine", UP, _up)
     add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port"), _edge)
-    add("router", "run one router", (*ACTOR, "pool"), _router)
+    add("router", "run one router", (*ACTOR, "pool", "cache_dir"), _router)
     add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
     add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)
     replay = add("replay", "fold a pool's log again", LOG, _replay)

@@ -65,7 +65,9 @@ class Fleet:
         await ensure_namespace(self._client, settings.namespace)
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()
-        self._add("router", [*common, "--name", "router-0"], "router")
+        # Next to the log: who removes one removes the other.
+        cache = settings.cache_dir or str(self._data / "cache")
+        self._add("router", [*common, "--name", "router-0", "--cache-dir", cache], "router")
         self._add("edge", [*common, "--name", "edge-0", "--port", str(port), "--host", str(host)], "edge")
         if settings.engine == "vllm":
             self._add(

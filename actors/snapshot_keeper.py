@@ -20,6 +20,8 @@ from headwater.events.snapshots import Snapshot, SnapshotStore
 from headwater.router.state import RouterState
 
 PERIOD_S = 1.0
+SETTLE_S = 0.005
+SETTLE_TRIES = 200
 
 
 class SnapshotKeeper:
@@ -93,7 +95,12 @@ class SnapshotKeeper:
                 self._saved_position = 0
             age_s = clock.monotonic_s() - self._saved_at_s
             if due(self._policy, Tail(position - self._saved_position, self._fold_s, age_s, self._cost_s)):
-                await self.save(log)
+                # On a busy pool a moment without decisions under way is short, and waiting for it costs nothing.
+                for _ in range(SETTLE_TRIES):
+                    if self._settled():
+                        await self.save(log)
+                        break
+                    await clock.sleep(SETTLE_S)
 
     async def save(self, log: Log) -> None:
         """Take a snapshot now, unless nothing changed since the last or decisions are under way."""

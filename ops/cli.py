@@ -115,13 +115,13 @@ def _bench(arguments: argparse.Namespace) -> int:
         report.show(result, as_json=arguments.json)
         return 0
     from headwater.ops import logging, process
-    from headwater.ops.bench import edge, route
+    from headwater.ops.bench import edge, route, snapshot
 
     logging.configure("warning")
-    chosen = edge if arguments.what == "edge" else route
+    chosen = {"edge": edge.bench, "route": route.bench, "snapshot": snapshot.bench}[arguments.what]
 
     async def run(_stop: object) -> int:
-        report.show(await chosen.bench(), as_json=arguments.json)
+        report.show(await chosen(), as_json=arguments.json)
         return 0
 
     return process.run(run)
@@ -174,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
     bench = commands.add_parser("bench", help="measure this machine")
-    bench.add_argument("what", choices=("hash", "index", "edge", "route"))
+    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot"))
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=_bench)
     add("warm", "compile and cache what a first start would", (), _warm)

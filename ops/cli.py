@@ -88,7 +88,19 @@ def _replay(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, replay
 
     settings = _settings(arguments)
-    return process.run(lambda _: replay.replay(settings, verify=arguments.verify))
+    return process.run(
+        lambda _: replay.replay(settings, verify=arguments.verify, bookmark=arguments.bookmark)
+    )
+
+
+def _snapshots(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, snapshots
+
+    settings = _settings(arguments)
+    asked = {"bookmark": arguments.bookmark, "position": arguments.position, "drop": arguments.drop}
+    if arguments.position is not None and not arguments.bookmark:
+        raise config.ConfigError("--position says what --bookmark names; give both")
+    return process.run(lambda _: snapshots.snapshots(settings, **asked))
 
 
 def _log(arguments: argparse.Namespace) -> int:
@@ -170,6 +182,18 @@ def parser() -> argparse.ArgumentParser:
     add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)
     replay = add("replay", "fold a pool's log again", LOG, _replay)
     replay.add_argument("--verify", action="store_true", help="make every decision again and compare")
+    replay.add_argument(
+        "--from", dest="bookmark", default="", metavar="BOOKMARK", help="start at the snapshot of this name"
+    )
+    kept = add("snapshots", "list a pool's snapshots, or name one to keep it", LOG, _snapshots)
+    one = kept.add_mutually_exclusive_group()
+    one.add_argument(
+        "--bookmark", default="", metavar="NAME", help="keep a snapshot under this name for ever"
+    )
+    one.add_argument("--drop", default="", metavar="NAME", help="forget a name")
+    kept.add_argument(
+        "--position", type=int, default=None, help="which one --bookmark names (default: the newest)"
+    )
     add("log", "count a pool log's events", LOG, _log)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.events import snapshot_cache
 from headwater.events.blobs import sha256
 from headwater.events.memory import MemoryBlobs
 from headwater.events.snapshot_cache import FolderCache, MemoryCache, SnapshotCache
@@ -89,7 +88,7 @@ def test_a_write_that_fails_leaves_the_old_file(
         return io.FileIO("/dev/full", "w")
 
     name, replacement = ("fdopen", opened) if call == "write" else (call, full)
-    monkeypatch.setattr(snapshot_cache.os, name, replacement)
+    monkeypatch.setattr(os, name, replacement)
     folder.write("p", OTHER, [memoryview(b"x")])
     monkeypatch.undo()
     assert read(folder) == PIECES
@@ -102,10 +101,17 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
     """After a power failure there is the old file or the new one."""
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(snapshot_cache.os, "fsync", lambda file: (done.append("fsync"), fsync(file)))
-    monkeypatch.setattr(
-        snapshot_cache.os, "replace", lambda *names: (done.append("replace"), replace(*names))
-    )
+
+    def noted_fsync(file: int) -> None:
+        done.append("fsync")
+        fsync(file)
+
+    def noted_replace(old: str, new: Path) -> None:
+        done.append("replace")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
     folder.write("p", OTHER, [])
     assert done == ["fsync", "replace"]
 

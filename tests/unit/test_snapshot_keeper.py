@@ -194,7 +194,7 @@ async def begun(state: SlowState) -> None:
 
 async def test_decisions_go_on_while_the_table_is_read_and_the_fold_waits(case: Case) -> None:
     """What is kept is the moment of the cut, whatever was decided since."""
-    case.state = state = fold(case.records[:60], SlowState())  # type: ignore[assignment]
+    case.state = state = fold(case.records[:60], SlowState())
     assert isinstance(state, SlowState)
     digest = state.digest()
     saving = asyncio.create_task(case.keeper.save(case.log))
@@ -213,7 +213,7 @@ async def test_decisions_go_on_while_the_table_is_read_and_the_fold_waits(case: 
 
 async def test_a_cancelled_snapshot_lets_the_fold_go_on_only_when_nobody_reads(case: Case) -> None:
     """The thread can not be cancelled: until it ends the table must not change."""
-    case.state = state = fold(case.records[:60], SlowState())  # type: ignore[assignment]
+    case.state = state = fold(case.records[:60], SlowState())
     assert isinstance(state, SlowState)
     saving = asyncio.create_task(case.keeper.save(case.log))
     await begun(state)

@@ -17,6 +17,7 @@ from headwater.events.errors import LogError
 from headwater.events.log import Bounds, Log
 from headwater.events.snapshot_policy import Policy, Tail, due
 from headwater.events.snapshots import Snapshot, SnapshotStore
+from headwater.router.packing import prepare
 from headwater.router.state import RouterState
 
 PERIOD_S = 1.0
@@ -41,7 +42,7 @@ class SnapshotKeeper:
         policy: Policy | None = None,
     ) -> None:
         self._world = world
-        self._store = SnapshotStore(world.blobs, pool, cache=world.cache, ids=world.ids)
+        self._store = SnapshotStore(world.blobs, pool, cache=world.cache, ids=world.ids, prepare=prepare)
         self._state = state
         self._settled = settled
         self._policy = policy or Policy()

@@ -9,10 +9,11 @@ log.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from headwater.events.blobs import Blobs
 from headwater.events.bookmarks import Bookmarks
@@ -58,7 +59,8 @@ class Kept(NamedTuple):
 class SnapshotStore:
     """Writes and finds the snapshots of one pool in the object store.
 
-    `cache`: where this machine keeps the newest one's bulk. `ids` makes names for attempts to save.
+    `cache`: where this machine keeps the newest one's bulk. `ids` makes names for attempts to save. `prepare` may
+    replace arrays, before they are read, by others of the same type and shape whose memory suits the reader.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class SnapshotStore:
         *,
         cache: SnapshotCache | None = None,
         ids: Callable[[], str] = lambda: secrets.token_hex(8),
+        prepare: Callable[[dict[str, NDArray[Any]]], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES_MAX,
     ) -> None:
         self._blobs = blobs
         self._pool = pool
         self._cache = cache
         self._ids = ids
+        self._prepare = prepare
         self._chunk_bytes = chunk_bytes
         self.bookmarks = Bookmarks(blobs, pool)
 
@@ -149,6 +153,8 @@ class SnapshotStore:
         if manifest.position != position:
             raise UnreadableSnapshot(f"it says that it is at position {manifest.position}")
         arrays = {entry.name: entry.allocate() for entry in manifest.arrays}
+        if self._prepare is not None:
+            self._prepare(arrays)
         into = rooms(manifest, arrays)
         if not await self._from_cache(manifest, into):
             await self._from_store(manifest, into)

@@ -3,6 +3,10 @@
 A table is at most seven tenths full, often much less. Packed, it is the occupied rows in their order and one
 bit per row of the table; unpacked, every row is where it was, so the copy is exact, and both ways are one pass
 over memory.
+
+Half of the time of opening a large snapshot is the system's, for giving memory that was not used before. So rows
+are read into the end of what becomes their table (`prepare`) and move forward within it: a row never has more
+empty ones before it than the table has in all, so no row is written over before it has moved.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +84,10 @@ def pack(table: U64, count: int) -> Packed:
 
 
 def unpack(packed: Packed) -> U64:
-    """The table. Raises ValueError where bits and rows do not fit each other or a table's form."""
+    """The table. Raises ValueError where bits and rows do not fit each other or a table's form.
+
+    Rows from `prepare` are used up.
+    """
     rows, taken = packed
     capacity = taken.shape[0] * WORD_BITS
     if rows.ndim != 2 or taken.ndim != 1 or rows.dtype != np.uint64 or taken.dtype != np.uint64:
@@ -91,6 +98,10 @@ def unpack(packed: Packed) -> U64:
     counts: NDArray[np.int64] = np.add.reduceat(np.bitwise_count(taken).astype(np.int64), firsts)
     if int(counts.sum()) != rows.shape[0]:
         raise ValueError(f"{int(counts.sum())} rows are marked and {rows.shape[0]} are there")
+    prepared = rows.base
+    if prepared is not None and _is_end_of(rows, prepared, capacity):
+        _unpack(rows, taken, prepared, 0, taken.shape[0], 0)
+        return prepared
     starts = np.cumsum(counts) - counts
     table: U64 = np.empty((capacity, rows.shape[1]), np.uint64)
 
@@ -103,3 +114,25 @@ def unpack(packed: Packed) -> U64:
     with ThreadPoolExecutor(THREADS, "unpack") as threads:
         list(threads.map(part, firsts.tolist(), starts.tolist()))
     return table
+
+
+def prepare(arrays: dict[str, NDArray[Any]]) -> None:
+    """Before they are read: replace `rows` by room for them at the end of a table. Anything else stays."""
+    rows, taken = arrays.get("rows"), arrays.get("taken")
+    if rows is None or taken is None or rows.dtype != np.uint64 or (rows.ndim, taken.ndim) != (2, 1):
+        return
+    capacity = taken.shape[0] * WORD_BITS
+    if 0 < rows.shape[0] <= capacity:
+        table: U64 = np.empty((capacity, rows.shape[1]), np.uint64)
+        arrays["rows"] = table[capacity - rows.shape[0] :]
+
+
+def _is_end_of(rows: U64, table: NDArray[Any], capacity: int) -> bool:
+    """Did `prepare` make these rows for a table of this size?"""
+    return (
+        table.dtype == np.uint64
+        and table.shape == (capacity, rows.shape[1])
+        and table.flags.c_contiguous
+        and rows.flags.c_contiguous
+        and rows.ctypes.data + rows.nbytes == table.ctypes.data + table.nbytes
+    )

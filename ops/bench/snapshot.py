@@ -18,6 +18,7 @@ from headwater.events.snapshots import SnapshotStore
 from headwater.ops.bench.report import Measure, Report
 from headwater.ops.nats_server import binary, free_port, wait_until_up, write_config
 from headwater.ops.process import die_with_parent
+from headwater.router.packing import prepare
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.fleet import WorkerJoined
@@ -100,7 +101,8 @@ class _Pauses:
 
 async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> Report:
     cache = FolderCache(folder / "cache")
-    plain, cached = SnapshotStore(blobs, POOL), SnapshotStore(blobs, POOL, cache=cache)
+    plain = SnapshotStore(blobs, POOL, prepare=prepare)
+    cached = SnapshotStore(blobs, POOL, cache=cache, prepare=prepare)
     times: dict[str, list[float]] = {}
     digest, size = state.digest(), 0
     for number in range(ROUNDS):

@@ -186,19 +186,23 @@ class SnapshotStore:
         and would else count as newer than any of this one for ever.
         """
         positions = await self.positions()
-        # Asked after the listing: what another router saved until then is not beyond it.
-        last = positions[-1:] if log_last is None else [await log_last()]
-        own = [position for position in positions if position <= (last[0] if last else 0)]
+        chunks = await self._blobs.names(subjects.snapshot_chunk_prefix(self._pool))
+        # Asked after the listings: what another router wrote until then is not beyond it.
+        last = max([0, *positions]) if log_last is None else await log_last()
+        own = [position for position in positions if position <= last]
         # Asked last, so that a bookmark made meanwhile is seen.
         keep = {*own[-KEEP:], *(await self.bookmarks.all()).values()}
         for position in positions:
             if position not in keep:
                 await self._blobs.delete(subjects.snapshot_name(self._pool, position))
         oldest = min(own[-KEEP:], default=0)
-        for name in await self._blobs.names(subjects.snapshot_chunk_prefix(self._pool)):
-            position = int(name.split("/")[2])
-            # Chunks of a position that is not there yet belong to somebody who is saving it now.
-            foreign = bool(last) and position > last[0]
+        for name in chunks:
+            number = name.split("/")[2]
+            if not number.isdecimal():
+                continue
+            position = int(number)
+            # Newer ones without a manifest belong to somebody who is saving them now.
+            foreign = log_last is not None and position > last
             if position not in keep and (position < oldest or foreign):
                 await self._blobs.delete(name)
 

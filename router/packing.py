@@ -4,8 +4,8 @@ A table is at most seven tenths full, often much less. Packed, it is the occupie
 bit per row of the table; unpacked, every row is where it was, so the copy is exact, and both ways are one pass
 over memory.
 
-Half of the time of opening a large snapshot is the system's, for giving memory that was not used before. So rows
-are read into the end of what becomes their table (`prepare`) and move forward within it: a row never has more
+Opening a large snapshot spends much of its time on memory that was not used before, which the system has to
+give first. So rows are read into the end of what becomes their table (`prepare`) and move forward within it: a row never has more
 empty ones before it than the table has in all, so no row is written over before it has moved.
 """
 

@@ -25,6 +25,8 @@ class Actor(ABC):
     kind: str
     hopeless: bool
     """Set when starting it again can not help: the engine is not installed, the model does not fit."""
+    unexpected: list[Exception]
+    """Reasons to end that no actor should have: mistakes of ours."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -32,6 +34,7 @@ class Actor(ABC):
         self.log = structlog.get_logger(f"headwater.{self.kind}").bind(**{self.kind: name})
         self.ready = asyncio.Event()
         self.hopeless = False
+        self.unexpected: list[Exception] = []
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -93,6 +96,7 @@ class Actor(ABC):
             for error in errors.exceptions:
                 self.hopeless = self.hopeless or isinstance(error, EngineUnavailable)
                 unexpected = None if isinstance(error, EXPECTED) else error
+                self.unexpected += [unexpected] if unexpected is not None else []
                 self.log.error("actor_failed", reason=f"{type(error).__name__}: {error}", exc_info=unexpected)
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
         finally:

@@ -22,6 +22,8 @@ On stop
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -31,11 +33,10 @@ from headwater.actors.actor import Actor
 from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
-from headwater.events.errors import LogError
-from headwater.events.log import Bounds, Gap, Log, Record, Slice, Unreadable
-from headwater.events.retention import RetentionGuard
-from headwater.events.snapshots import SnapshotStore
+from headwater.events.errors import LogUnavailable
+from headwater.events.log import Gap, Log, Record, Slice, Unreadable
 from headwater.events.writer import Writer
 from headwater.router.decide import Standing, decide, prompt_of
 from headwater.router.state import RouterState, apply_to_loads, in_order
@@ -51,8 +52,8 @@ LAG_S_MAX = 2.0
 RECENT_MAX = 4_096
 """Decisions remembered in case their query comes again."""
 
-SNAPSHOT_PERIOD_S = 30.0
-SNAPSHOT_RECORDS = 20_000
+SETTLE_S = 0.25
+"""How long queries wait at most for the log to tell all decisions, so that a snapshot can be taken."""
 
 _query = msgspec.msgpack.Decoder(RouteQuery)
 _encode = msgspec.msgpack.Encoder().encode
@@ -74,7 +75,9 @@ class RouterActor(Actor):
         self._writer: Writer | None = None
         self._fleet: Writer | None = None
         self._log: Log | None = None
-        self._snapshots = SnapshotStore(world.blobs, pool)
+        self._snapshots = SnapshotKeeper(
+            world, pool, state=lambda: self.state, settled=self._settled, quiet=self._quiet
+        )
         self._subscription: Subscription | None = None
         self._number = 0
         self._seen = 0
@@ -82,8 +85,8 @@ class RouterActor(Actor):
         self._lag_s = 0.0
         self._recent: OrderedDict[str, Decision] = OrderedDict()
         self._unseen_since_s = 0.0
-        self._saved_position = 0
-        self._saved_at_s = 0.0
+        self._answering = asyncio.Event()
+        self._answering.set()
         self._caught_up = asyncio.Event()
 
     def stats(self) -> dict[str, Any]:
@@ -115,9 +118,10 @@ class RouterActor(Actor):
 
         self._writer, self._fleet = writer("route"), writer("fleet")
         began = world.clock.monotonic_s()
-        await self._restore()
-        from_snapshot = self.state.position
+        # Held from the first moment: a large snapshot takes longer to fetch than a lease lasts.
         self.spawn(self._hold(), "lease")
+        self.state = await self._snapshots.restore(self._log) or self.state
+        from_snapshot = self.state.position
         self.spawn(self._tail(), "tail")
         await self._caught_up.wait()
         self.log.info(
@@ -132,7 +136,7 @@ class RouterActor(Actor):
         watch = FleetWatch(world, self.pool, self._fleet)
         self.spawn(watch.watch_leases(), "leases")
         self.spawn(self._reconcile(watch), "reconcile")
-        self.spawn(self._save_snapshots(), "snapshots")
+        self.spawn(self._snapshots.run(self._log), "snapshots")
         self._subscription = await world.bus.subscribe(
             subjects.route_query(world.ns, self.pool), self._on_query, queue="router"
         )
@@ -147,34 +151,27 @@ class RouterActor(Actor):
         if self._lease is not None:
             raise lease.LeaseLost(await self._lease.hold())
 
-    async def _restore(self) -> None:
-        """Newest snapshot that the log can be continued from."""
-        bounds = await self._require_log().bounds()
-        try:
-            snapshot = await self._snapshots.newest(lambda position: _continues(position, bounds))
-        except LogError as error:
-            self.log.warning("snapshots_unavailable", reason=str(error))
-            snapshot = None
-        if snapshot is None:
-            return
-        try:
-            self.state = RouterState.restore(snapshot)
-            self._saved_position = snapshot.position
-        except (msgspec.ValidationError, LookupError, TypeError, ValueError) as error:
-            # Written by another release: the log itself has everything.
-            self.log.error("snapshot_unusable", log_position=snapshot.position, reason=repr(error))
-            self.state = RouterState()
-
     async def _tail(self) -> None:
         while True:
+            self.state.log = await self._identity()
             async for piece in self._require_log().read(self.state.position, follow=True):
-                if piece.gap is not None and piece.gap.first <= self.state.position:
-                    # What was folded is gone: this is another log, read it from its start.
-                    self._on_gap(piece.gap._replace(last=0))
-                    break
-                self._fold(piece)
+                async with self._snapshots.folding():
+                    if piece.gap is not None and piece.gap.first <= self.state.position:
+                        # What was folded is gone: this is another log, read it from its start.
+                        self._on_gap(piece.gap._replace(last=0))
+                        break
+                    self._fold(piece)
                 if piece.lag == 0:
                     self._caught_up.set()
+
+    async def _identity(self) -> str:
+        """Which log this is; an unreachable server is waited for."""
+        while True:
+            try:
+                return await self._require_log().identity()
+            except LogUnavailable as error:
+                self.log.warning("log_waits", reason=str(error))
+                await self.world.clock.sleep(0.5)
 
     def _fold(self, piece: Slice) -> None:
         if piece.gap is not None:
@@ -225,7 +222,24 @@ class RouterActor(Actor):
             self._unseen_since_s = now
         return self._lag > LAG_MESSAGES_MAX or now - self._unseen_since_s > LAG_S_MAX
 
+    def _settled(self) -> bool:
+        """Does the state hold nothing that the log did not tell?"""
+        return self._seen == self._number
+
+    @asynccontextmanager
+    async def _quiet(self) -> AsyncIterator[None]:
+        """Let queries wait, for `SETTLE_S` at most, until the log has told all decisions."""
+        self._answering.clear()
+        until = self.world.clock.monotonic_s() + SETTLE_S
+        try:
+            while not self._settled() and self.world.clock.monotonic_s() < until:
+                await self.world.clock.sleep(0.002)
+            yield
+        finally:
+            self._answering.set()
+
     async def _on_query(self, message: Message) -> None:
+        await self._answering.wait()
         try:
             query = _query.decode(message.data)
             reply = self._decide(query)
@@ -279,32 +293,6 @@ class RouterActor(Actor):
             for worker in watch.doubtful(self.state):
                 self.spawn(watch.ask_resync(worker), "resync")
 
-    async def _save_snapshots(self) -> None:
-        clock = self.world.clock
-        self._saved_at_s = clock.monotonic_s()
-        guard = RetentionGuard(self._require_log(), clock)
-        while True:
-            await clock.sleep(1.0)
-            grown = self.state.position - self._saved_position
-            aged = clock.monotonic_s() - self._saved_at_s >= SNAPSHOT_PERIOD_S
-            pressed = await guard.due(self._saved_position) if grown else ""
-            if grown >= SNAPSHOT_RECORDS or (grown and (aged or pressed)):
-                await self._save_snapshot()
-
-    async def _save_snapshot(self) -> None:
-        """Save the fold. With decisions under way the state is ahead of the log: wait for them first."""
-        if self._seen != self._number:
-            return
-        snapshot = self.state.snapshot()
-        digest = self.state.digest()
-        try:
-            await self._snapshots.save(snapshot)
-        except LogError as error:
-            self.log.warning("snapshot_not_saved", reason=str(error))
-            return
-        self._saved_position, self._saved_at_s = snapshot.position, self.world.clock.monotonic_s()
-        self.log.info("snapshot_saved", log_position=snapshot.position, digest=digest)
-
     async def drain(self) -> None:
         """See `Actor.drain`."""
         self.log.info("draining", log_position=self.state.position)
@@ -321,7 +309,7 @@ class RouterActor(Actor):
             if self._seen == self._number:
                 break
             await self.world.clock.sleep(0.05)
-        await self._save_snapshot()
+        await self._snapshots.save(self._require_log())
         if self._lease is not None:
             await self._lease.release()
 
@@ -329,8 +317,3 @@ class RouterActor(Actor):
         """See `Actor.close`."""
         if self._subscription is not None:
             await self._subscription.unsubscribe()
-
-
-def _continues(position: int, bounds: Bounds) -> bool:
-    """Is every message behind `position` still in the log, and `position` itself not beyond it?"""
-    return bounds.first - 1 <= position <= bounds.last

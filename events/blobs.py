@@ -1,17 +1,26 @@
 """The `Blobs` port: named objects too large for a message. Snapshots and tokenizer files live here."""
 
+import hashlib
 from typing import Protocol
 
 
 class Blobs(Protocol):
     """Named byte strings. An object appears whole or not at all, and is verified on read."""
 
-    async def put(self, name: str, data: bytes) -> None:
-        """Store or replace an object."""
+    async def put(self, name: str, data: bytes | memoryview) -> str:
+        """Store or replace an object. Returns the SHA-256 of its bytes, in hex."""
         ...
 
     async def get(self, name: str) -> bytes | None:
         """The object's bytes, None where it is absent. Raises `LogRefused` if its digest is wrong."""
+        ...
+
+    async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
+        """Read an object to where it is wanted: no copy is made, and its bytes are hashed once.
+
+        `into`: bytes, writable, as long as the object. False where the object is absent. Raises `LogRefused`
+        if size or SHA-256 (hex) are not as expected; `into` then holds anything.
+        """
         ...
 
     async def names(self, prefix: str) -> list[str]:
@@ -21,3 +30,13 @@ class Blobs(Protocol):
     async def delete(self, name: str) -> None:
         """Remove an object; removing an absent one is fine."""
         ...
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """Digest in hex. hashlib lets other threads run meanwhile, so large data is hashed in a thread."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def wrong_bytes(name: str) -> str:
+    """What is said of an object whose bytes are not those that were written, and the mend."""
+    return f"object {name}: its bytes do not match its digest; delete it and let it be remade"

@@ -145,6 +145,10 @@ class Log(Protocol):
         """First and last position."""
         ...
 
+    async def identity(self) -> str:
+        """Which log this is: one that was deleted and made anew under the same name has another identity."""
+        ...
+
     async def retention(self, after: int) -> Retention:
         """What the log holds and may hold, with the age of the first message behind position `after`.
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from headwater.events.blobs import sha256, wrong_bytes
+from headwater.events.errors import LogRefused
 from headwater.events.table import Entry
 from headwater.schemas.clock import Clock
 
@@ -81,13 +83,24 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
 
-    async def put(self, name: str, data: bytes) -> None:
+    async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`."""
         self._objects[name] = bytes(data)
+        return sha256(data)
 
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
         return self._objects.get(name)
+
+    async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
+        """See `Blobs.read_into`."""
+        data = self._objects.get(name)
+        if data is None:
+            return False
+        if len(data) != len(into) or sha256(data) != digest:
+            raise LogRefused(wrong_bytes(name))
+        into[:] = data
+        return True
 
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""

@@ -126,6 +126,10 @@ class MemoryLog:
         """See `Log.bounds`."""
         return Bounds(self._first, self._first + len(self._messages) - 1)
 
+    async def identity(self) -> str:
+        """See `Log.identity`."""
+        return f"life {self._life}"
+
     async def retention(self, after: int) -> Retention:
         """See `Log.retention`. Memory has no limits."""
         first, last = await self.bounds()

@@ -39,6 +39,7 @@ UP = (
     "nats_port",
     "replicas",
     "data_dir",
+    "cache_dir",
     "namespace",
     "drain_s",
     "record_payloads",
@@ -100,7 +101,19 @@ def _replay(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, replay
 
     settings = _settings(arguments)
-    return process.run(lambda _: replay.replay(settings, verify=arguments.verify))
+    return process.run(
+        lambda _: replay.replay(settings, verify=arguments.verify, bookmark=arguments.bookmark)
+    )
+
+
+def _snapshots(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, snapshots
+
+    settings = _settings(arguments)
+    asked = {"bookmark": arguments.bookmark, "position": arguments.position, "drop": arguments.drop}
+    if arguments.position is not None and not arguments.bookmark:
+        raise config.ConfigError("--position says what --bookmark names; give both")
+    return process.run(lambda _: snapshots.snapshots(settings, **asked))
 
 
 def _log(arguments: argparse.Namespace) -> int:
@@ -134,13 +147,13 @@ def _bench(arguments: argparse.Namespace) -> int:
         report.show(result, as_json=arguments.json)
         return 0
     from headwater.ops import logging, process
-    from headwater.ops.bench import edge, route
+    from headwater.ops.bench import edge, route, snapshot
 
     logging.configure("warning")
-    chosen = edge if arguments.what == "edge" else route
+    chosen = {"edge": edge.bench, "route": route.bench, "snapshot": snapshot.bench}[arguments.what]
 
     async def run(_stop: object) -> int:
-        report.show(await chosen.bench(), as_json=arguments.json)
+        report.show(await chosen(), as_json=arguments.json)
         return 0
 
     return process.run(run)
@@ -194,11 +207,23 @@ def parser() -> argparse.ArgumentParser:
 
     add("up", "start a whole fleet on this machine", UP, _up)
     add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port", "record_payloads"), _edge)
-    add("router", "run one router", (*ACTOR, "pool"), _router)
+    add("router", "run one router", (*ACTOR, "pool", "cache_dir"), _router)
     add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
     add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)
     replay = add("replay", "fold a pool's log again", LOG, _replay)
     replay.add_argument("--verify", action="store_true", help="make every decision again and compare")
+    replay.add_argument(
+        "--from", dest="bookmark", default="", metavar="BOOKMARK", help="start at the snapshot of this name"
+    )
+    kept = add("snapshots", "list a pool's snapshots, or name one to keep it", LOG, _snapshots)
+    one = kept.add_mutually_exclusive_group()
+    one.add_argument(
+        "--bookmark", default="", metavar="NAME", help="keep a snapshot under this name for ever"
+    )
+    one.add_argument("--drop", default="", metavar="NAME", help="forget a name")
+    kept.add_argument(
+        "--position", type=int, default=None, help="which one --bookmark names (default: the newest)"
+    )
     add("log", "count a pool log's events", LOG, _log)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
@@ -206,7 +231,7 @@ def parser() -> argparse.ArgumentParser:
     streams.add_argument("--repair", action="store_true", help="create and alter what loses nothing")
     streams.add_argument("--json", action="store_true", help="print JSON")
     bench = commands.add_parser("bench", help="measure this machine")
-    bench.add_argument("what", choices=("hash", "index", "edge", "route"))
+    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot"))
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=_bench)
     sim = commands.add_parser("sim", help="run a simulated fleet under faults from a seed, on virtual time")

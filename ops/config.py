@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nats_port: Port = 4222
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     data_dir: str = "headwater-data"
+    cache_dir: str = ""
     engine: Literal["vllm", "sim"] = "vllm"
     model: str = ""
     served_model_name: str = ""
@@ -57,6 +58,7 @@ HELP = {
     "nats_port": "port of the NATS server that `up` starts; another free one if it is taken",
     "replicas": "servers that keep each stream: 1, or 3 on a cluster; streams that have more keep them",
     "data_dir": "folder for the log and everything else that survives a restart",
+    "cache_dir": "folder where routers keep their newest snapshot, `none` for nowhere (default: headwater in the user's cache folder)",
     "engine": "what generates: vllm or sim",
     "model": "model folder or name (default: SmolLM2-135M-Instruct from its wheel)",
     "served_model_name": "model name that clients use (default: the model folder's name)",
@@ -79,6 +81,18 @@ HELP = {
 }
 
 _TYPES = get_type_hints(Settings, include_extras=True)
+
+
+def cache_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where caches go: as set, or as the XDG base directories say. None if there shall be none."""
+    if settings.cache_dir:
+        return None if settings.cache_dir == "none" else Path(settings.cache_dir)
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The specification: a relative path there is invalid and ignored.
+    if os.path.isabs(base):
+        return Path(base) / "headwater"
+    home = os.path.expanduser("~")
+    return Path(home) / ".cache" / "headwater" if os.path.isabs(home) else None
 
 
 def add_flags(parser: ArgumentParser, names: tuple[str, ...]) -> None:

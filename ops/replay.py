@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from headwater.actors.snapshot_keeper import continues
 from headwater.actors.world import World
-from headwater.events.log import Log, Record, Slice
+from headwater.events.errors import LogError
+from headwater.events.log import Bounds, Log, Record, Slice
 from headwater.events.snapshots import SnapshotStore
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.run_actor import nats_url
@@ -33,21 +35,24 @@ async def pool_of(world: World, settings: Settings) -> str:
     return found[0]
 
 
-async def replay(settings: Settings, *, verify: bool) -> int:
-    """Fold from the start of the log, or from the oldest snapshot that it continues. 1 on a difference."""
+async def replay(settings: Settings, *, verify: bool, bookmark: str = "") -> int:
+    """Fold from the start of the log, or from the oldest snapshot that it continues. 1 on a difference.
+
+    With `bookmark`: from the snapshot of that name.
+    """
     async with open_world(nats_url(settings), settings.namespace, "replay") as world:
         pool = await pool_of(world, settings)
         log = await world.pool_log(pool)
         bounds = await log.bounds()
         state = RouterState()
-        if bounds.first > 1:
-            snapshot = await SnapshotStore(world.blobs, pool).newest(
-                lambda position: bounds.first - 1 <= position <= bounds.last
-            )
-            if snapshot is None:
+        if bookmark:
+            state = await _at(SnapshotStore(world.blobs, pool), bookmark, bounds)
+        elif bounds.first > 1:
+            oldest = await _oldest(SnapshotStore(world.blobs, pool), bounds)
+            if oldest is None:
                 print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
                 return 1
-            state = RouterState.restore(snapshot)
+            state = oldest
         start = state.position
         decisions = await _decisions(log, start)
         run = Replay(state, decisions)
@@ -78,6 +83,33 @@ async def replay(settings: Settings, *, verify: bool) -> int:
                 print(f"{run.unverifiable} could not be checked: decisions before them are not in this log")
             return 0 if run.verified + run.unverifiable == total else 1
         return 0
+
+
+async def _at(store: SnapshotStore, bookmark: str, bounds: Bounds) -> RouterState:
+    """The state that a bookmark names. Raises `ConfigError` where the log does not go on from there."""
+    position = (await store.bookmarks.all()).get(bookmark)
+    if position is None:
+        known = ", ".join(sorted(await store.bookmarks.all())) or "none"
+        raise ConfigError(f"--from {bookmark}: no such bookmark; there are: {known}")
+    if not continues(position, bounds):
+        raise ConfigError(
+            f"--from {bookmark}: it names position {position}, and the log holds {bounds.first} to {bounds.last}"
+        )
+    try:
+        return RouterState.restore(await store.at(position))
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"--from {bookmark}: the snapshot at {position} is unreadable: {error}") from error
+
+
+async def _oldest(store: SnapshotStore, bounds: Bounds) -> RouterState | None:
+    """The oldest state that the log continues: the most to replay."""
+    for position in await store.positions():
+        if continues(position, bounds):
+            try:
+                return RouterState.restore(await store.at(position))
+            except (LogError, LookupError, TypeError, ValueError) as error:
+                print(f"the snapshot at position {position} is unreadable: {error}")
+    return None
 
 
 async def _decisions(log: Log, after: int) -> list[Recorded]:

@@ -19,7 +19,7 @@ from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
 from headwater.ops import engines
 from headwater.ops.children import HOPELESS
-from headwater.ops.config import ConfigError, Settings
+from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
@@ -99,8 +99,14 @@ async def _run(
     compile_kernels()
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port, settings.host)
-    url, replicas = nats_url(settings), settings.replicas
-    async with open_world(url, settings.namespace, name, replicas=replicas) as world:
+    opening = open_world(
+        nats_url(settings),
+        settings.namespace,
+        name,
+        replicas=settings.replicas,
+        cache_dir=cache_dir(settings),
+    )
+    async with opening as world:
         async with _stopping(stop) as stops:
 
             async def one_life() -> str:

@@ -69,22 +69,11 @@ class Fleet:
         await ensure_namespace(self._client, settings.namespace, replicas=settings.replicas)
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()
-        self._add("router", [*common, "--name", "router-0"], "router")
-        self._add(
-            "edge",
-            [
-                *common,
-                "--name",
-                "edge-0",
-                "--port",
-                str(port),
-                "--host",
-                str(host),
-                "--record-payloads",
-                settings.record_payloads,
-            ],
-            "edge",
-        )
+        # Next to the log: who removes one removes the other.
+        cache = settings.cache_dir or str(self._data / "cache")
+        self._add("router", [*common, "--name", "router-0", "--cache-dir", cache], "router")
+        edge = ["--name", "edge-0", "--port", str(port), "--host", str(host)]
+        self._add("edge", [*common, *edge, "--record-payloads", settings.record_payloads], "edge")
         if settings.engine == "vllm":
             self._add(
                 "engines", [*common, *self._engine_flags(), "--workers", str(settings.workers)], "engine"

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 
 from headwater.actors.bus import NatsBus
 from headwater.actors.world import World
@@ -17,6 +18,7 @@ from headwater.events.jetstream import (
     ensure_pool,
 )
 from headwater.events.log import Log
+from headwater.events.snapshot_cache import FolderCache
 from headwater.schemas import subjects
 
 
@@ -27,10 +29,12 @@ def unique_ids() -> Callable[[], str]:
 
 
 @asynccontextmanager
-async def open_world(url: str, ns: str, name: str, *, replicas: int = 1) -> AsyncIterator[World]:
+async def open_world(
+    url: str, ns: str, name: str, *, replicas: int = 1, cache_dir: Path | None = None
+) -> AsyncIterator[World]:
     """Connect, make sure that the namespace's streams exist, and close again at the end.
 
-    Two connections: tokens never wait behind log traffic in a socket.
+    `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None for nowhere. Two connections: tokens never wait behind log traffic in a socket.
     """
     core = await connect(url, f"{name} bus")
     store = await connect(url, f"{name} log")
@@ -51,6 +55,7 @@ async def open_world(url: str, ns: str, name: str, *, replicas: int = 1) -> Asyn
             pool_log=pool_log,
             clock=SystemClock(),
             ids=unique_ids(),
+            cache=FolderCache(cache_dir / ns) if cache_dir else None,
         )
     finally:
         for client in (core, store):

@@ -14,6 +14,7 @@ from headwater.events.log import Record, Slice, Unreadable
 from headwater.events.snapshots import Snapshot
 from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads
+from headwater.router.packing import Packed, pack, unpack
 from headwater.schemas.envelope import Batch, Event
 from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.hashing import unpack_hashes
@@ -30,11 +31,12 @@ class RouterState:
     """Index, loads and the log position they stand at.
 
     `cold` names workers whose announcements have a hole: their cache is not counted on until they announce
-    it anew. `whole` is False for a fold that does not begin at the log's first message.
+    it anew. `log` is the identity of the log that `position` is in. `whole` is False for a fold that does not begin at the log's first message.
     """
 
     def __init__(self, *, whole: bool = True) -> None:
         self.position = 0
+        self.log = ""
         self.chains = Chains(whole=whole)
         self.index = PrefixIndex()
         self.loads = Loads()
@@ -101,8 +103,11 @@ class RouterState:
     def _speaks(self, batch: Batch[Any]) -> bool:
         return self.loads.current(batch.writer, batch.epoch) is not None
 
-    def digest(self) -> str:
-        """Hash of everything that a decision depends on: equal states, equal digest, on any machine."""
+    def digest(self, loads: Loads | None = None) -> str:
+        """Hash of everything that a decision depends on: equal states, equal digest, on any machine.
+
+        `loads`: take these for this state's own.
+        """
         facts = (
             self.position,
             self.index.digest(),
@@ -111,38 +116,53 @@ class RouterState:
             self.index.blocks,
             sorted((key, sorted(copies.items())) for key, copies in self.index.copies.items()),
             sorted(self.cold),
-            self.loads,
+            self.loads if loads is None else loads,
         )
         return blake2b(_canonical.encode(facts), digest_size=16).hexdigest()
 
-    def snapshot(self) -> Snapshot:
-        """This state as a snapshot. The table is not copied: encode it before the next `apply`."""
+    def snapshot(self, loads: Any = None, made_ns: int = 0) -> Snapshot:
+        """This state as a snapshot; it shares nothing with it. One pass over the table: 0.1 s for 10 M blocks.
+
+        May run in a thread beside decisions, though not beside the fold: decisions change nothing but the loads,
+        so those are then passed as plain types (`msgspec.to_builtins`), taken before.
+        """
+        packed = pack(self.index.table, self.index.rows)
+        loads = msgspec.to_builtins(self.loads) if loads is None else loads
+        digest = self.digest(msgspec.convert(loads, Loads))
         facts = {
             "rows": self.index.rows,
             "words": self.index.words,
             "tiers": self.index.tiers,
-            "slots": self.index.slots,
-            "blocks": self.index.blocks,
+            "slots": dict(self.index.slots),
+            "blocks": dict(self.index.blocks),
             "copies": [(list(key), list(copies.items())) for key, copies in self.index.copies.items()],
             "cold": sorted(self.cold),
-            "loads": msgspec.to_builtins(self.loads),
+            "loads": loads,
             "heads": msgspec.to_builtins(self.chains.heads),
             "whole": self.chains.whole,
+            "log": self.log,
         }
-        return Snapshot(self.position, facts, {"table": self.index.table})
+        return Snapshot(self.position, facts, packed._asdict(), digest, made_ns)
 
     @classmethod
     def restore(cls, snapshot: Snapshot) -> "RouterState":
-        """The state that `snapshot` was made from."""
+        """The state that `snapshot` was made from. Raises ValueError or LookupError if it is none of ours."""
         state = cls()
-        facts = snapshot.facts
+        facts, arrays = snapshot.facts, snapshot.arrays
+        # Release 0.1 wrote the table as it is.
+        table = arrays["table"] if "table" in arrays else unpack(Packed(arrays["rows"], arrays["taken"]))
+        if table.shape[1:] != (2 + facts["tiers"] * facts["words"],):
+            raise ValueError(
+                f"a table of form {table.shape} for {facts['tiers']} tiers of {facts['words']} words"
+            )
         state.position = snapshot.position
         state.index.slots = dict(facts["slots"])
         state.index.blocks = dict(facts["blocks"])
         state.index.copies = {(key[0], key[1]): dict(copies) for key, copies in facts["copies"]}
-        state.index.adopt(snapshot.arrays["table"], facts["rows"], facts["words"], facts["tiers"])
+        state.index.adopt(table, facts["rows"], facts["words"], facts["tiers"])
         state.cold = set(facts["cold"])
         state.loads = msgspec.convert(facts["loads"], Loads)
+        state.log = facts.get("log", "")
         heads = msgspec.convert(facts.get("heads", {}), dict[str, Head])
         state.chains = Chains(heads, whole=facts.get("whole", False))
         return state

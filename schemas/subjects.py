@@ -117,7 +117,7 @@ def card_key(pool: str) -> str:
 
 
 def blob_bucket(ns: str) -> str:
-    """Object store bucket: snapshots and tokenizer files."""
+    """Object store bucket: snapshots, their bookmarks, and tokenizer files."""
     return f"HW_{token('namespace', ns)}_BLOB"
 
 
@@ -134,6 +134,26 @@ def snapshot_name(pool: str, position: int) -> str:
 def snapshot_position(name: str) -> int:
     """Position of the snapshot with this object name."""
     return int(name.rsplit("/", 1)[1])
+
+
+def snapshot_chunk_prefix(pool: str) -> str:
+    """Object names of the chunks of a pool's snapshots start with this. Not among the snapshots: those are listed."""
+    return f"snapshot-chunk/{token('pool', pool)}/"
+
+
+def snapshot_chunk(pool: str, position: int, writing: str, number: int) -> str:
+    """Object name of one chunk. `writing` names one attempt to save, so that no two ever share an object."""
+    return f"{snapshot_chunk_prefix(pool)}{position:020d}/{token('writing', writing)}/{number:04d}"
+
+
+def bookmark_prefix(pool: str) -> str:
+    """Object names of a pool's bookmarks start with this."""
+    return f"snapshot-bookmark/{token('pool', pool)}/"
+
+
+def bookmark_name(pool: str, name: str) -> str:
+    """Object name of one bookmark."""
+    return f"{bookmark_prefix(pool)}{token('bookmark', name)}"
 
 
 def artifact_name(digest: str) -> str:

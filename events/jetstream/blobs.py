@@ -1,24 +1,31 @@
 """`Blobs` on an object store bucket, in the layout of ADR-20, so the stock tools list and fetch them.
 
 nats-py waits for an acknowledgement after every chunk and reads through its ordered consumer (8 MiB/s); here
-chunks go out in windows and come back through our own cursor.
+chunks go out in windows and come back through our own cursor. Pieces of half a MiB are read twice as fast as
+the usual 128 KiB, and fit a server with the default limit of 1 MiB to a message.
 """
 
 import asyncio
 import base64
-import hashlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused
+from headwater.events.blobs import sha256, wrong_bytes
+from headwater.events.errors import LogError, LogRefused
 from headwater.events.jetstream.api import REQUEST_DEADLINE_S, api, last_message, publish
-from headwater.events.jetstream.cursor import Cursor
+from headwater.events.jetstream.cursor import PULL, Cursor
 
-CHUNK_BYTES = 128 * 1024
-WINDOW_CHUNKS = 16
+CHUNK_BYTES_MAX = 512 * 1024
+WINDOW_BYTES = 4 * 1024 * 1024
+"""Bytes of an object under way at a time. Also how much is handed to the socket in one turn of the loop."""
+
+INLINE_BYTES_MAX = 1024 * 1024
+"""Up to this, hashing on the loop takes less than a millisecond; more is hashed in a thread."""
+
 SILENCE_S = 3.0
 
 
@@ -44,62 +51,94 @@ class JetStreamBlobs:
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
 
-    async def put(self, name: str, data: bytes) -> None:
+    async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`. The entry is written after the last chunk is acknowledged."""
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         before = await self._info(name)
         nuid = secrets.token_hex(11)
+        try:
+            count = await self._write_chunks(nuid, view)
+        except LogError:
+            await self._purge_if_possible(nuid)
+            raise
+        digest = await _digest(view)
+        await self._write(_Info(name, self._bucket, nuid, len(view), count, _spelled(digest)))
+        if before is not None and not before.deleted:
+            await self._purge(before.nuid)
+        return digest
+
+    async def _write_chunks(self, nuid: str, view: memoryview) -> int:
+        # Half of what the server takes: it counts the subject and headers too.
+        size = min(CHUNK_BYTES_MAX, max(1, self._client.max_payload // 2))
+        window = max(1, WINDOW_BYTES // size) * size
         subject = self._chunks(nuid)
-        view = memoryview(data)
-        chunks = [view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)]
-        for at in range(0, len(chunks), WINDOW_CHUNKS):
+        for begin in range(0, len(view), window):
+            end = min(begin + window, len(view))
             # Tasks start, and so publish on the one connection, in the order they are given.
             await asyncio.gather(
                 *(
-                    publish(self._client, subject, bytes(chunk), {}, REQUEST_DEADLINE_S)
-                    for chunk in chunks[at : at + WINDOW_CHUNKS]
+                    publish(self._client, subject, bytes(view[at : at + size]), {}, REQUEST_DEADLINE_S)
+                    for at in range(begin, end, size)
                 )
             )
-        digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-        await self._write(_Info(name, self._bucket, nuid, len(data), len(chunks), digest))
-        if before is not None and not before.deleted:
-            await self._purge(before.nuid)
+        return -(-len(view) // size)
 
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
         info = await self._info(name)
         if info is None or info.deleted:
             return None
-        parts: list[bytes] = []
-        if info.chunks:
-            try:
-                parts = await self._read(info)
-            except TimeoutError:
-                raise LogRefused(
-                    f"object {name}: {SILENCE_S:.0f} s without its next chunk; read it again"
-                ) from None
-        data = b"".join(parts)
-        digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-        if digest != info.digest:
-            raise LogRefused(
-                f"object {name}: its bytes do not match its digest; delete it and let it be remade"
-            )
+        pieces: list[bytes] = []
+        await self._read(info, pieces.append)
+        data = b"".join(pieces)
+        if _spelled(await _digest(memoryview(data))) != info.digest:
+            raise LogRefused(wrong_bytes(name))
         return data
 
-    async def _read(self, info: _Info) -> list[bytes]:
-        """The chunks there are. Raises TimeoutError when they were taken away under the reader."""
+    async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
+        """See `Blobs.read_into`."""
+        info = await self._info(name)
+        if info is None or info.deleted:
+            return False
+        at = 0
+
+        def take(piece: bytes) -> None:
+            nonlocal at
+            if at + len(piece) > len(into):
+                raise LogRefused(wrong_bytes(name))
+            into[at : at + len(piece)] = piece
+            at += len(piece)
+
+        await self._read(info, take)
+        # The expected digest is checked instead of the entry's own: what matches it is right in any case.
+        if at != len(into) or await _digest(into) != digest:
+            raise LogRefused(wrong_bytes(name))
+        return True
+
+    async def _read(self, info: _Info, take: Callable[[bytes], None]) -> None:
+        """Hand over the chunks there are. Raises `LogRefused` when they were taken away under the reader."""
+        if not info.chunks:
+            return
         loop = asyncio.get_running_loop()
-        cursor = Cursor(self._client, self._stream, filter_subject=self._chunks(info.nuid))
-        parts: list[bytes] = []
+        piece_bytes = max(1, info.size // info.chunks)
+        pull = min(PULL, max(2, WINDOW_BYTES // piece_bytes))
+        cursor = Cursor(self._client, self._stream, filter_subject=self._chunks(info.nuid), pull=pull)
+        seen = 0
         try:
             async with asyncio.timeout(SILENCE_S) as limit:
                 async for batch in cursor.messages(0):
-                    parts += [raw.data for raw in batch]
-                    if not batch or len(parts) >= info.chunks or not batch[-1].pending:
-                        return parts
+                    for raw in batch:
+                        take(raw.data)
+                    seen += len(batch)
+                    if not batch or seen >= info.chunks or not batch[-1].pending:
+                        return
                     limit.reschedule(loop.time() + SILENCE_S)
+        except TimeoutError:
+            raise LogRefused(
+                f"object {info.name}: {SILENCE_S:.0f} s without its next chunk; read it again"
+            ) from None
         finally:
             await cursor.aclose()
-        return parts
 
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""
@@ -116,12 +155,19 @@ class JetStreamBlobs:
         return sorted(name for name in found if name.startswith(prefix))
 
     async def delete(self, name: str) -> None:
-        """See `Blobs.delete`."""
+        """See `Blobs.delete`.
+
+        The entry goes as well, not only its content: a snapshot's objects have new names each time, and entries
+        of deleted ones would fill the server's memory.
+        """
         info = await self._info(name)
         if info is None or info.deleted:
             return
-        await self._write(_Info(name, self._bucket, info.nuid, 0, 0, deleted=True))
+        marker = await self._write(_Info(name, self._bucket, info.nuid, 0, 0, deleted=True))
         await self._purge(info.nuid)
+        # Only up to the marker: the name may have been put again meanwhile.
+        entry = {"filter": self._entry(name), "seq": marker + 1}
+        await api(self._client, f"STREAM.PURGE.{self._stream}", entry)
 
     def _chunks(self, nuid: str) -> str:
         return f"$O.{self._bucket}.C.{nuid}"
@@ -133,11 +179,26 @@ class JetStreamBlobs:
         last = await last_message(self._client, self._stream, self._entry(name))
         return msgspec.json.decode(last.data, type=_Info) if last else None
 
-    async def _write(self, info: _Info) -> None:
+    async def _write(self, info: _Info) -> int:
         headers = {"Nats-Rollup": "sub"}
-        await publish(
-            self._client, self._entry(info.name), msgspec.json.encode(info), headers, REQUEST_DEADLINE_S
-        )
+        data = msgspec.json.encode(info)
+        return (await publish(self._client, self._entry(info.name), data, headers, REQUEST_DEADLINE_S)).seq
 
     async def _purge(self, nuid: str) -> None:
         await api(self._client, f"STREAM.PURGE.{self._stream}", {"filter": self._chunks(nuid)})
+
+    async def _purge_if_possible(self, nuid: str) -> None:
+        try:
+            await self._purge(nuid)
+        except LogError:
+            # The error that brought us here is the one to tell; what is left are bytes without a name.
+            pass
+
+
+async def _digest(view: memoryview) -> str:
+    return sha256(view) if len(view) <= INLINE_BYTES_MAX else await asyncio.to_thread(sha256, view)
+
+
+def _spelled(digest: str) -> str:
+    """A hex digest as ADR-20 spells it."""
+    return "SHA-256=" + base64.urlsafe_b64encode(bytes.fromhex(digest)).decode()

@@ -2,8 +2,8 @@
 
 The server numbers what it delivers to a consumer without holes, whatever was purged from the stream; so a
 hole in that number is a message lost on the way, and the cursor reads it again. A hole in the *stream's*
-number is a purge, and is told to the reader. At most `WINDOW` messages are asked for ahead of the reader:
-one who stops reading stops the server, and nothing is ever dropped.
+number is a purge, and is told to the reader. At most two pulls are asked for ahead of the
+reader: one who stops reading stops the server, and nothing is ever dropped.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams import SECOND_NS
 
 PULL = 256
-WINDOW = 2 * PULL
 EXPIRES_S = 20
 HEARTBEAT_S = 1
 SILENCE_S_MAX = 2.5
@@ -66,12 +65,17 @@ class StreamReplaced(Exception):
 
 
 class Cursor:
-    """Reads one stream from a position on. Make one per read; always `aclose` it."""
+    """Reads one stream from a position on. Make one per read; always `aclose` it.
 
-    def __init__(self, client: Client, stream: str, *, filter_subject: str = "") -> None:
+    `pull`: messages asked for at a time. Who reads large ones asks for few: what is under way has to fit into
+    the buffers of server and client.
+    """
+
+    def __init__(self, client: Client, stream: str, *, filter_subject: str = "", pull: int = PULL) -> None:
         self._client = client
         self._stream = stream
         self._filter = filter_subject
+        self._pull = pull
         self._consumer = ""
         self._inbox = ""
         self._subscription: Subscription | None = None
@@ -165,10 +169,14 @@ class Cursor:
         return batch
 
     async def _ask_more(self) -> None:
-        if self._outstanding > WINDOW - PULL:
+        if self._outstanding > self._pull:
             return
-        self._outstanding += PULL
-        body = {"batch": PULL, "expires": EXPIRES_S * SECOND_NS, "idle_heartbeat": HEARTBEAT_S * SECOND_NS}
+        self._outstanding += self._pull
+        body = {
+            "batch": self._pull,
+            "expires": EXPIRES_S * SECOND_NS,
+            "idle_heartbeat": HEARTBEAT_S * SECOND_NS,
+        }
         try:
             await self._client.publish(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",

@@ -103,6 +103,10 @@ class JetStreamReader:
         """See `Log.bounds`. Raises `StreamMissing` when the stream does not exist."""
         return bounds_of((await api(self._client, f"STREAM.INFO.{self._stream}"))["state"])
 
+    async def identity(self) -> str:
+        """See `Log.identity`: when the stream was created. Raises `StreamMissing`."""
+        return str((await api(self._client, f"STREAM.INFO.{self._stream}"))["created"])
+
     async def retention(self, after: int) -> Retention:
         """See `Log.retention`. Raises `StreamMissing` when the stream does not exist."""
         info = await api(self._client, f"STREAM.INFO.{self._stream}")

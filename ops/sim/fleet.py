@@ -72,6 +72,7 @@ class SimFleet:
         self.servers: dict[str, SimHttpServer] = {}
         self.sim_engines: dict[str, SimEngine] = {}
         self.stuck: list[str] = []
+        self.unexpected: list[str] = []
         self._lives = 0
 
     @property
@@ -83,12 +84,15 @@ class SimFleet:
         """Start the process of this name."""
         self._lives += 1
         process = self.processes[name] = Process(name, self.loop)
-        world = self.world(process, f"{name}.{self._lives}")
+        world = self.world(process, f"{name}-{self._lives}")
         make = self._maker(name, world)
 
         async def one_life() -> str:
             actor = self.actors[name] = make()
-            return await actor.run()
+            try:
+                return await actor.run()
+            finally:
+                self.unexpected += [f"{name} failed: {error!r}" for error in actor.unexpected]
 
         process.start(supervise(name, one_life, process, POLICY), "main")
 

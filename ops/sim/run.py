@@ -122,6 +122,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
     finally:
         for name in fleet.names:
             await fleet.kill(name)
+    problems += fleet.unexpected
     problems += clock.failures
     return Outcome(
         seed,

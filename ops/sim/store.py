@@ -120,6 +120,10 @@ class SimLog:
         """See `Log.bounds`."""
         return await self._store.ask(self._process, REQUEST_S, self._log.bounds)
 
+    async def identity(self) -> str:
+        """See `Log.identity`."""
+        return await self._store.ask(self._process, REQUEST_S, self._log.identity)
+
     async def retention(self, after: int) -> Retention:
         """See `Log.retention`."""
         return await self._store.ask(self._process, REQUEST_S, lambda: self._log.retention(after))
@@ -193,9 +197,15 @@ class SimBlobs:
         self._store = store
         self._process = process
 
-    async def put(self, name: str, data: bytes) -> None:
+    async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`."""
-        await self._store.ask(self._process, REQUEST_S, lambda: self._store.blobs.put(name, data))
+        return await self._store.ask(self._process, REQUEST_S, lambda: self._store.blobs.put(name, data))
+
+    async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
+        """See `Blobs.read_into`."""
+        return await self._store.ask(
+            self._process, REQUEST_S, lambda: self._store.blobs.read_into(name, into, digest)
+        )
 
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""

@@ -1,6 +1,7 @@
 """The `Blobs` contract: whole objects by name, verified on read, readable by the stock tools."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -92,6 +93,26 @@ async def test_names_are_sorted_and_by_prefix(case: BlobsCase) -> None:
     assert await case.other.names("none") == []
 
 
+@pytest.mark.parametrize("data", [b"", b"x", BIG], ids=["empty", "byte", "5MiB"])
+async def test_object_is_read_to_where_it_is_wanted(case: BlobsCase, data: bytes) -> None:
+    """`put` says the digest that `read_into` asks for; nothing around the place is touched."""
+    digest = await case.blobs.put("k", data)
+    assert digest == hashlib.sha256(data).hexdigest()
+    room = bytearray(b"<" + bytes(len(data)) + b">")
+    assert await case.other.read_into("k", memoryview(room)[1:-1], digest)
+    assert room == b"<" + data + b">"
+    assert not await case.other.read_into("nobody", memoryview(room)[1:-1], digest)
+
+
+@pytest.mark.parametrize("change", [b"", b"w" * 99_999, b"w" * 100_001, b"w" * 99_999 + b"x", BIG])
+async def test_object_of_another_size_or_digest_is_refused(case: BlobsCase, change: bytes) -> None:
+    """Shorter, longer, or one byte different."""
+    digest = await case.blobs.put("k", b"w" * 100_000)
+    await case.blobs.put("k", change)
+    with pytest.raises(LogRefused, match=r"k.*digest.*delete it"):
+        await case.other.read_into("k", memoryview(bytearray(100_000)), digest)
+
+
 async def test_objects_put_at_once_do_not_mix(case: BlobsCase) -> None:
     """Several writers share a bucket."""
     objects = {f"o{n}": bytes([n]) * (n * 100_000) for n in range(6)}
@@ -109,6 +130,16 @@ async def test_space_of_replaced_and_deleted_objects_is_given_back(
     await blobs.delete("gone")
     state = (await api(client, f"STREAM.INFO.OBJ_{unique}"))["state"]
     assert len(BIG) <= state["bytes"] < 1.2 * len(BIG)
+
+
+async def test_deleted_objects_leave_nothing_at_all(
+    blobs: JetStreamBlobs, client: Client, unique: str
+) -> None:
+    """Names that are never used again would else fill the server's subject index."""
+    for number in range(5):
+        await blobs.put(f"k{number}", b"x")
+        await blobs.delete(f"k{number}")
+    assert (await api(client, f"STREAM.INFO.OBJ_{unique}"))["state"]["messages"] == 0
 
 
 async def _chunk_messages(client: Client, bucket: str) -> tuple[str, int]:

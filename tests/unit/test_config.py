@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.ops.config import ENV_PREFIX, HELP, ConfigError, Settings, add_flags, resolve
+from headwater.ops.config import ENV_PREFIX, HELP, ConfigError, Settings, add_flags, cache_dir, resolve
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
 DEFAULTS = Settings()
@@ -165,3 +165,23 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             resolve(flags("--config", str(path)), {})
         assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "environ", "expected"),
+    [
+        ("", {"XDG_CACHE_HOME": "/x"}, "/x/headwater"),
+        ("", {"XDG_CACHE_HOME": "relative"}, "home"),
+        ("", {"XDG_CACHE_HOME": ""}, "home"),
+        ("", {}, "home"),
+        ("/y/z", {"XDG_CACHE_HOME": "/x"}, "/y/z"),
+        ("none", {"XDG_CACHE_HOME": "/x"}, None),
+    ],
+)
+def test_the_cache_is_where_it_is_set_or_in_the_users_cache_folder(
+    setting: str, environ: dict[str, str], expected: str | None
+) -> None:
+    """As the XDG base directories say; `none` is for nowhere."""
+    found = cache_dir(Settings(cache_dir=setting), environ)
+    home = Path.home() / ".cache" / "headwater"
+    assert found == (home if expected == "home" else expected and Path(expected))

@@ -36,6 +36,12 @@ BUILDERS: tuple[Callable[[str], str], ...] = (
     lambda name: subjects.blob_bucket(name),
     lambda name: subjects.snapshot_prefix(name),
     lambda name: subjects.snapshot_name(name, 1),
+    lambda name: subjects.snapshot_chunk_prefix(name),
+    lambda name: subjects.snapshot_chunk(name, 1, "w", 1),
+    lambda name: subjects.snapshot_chunk("p", 1, name, 1),
+    lambda name: subjects.bookmark_prefix(name),
+    lambda name: subjects.bookmark_name(name, "b"),
+    lambda name: subjects.bookmark_name("p", name),
 )
 
 

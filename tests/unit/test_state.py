@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.events.log import Record
-from headwater.events.snapshots import decode, encode
 from headwater.router.state import RouterState
 from headwater.schemas.envelope import Event
 from headwater.schemas.fleet import WorkerDraining, WorkerLeft
@@ -16,6 +15,7 @@ from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvG
 from headwater.schemas.load import LoadReported
 from headwater.schemas.pool import UnreadableBatch, decode_batch
 from headwater.schemas.route import Candidate, RouteQuery, Weights
+from tests.support.snapshots import saved_and_read
 from tests.unit.clock import WALL_NS
 from tests.unit.examples import joined, keys, packed, record
 from tests.unit.story import decided, fold, story
@@ -125,11 +125,42 @@ def test_a_snapshot_and_the_tail_equal_the_whole_log(number: int, before: int, a
     log = story(number, before + after)
     whole = fold(log)
     at_snapshot = fold(log[:before])
-    restored = RouterState.restore(decode(encode(at_snapshot.snapshot())))
+    restored = RouterState.restore(saved_and_read(at_snapshot.snapshot()))
     assert restored.digest() == at_snapshot.digest()
     assert restored.position == before
     assert fold(log[before:], restored).digest() == whole.digest()
     assert restored.loads == whole.loads
+
+
+@settings(deadline=None, max_examples=30)
+@given(numbers, st.integers(0, 80), st.integers(1, 40))
+def test_a_snapshot_stays_what_it_was_while_the_fold_goes_on(number: int, before: int, after: int) -> None:
+    """It is written while the router works on; its loads may be taken ahead, as a router does."""
+    log = story(number, before + after)
+    state = fold(log[:before])
+    digest, loads = state.digest(), msgspec.to_builtins(state.loads)
+    made = decided(state, RouteQuery("late", 50, 9, packed(1, 2)), 9999, WALL_NS)
+    if made is not None:
+        state.loads.decide(made)
+    kept = state.snapshot(loads)
+    fold(log[before:], state)
+    assert RouterState.restore(kept).digest() == kept.digest == digest
+
+
+def test_a_snapshot_that_contradicts_itself_is_no_state() -> None:
+    """Rows, marks, columns and counts of another table: a router then folds the log instead."""
+    sound = two_workers().snapshot()
+    rows, taken = sound.arrays["rows"], sound.arrays["taken"]
+    for facts, arrays in (
+        ({}, {"rows": rows[1:], "taken": taken}),
+        ({}, {"rows": rows, "taken": taken[:-1]}),
+        ({}, {"rows": rows[:, 1:], "taken": taken}),
+        ({}, {"rows": rows.astype("f8"), "taken": taken}),
+        ({"tiers": 3}, sound.arrays),
+        ({}, {}),
+    ):
+        with pytest.raises((ValueError, LookupError)):
+            RouterState.restore(sound._replace(facts={**sound.facts, **facts}, arrays=arrays))
 
 
 def test_a_snapshot_keeps_a_large_index() -> None:
@@ -141,7 +172,7 @@ def test_a_snapshot_keeps_a_large_index() -> None:
         names = packed(*range(number * 100 + 1, number * 100 + 150))
         state.apply(record(100, BlocksStored(0, names, number % 4), writer=f"w{number}"))
         state.apply(record(101, BlocksStored(0, names, number % 4), writer=f"w{number}"))
-    again = RouterState.restore(decode(encode(state.snapshot())))
+    again = RouterState.restore(saved_and_read(state.snapshot()))
     assert again.digest() == state.digest()
     assert again.index.rows == state.index.rows > 2000
     for one in (state, again):

@@ -1,0 +1,188 @@
+"""`headwater bench snapshot`: taking, saving and opening a router's state of 10 M blocks, with a real server."""
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headwater.events.jetstream import JetStreamBlobs, connect, ensure_namespace
+from headwater.events.snapshot_cache import FolderCache
+from headwater.events.snapshots import SnapshotStore
+from headwater.ops.bench.report import Measure, Report
+from headwater.ops.nats_server import binary, free_port, wait_until_up, write_config
+from headwater.ops.process import die_with_parent
+from headwater.router.packing import prepare
+from headwater.router.state import RouterState
+from headwater.schemas import subjects
+from headwater.schemas.fleet import WorkerJoined
+from headwater.schemas.hashing import U64
+
+BLOCKS = 10_000_000
+WORKERS = 16
+CHAIN = 64
+ROUNDS = 3
+POOL = "bench-b16"
+
+
+async def bench(blocks: int = BLOCKS) -> Report:
+    """Each measure is the median of three rounds. Files and the server's store are in the system's file cache.
+
+    A round that meets memory which this machine never used before is slower by what its host takes to give it;
+    the slowest rounds are among the conditions.
+    """
+    state = filled(blocks)
+    _touch_memory(4 * state.index.table.nbytes)
+    folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
+    try:
+        async with _server(folder / "nats") as url:
+            client = await connect(url, "bench")
+            try:
+                await ensure_namespace(client, "bench")
+                return await _measure(state, JetStreamBlobs(client, subjects.blob_bucket("bench")), folder)
+            finally:
+                await client.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def filled(blocks: int) -> RouterState:
+    """A state with this many blocks, in chains of 64 over 16 workers, in a table of the size it grows to."""
+    rng = np.random.default_rng(0)
+    hashes: U64 = rng.integers(1, 2**63, blocks, dtype=np.uint64)
+    state = RouterState()
+    state.position = blocks // CHAIN
+    for number in range(WORKERS):
+        state.loads.join(WorkerJoined(f"w{number}", 1, "m", "sim", "both", 16, blocks, 256))
+        state.index.add_worker(f"w{number}")
+    state.index.reserve(blocks)
+    for number, at in enumerate(range(0, blocks, CHAIN)):
+        state.index.store(f"w{number % WORKERS}", 0, 0, hashes[at : at + CHAIN])
+    return state
+
+
+def _touch_memory(size: int) -> None:
+    """Use memory once and give it back: in a virtual machine the host may take a second for a first gigabyte."""
+    np.ones(size, np.uint8)
+
+
+class _Pauses:
+    """The longest time for which the event loop did not turn."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Watch during the block."""
+
+        async def beat() -> None:
+            while True:
+                began = time.perf_counter()
+                await asyncio.sleep(0)
+                self.longest_s = max(self.longest_s, time.perf_counter() - began)
+
+        task = asyncio.create_task(beat())
+        try:
+            # The first beat is not a pause.
+            await asyncio.sleep(0)
+            yield
+            # One more turn: a pause at the very end counts.
+            await asyncio.sleep(0)
+        finally:
+            task.cancel()
+
+
+async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> Report:
+    cache = FolderCache(folder / "cache")
+    plain = SnapshotStore(blobs, POOL, prepare=prepare)
+    cached = SnapshotStore(blobs, POOL, cache=cache, prepare=prepare)
+    times: dict[str, list[float]] = {}
+    digest, size = state.digest(), 0
+    for number in range(ROUNDS):
+        state.position += 1
+        pauses = _Pauses()
+        async with pauses.watched():
+            began = time.perf_counter()
+            loads = msgspec.to_builtins(state.loads)
+            snapshot = await asyncio.to_thread(state.snapshot, loads, number)
+            taken = time.perf_counter()
+            manifest = await cached.save(snapshot)
+            saved = time.perf_counter()
+        digest, size = snapshot.digest, sum(chunk.size for chunk in manifest.chunks)
+        del snapshot
+        from_cache_s = await _opened(cached, digest)
+        from_store_s = await _opened(plain, digest)
+        for name, value in (
+            ("take", taken - began),
+            ("save", saved - taken),
+            ("pause", pauses.longest_s),
+            ("cache", from_cache_s),
+            ("store", from_store_s),
+        ):
+            times.setdefault(name, []).append(value)
+    rows = state.index.rows
+    return Report(
+        "snapshot",
+        {
+            "blocks": rows,
+            "workers": WORKERS,
+            "table": f"{state.index.table.nbytes / 1e6:.0f} MB",
+            "median of": ROUNDS,
+            "the slowest, in s": {name: round(max(values), 3) for name, values in times.items()},
+            "server and client share": "this machine",
+        },
+        [
+            Measure("open from the local cache", _median(times["cache"]), "s", "at most 1"),
+            Measure("open from the object store", _median(times["store"]), "s", "at most 3"),
+            Measure("take (the fold holds still, queries are answered)", _median(times["take"]), "s"),
+            Measure("save to the object store and the cache", _median(times["save"]), "s"),
+            Measure("longest pause of the event loop in take and save", _median(times["pause"]) * 1000, "ms"),
+            Measure("size", size / 1e6, "MB"),
+            Measure("size per block", size / rows, "bytes/block"),
+        ],
+    )
+
+
+async def _opened(store: SnapshotStore, digest: str) -> float:
+    """Seconds from nothing to a state that can be folded on and asked."""
+    began = time.perf_counter()
+    snapshot = await store.newest(lambda _: True)
+    if snapshot is None:
+        raise RuntimeError("the snapshot that was just saved is not there")
+    state = await asyncio.to_thread(RouterState.restore, snapshot)
+    seconds = time.perf_counter() - began
+    if state.digest() != digest:
+        raise RuntimeError("the state that was read is not the one that was saved")
+    return seconds
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+@asynccontextmanager
+async def _server(folder: Path) -> AsyncIterator[str]:
+    """A server of its own."""
+    port = free_port(0)
+    process = _start(folder, port)
+    try:
+        await wait_until_up(port)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _start(folder: Path, port: int) -> "subprocess.Popen[bytes]":
+    config = write_config(folder, port, name="headwater-bench")
+    with (folder / "server.log").open("ab") as output:
+        return subprocess.Popen(
+            [binary(), "-c", str(config)], stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+        )

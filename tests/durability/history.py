@@ -11,7 +11,8 @@ against what the log really has (`LogContent`). Nothing here knows how appending
     hole        an event is there and an earlier one of the same life is not; or a batch number was left out
     fenced      a message of an epoch that was over: behind the first one of a higher epoch on its subject
     pending     neither acknowledged nor fenced when the run had settled
-    unread      positions that a reader passed over without a word
+    unread      positions that a reader passed over without a word, or said to be gone and were not
+    memory      a process took more of it than it may
 """
 
 from array import array
@@ -26,7 +27,7 @@ from headwater.schemas.load import LoadReported
 from headwater.schemas.pool import LogEvent
 
 Kind = Literal[
-    "lost", "misplaced", "duplicate", "phantom", "reordered", "hole", "fenced", "pending", "unread"
+    "lost", "misplaced", "duplicate", "phantom", "reordered", "hole", "fenced", "pending", "unread", "memory"
 ]
 
 

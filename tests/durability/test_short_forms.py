@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.durability.burst import burst
 from tests.durability.kill_rounds import kill_rounds
 from tests.durability.leader_kills import leader_kills
 
@@ -16,3 +17,12 @@ async def test_killed_leader_keeps_what_it_acknowledged(tmp_path: Path) -> None:
     """The stream's leader of three servers dies: nothing is lost, and nothing stays pending."""
     report = await leader_kills(tmp_path, kills=1, rate=2_000, period_s=2.0)
     assert not report.violations, report.text()
+
+
+async def test_burst_into_a_slow_reader_is_whole_or_declared_gone(tmp_path: Path) -> None:
+    """Far more than the reader's window at once: nothing is passed over in silence, and memory stays bounded."""
+    report, gone = await burst(
+        tmp_path, events=60_000, pause_s=0.002, limit_bytes=512 * 1024, limited_pause_s=0.05
+    )
+    assert not report.violations, report.text()
+    assert gone, "the limit was never met: this run showed nothing"

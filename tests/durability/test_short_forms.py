@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.durability.burst import burst
 from tests.durability.kill_rounds import kill_rounds
 from tests.durability.leader_kills import leader_kills
+from tests.durability.zombie import zombies
 
 
 async def test_killed_server_keeps_what_it_acknowledged(tmp_path: Path) -> None:
@@ -26,3 +29,11 @@ async def test_burst_into_a_slow_reader_is_whole_or_declared_gone(tmp_path: Path
     )
     assert not report.violations, report.text()
     assert gone, "the limit was never met: this run showed nothing"
+
+
+@pytest.mark.processes
+async def test_zombie_appends_nothing_behind_the_next_life(tmp_path: Path) -> None:
+    """Two engine processes stand still for three leases while others take over, and go on in mid-sentence."""
+    report, late = await zombies(tmp_path, waves=1, workers=2)
+    assert not report.violations, report.text()
+    assert late, "no zombie tried to write: this run showed nothing"

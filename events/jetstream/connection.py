@@ -17,7 +17,8 @@ _log = structlog.get_logger("headwater.nats")
 async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
     """Connect and stay connected: reconnects for ever, notices a dead peer within ten seconds.
 
-    `url` may name several servers of one cluster, separated by commas; any of them will do. Raises `LogUnavailable` when no server answers within `wait_s`, naming the URL.
+    `url` may name several servers of one cluster, separated by commas; any of them will do. Raises
+    `LogUnavailable` when no server answers within `wait_s`, naming the URL.
     """
 
     async def on_error(error: Exception) -> None:

@@ -95,7 +95,7 @@ class Cursor:
         self._idle = False
         self.opened = 0
         self.pending = 0
-        """Messages behind the last delivered one, as the server counted when it sent that."""
+        """Messages behind the last one that arrived, as the server counted when it sent that."""
 
     async def messages(
         self, after: int, *, newest_per_subject: bool = False, tell_idle: bool = False

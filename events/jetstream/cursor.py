@@ -188,7 +188,8 @@ class Cursor:
         return batch
 
     async def _ask_more(self) -> None:
-        if self._outstanding > WINDOW - PULL:
+        # What arrived and was not taken yet counts too: a pull that ended must not be made up for.
+        if self._outstanding + len(self._buffer) > WINDOW - PULL:
             return
         self._outstanding += PULL
         body = {

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from headwater.events.clock import SystemClock
 from headwater.events.jetstream import JetStreamLog, connect
+from headwater.events.jetstream.cursor import WINDOW
 from headwater.events.jetstream.streams import ensure, log_stream
 from headwater.schemas import subjects
 from tests.durability.history import LogContent, Violation
@@ -119,6 +120,9 @@ async def _one(server: NatsServer, name: str, events: int, max_bytes: int, pause
     violations = content.violations()
     if false:
         violations.append(Violation("unread", len(false), false[0]))
+    if largest > WINDOW:
+        text = f"{name}: a slice of {largest} messages, the cursor's window is {WINDOW}"
+        violations.append(Violation("memory", 1, text))
     if peak - before > GROWTH_BYTES_MAX:
         text = f"{name}: the reader grew by {peak - before:,} bytes, {GROWTH_BYTES_MAX:,} is the most"
         violations.append(Violation("memory", 1, text))

@@ -40,7 +40,8 @@ class Writer:
     With a `fence` (another subject of this writer, see `Log.ingest`) its messages are streamed, without one each
     call is atomic. At most `PENDING_EVENTS_MAX` events wait; past that `offer` refuses, and counts what it refused
     in `refused`: the owner then declares a gap once the log is back. `stamp` sees the events of each message
-    at the moment when it is made, and may put one more behind them.
+    at the moment when it is made, and may put one more behind them. `on_stored` hears each message's
+    position and events once they are stored, position 0 where the log does not tell it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Writer:
         *,
         fence: str = "",
         stamp: Callable[[Sequence[Event]], Event] | None = None,
+        on_stored: Callable[[int, Sequence[Event]], None] | None = None,
     ) -> None:
         self.subject = subject
         self._log = log
@@ -61,6 +63,7 @@ class Writer:
         self._clock = clock
         self._fence = fence
         self._stamp = stamp
+        self._on_stored = on_stored
         self._pending: deque[tuple[Event, str]] = deque()
         self._seq = 0
         self._previous = b""
@@ -105,9 +108,13 @@ class Writer:
         self.position = await stored(
             lambda: self._send(messages), self._clock, self.subject, lambda: len(self._pending)
         )
-        for events, _ in packed:
+        for index, (events, _) in enumerate(packed):
             for _ in events:
                 self._pending.popleft()
+            if self._on_stored is not None:
+                behind = len(packed) - 1 - index
+                # Those of an atomic append stand together; between streamed ones there may be others.
+                self._on_stored(0 if self._fence and behind else self.position - behind, events)
 
     async def _send(self, messages: list[Sealed]) -> AppendResult:
         if self._fence:

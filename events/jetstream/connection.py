@@ -17,7 +17,8 @@ _log = structlog.get_logger("headwater.nats")
 async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
     """Connect and stay connected: reconnects for ever, notices a dead peer within ten seconds.
 
-    Raises `LogUnavailable` when no server answers within `wait_s`, naming the URL.
+    `url` may name several servers of one cluster, separated by commas; any of them will do. Raises
+    `LogUnavailable` when no server answers within `wait_s`, naming the URL.
     """
 
     async def on_error(error: Exception) -> None:
@@ -39,7 +40,7 @@ async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
         # Without the deadline nats-py would go on trying for ever.
         async with asyncio.timeout(wait_s):
             await client.connect(
-                url,
+                [one.strip() for one in url.split(",") if one.strip()],
                 name=name,
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,

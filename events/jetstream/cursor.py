@@ -2,8 +2,8 @@
 
 The server numbers what it delivers to a consumer without holes, whatever was purged from the stream; so a
 hole in that number is a message lost on the way, and the cursor reads it again. A hole in the *stream's*
-number is a purge, and is told to the reader. At most two pulls are asked for ahead of the
-reader: one who stops reading stops the server, and nothing is ever dropped.
+number is a purge, and is told to the reader. At most two pulls of messages, and so many bytes, are asked for
+ahead of the reader: one who stops reading stops the server, and nothing is ever dropped.
 """
 
 import asyncio
@@ -22,6 +22,17 @@ from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams import SECOND_NS
 
 PULL = 256
+WINDOW = 2 * PULL
+PULL_BYTES = 8 * 1024 * 1024
+"""Bytes that one pull brings at most, and two are under way: a process that stands still for a moment must not have
+more on its way than a server keeps for it (`max_pending`, 64 MiB by default) before it cuts the connection."""
+
+HEADERS_BYTES = 64 * 1024
+"""Room for subject and headers of the largest message, which must fit one pull."""
+
+PULL_ENDS = ("Exceeds MaxBytes", "Batch Completed")
+"""Coded as 409 like a deleted consumer; but only this pull is over."""
+
 EXPIRES_S = 20
 HEARTBEAT_S = 1
 SILENCE_S_MAX = 2.5
@@ -85,28 +96,37 @@ class Cursor:
         self._failure: str = ""
         self._wake = asyncio.Event()
         self._created = ""
+        self._tell_idle = False
+        self._idle = False
         self.opened = 0
+        self.pending = 0
+        """Messages behind the last one that arrived, as the server counted when it sent that."""
 
-    async def messages(self, after: int, *, newest_per_subject: bool = False) -> AsyncIterator[list[Raw]]:
+    async def messages(
+        self, after: int, *, newest_per_subject: bool = False, tell_idle: bool = False
+    ) -> AsyncIterator[list[Raw]]:
         """Yield what arrives, in order and without holes; an empty list when there is nothing yet.
+
+        With `tell_idle` an empty list also says that nothing came for `HEARTBEAT_S`, from a server that lives.
 
         `after` is the stream sequence to start behind. With `newest_per_subject` reading begins with the newest
         message of each subject, and does so again whenever the consumer had to be made anew (`opened` counts
         that): what was deleted meanwhile is then missing there.
         """
         newest = newest_per_subject
+        self._tell_idle = tell_idle
         tries = 0
         while True:
             try:
                 if not newest:
                     await self._check_identity(after)
-                pending = await self._open(after, newest)
-                if not pending:
+                await self._open(after, newest)
+                if not self.pending:
                     yield []
                 tries = 0
                 while True:
                     batch = await self._take()
-                    after = batch[-1].position
+                    after = batch[-1].position if batch else after
                     yield batch
             except (_Lost, LogUnavailable) as error:
                 _log.debug("cursor_reopens", stream=self._stream, after=after, reason=str(error))
@@ -118,11 +138,12 @@ class Cursor:
         """Drop the subscription and the server's consumer."""
         await self._close_consumer()
 
-    async def _open(self, after: int, newest: bool) -> int:
-        """Make a fresh consumer behind `after`; returns how many messages wait for it."""
+    async def _open(self, after: int, newest: bool) -> None:
+        """Make a fresh consumer behind `after`."""
         self._inbox = self._client.new_inbox()
         self._consumer = "c" + self._inbox.rsplit(".", 1)[-1]
         self._buffer, self._outstanding, self._delivered, self._failure = [], 0, 0, ""
+        self._idle = False
         self._subscription = await self._client.subscribe(self._inbox, cb=self._on_message)
         config: dict[str, Any] = {
             "name": self._consumer,
@@ -142,8 +163,8 @@ class Cursor:
             verb += f".{config['filter_subject']}"
         answer = await api(self._client, verb, {"stream_name": self._stream, "config": config, "action": ""})
         self.opened += 1
+        self.pending = int(answer.get("num_pending", 0))
         await self._ask_more()
-        return int(answer.get("num_pending", 0))
 
     async def _check_identity(self, after: int) -> None:
         info = await api(self._client, f"STREAM.INFO.{self._stream}")
@@ -157,6 +178,9 @@ class Cursor:
         while not self._buffer:
             if self._failure:
                 raise _Lost(self._failure)
+            if self._idle and self._tell_idle:
+                self._idle = False
+                return []
             self._wake.clear()
             before = loop.time()
             try:
@@ -169,11 +193,13 @@ class Cursor:
         return batch
 
     async def _ask_more(self) -> None:
-        if self._outstanding > self._pull:
+        # What arrived and was not taken yet counts too: a pull that ended must not be made up for.
+        if self._outstanding + len(self._buffer) > self._pull:
             return
         self._outstanding += self._pull
         body = {
             "batch": self._pull,
+            "max_bytes": max(PULL_BYTES, self._client.max_payload) + HEADERS_BYTES,
             "expires": EXPIRES_S * SECOND_NS,
             "idle_heartbeat": HEARTBEAT_S * SECOND_NS,
         }
@@ -201,6 +227,8 @@ class Cursor:
             self._failure = f"delivery {delivered} came after {self._delivered}"
             return
         self._delivered = delivered
+        self._idle = False
+        self.pending = pending
         self._outstanding -= 1
         self._buffer.append(
             Raw(position, delivered, pending, stored_ns, message.subject, message.data, message.headers)
@@ -208,8 +236,10 @@ class Cursor:
 
     async def _on_status(self, status: str, headers: dict[str, str]) -> None:
         if status == "100":
+            self._idle = True
             return
-        if status in ("404", "408"):
+        ended = status in ("404", "408") or headers.get("Description", "").endswith(PULL_ENDS)
+        if ended:
             # This pull ended; what it did not deliver may be asked for again.
             self._outstanding -= int(headers.get("Nats-Pending-Messages", self._outstanding))
             try:

@@ -9,11 +9,11 @@ from nats.aio.client import Client
 from headwater.events.errors import LogRefused, LogUnavailable
 from headwater.events.jetstream.api import MESSAGE_NOT_FOUND, api
 from headwater.events.jetstream.cursor import Cursor, Raw, StreamReplaced
+from headwater.events.jetstream.slices import PURGED, slices
 from headwater.events.jetstream.stream_compare import parse_time_ns
 from headwater.events.jetstream.stream_spec import SECOND_NS
-from headwater.events.log import Bounds, Gap, Record, Slice, Unreadable
+from headwater.events.log import Bounds, Gap, Slice
 from headwater.events.retention import Retention
-from headwater.schemas.pool import UnreadableBatch, decode_batch
 
 PAUSE_S = 0.05
 
@@ -36,43 +36,42 @@ class JetStreamReader:
             gap = Gap(bounds.last + 1, after, SHORTER)
             after = bounds.last
         elif after + 1 < bounds.first:
-            gap = Gap(after + 1, bounds.first - 1, "purged")
+            gap = Gap(after + 1, bounds.first - 1, PURGED)
             after = bounds.first - 1
         if gap is not None:
             yield Slice([], until - after, gap)
         cursor = Cursor(self._client, self._stream)
-        told = False
+        told, behind = False, 0
         try:
             if not follow and after >= until:
                 yield Slice([], 0)
                 return
             async for raw in self._messages(cursor, after):
                 if isinstance(raw, Gap):
-                    after = 0
+                    after, until = 0, (await self._bounds(follow=follow)).last
                     yield Slice([], 0, raw)
+                    if not follow and after >= until:
+                        return
                     continue
-                if not raw:
-                    if not told:
-                        yield Slice([], 0)
-                    told = True
-                    continue
-                told = True
-                gap_before = None
-                if raw[0].position > after + 1:
-                    gap_before = Gap(after + 1, raw[0].position - 1, "purged")
-                records: list[Record] = []
-                unreadable: list[Unreadable] = []
-                for message in raw:
-                    try:
-                        batch = decode_batch(message.data)
-                    except UnreadableBatch as error:
-                        unreadable.append(Unreadable(message.position, message.subject, str(error)))
-                        continue
-                    records.append(Record(message.position, message.subject, message.stored_ns, batch))
-                after = raw[-1].position
-                yield Slice(records, raw[-1].pending, gap_before, tuple(unreadable))
+                for piece in slices(raw, after):
+                    yield piece
+                after = max(after, raw[-1].position) if raw else after
+                if not raw and not cursor.pending and not told:
+                    yield Slice([], 0)
+                told = told or bool(raw) or not cursor.pending
                 if not follow and after >= until:
                     return
+                behind = raw[-1].pending if raw else (cursor.pending or behind)
+                # Nothing comes although something should: it was deleted, and will never come.
+                if (behind and not raw) or (not behind and not follow):
+                    reached = await self._gone_up_to(after)
+                    if reached > after:
+                        gone, after = Gap(after + 1, reached, PURGED), reached
+                        yield Slice([], 0, gone)
+                        cursor.pending = 0
+                    behind = cursor.pending
+                    if not follow and after >= until:
+                        return
         finally:
             await cursor.aclose()
 
@@ -80,7 +79,7 @@ class JetStreamReader:
         """What the cursor brings; a gap where the stream was replaced."""
         while True:
             try:
-                async for raw in cursor.messages(after):
+                async for raw in cursor.messages(after, tell_idle=True):
                     if raw:
                         after = raw[-1].position
                     yield raw
@@ -88,6 +87,23 @@ class JetStreamReader:
                 yield Gap(1, after, str(replaced))
                 # Nothing of the new one was read yet.
                 after = 0
+
+    async def _gone_up_to(self, after: int) -> int:
+        """Last position of the hole behind `after`, as the leader sees it; `after` if there is none.
+
+        Not asked of the consumer: its copy of the stream may be behind the leader's.
+        """
+        try:
+            last = (await self.bounds()).last
+            wanted = {"seq": after + 1, "next_by_subj": ">"}
+            answer = await api(self._client, f"STREAM.MSG.GET.{self._stream}", wanted)
+        except LogUnavailable:
+            return after
+        except LogRefused as error:
+            if error.code != MESSAGE_NOT_FOUND:
+                raise
+            return max(after, last)
+        return int(answer["message"]["seq"]) - 1
 
     async def _bounds(self, *, follow: bool) -> Bounds:
         """Bounds; with `follow` an unreachable server is waited for."""

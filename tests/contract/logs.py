@@ -17,6 +17,7 @@ from headwater.schemas.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.load import LoadReported
 from headwater.schemas.pool import encode_batch, seal
 from tests.support.nats import NatsServer
+from tests.support.nats_cluster import NatsCluster
 
 POOL = "p"
 
@@ -77,7 +78,7 @@ async def jetstream_case(server: NatsServer, ns: str) -> AsyncIterator[LogCase]:
 
 
 @asynccontextmanager
-async def connected(server: NatsServer) -> AsyncIterator[Client]:
+async def connected(server: NatsServer | NatsCluster) -> AsyncIterator[Client]:
     """A connection of its own, closed at the end of the block."""
     client = await connect(server.url, "test")
     try:

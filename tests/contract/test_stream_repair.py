@@ -21,7 +21,7 @@ from headwater.events.jetstream.stream_spec import (
     pool_log_stream,
     table_stream,
 )
-from tests.support.nats_cluster import cluster
+from tests.support.nats_cluster import NatsCluster
 
 MESSAGES = 20
 
@@ -249,8 +249,8 @@ async def test_several_processes_that_start_at_once(client: Client, unique: str)
 
 async def test_one_replica_becomes_three(tmp_path: Path) -> None:
     """On a cluster of three: R1 is raised to R3 with every message; R1 asked for later leaves R3."""
-    async with cluster(tmp_path) as url, asyncio.timeout(60):
-        client = await connect(url, "test")
+    async with NatsCluster(tmp_path) as cluster, asyncio.timeout(60):
+        client = await connect(cluster.url, "test")
         try:
             one, three = small_log("c"), small_log("c", 3)
             while True:

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from headwater.ops.nats_server import binary, free_port, wait_until_up, write_config
 from headwater.ops.process import die_with_parent
@@ -15,14 +18,18 @@ from headwater.ops.process import die_with_parent
 class NatsServer:
     """One server with its store, configuration and output in `folder`.
 
-    `ack_v2` sets the flag js_ack_fc_v2, which changes the format of every delivered message's reply subject.
+    `ack_v2` sets the flag js_ack_fc_v2, which changes the format of every delivered message's reply subject;
+    `settings` go into the configuration file as they are, over what every test server has.
     Port and store stay the same over `kill` and `restart`. Start it from the main thread: the kernel ends it
     with the thread that started it.
     """
 
-    def __init__(self, folder: Path, *, ack_v2: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, ack_v2: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.ack_v2 = ack_v2
+        self.settings = settings
         self.port = free_port(0)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,6 +57,8 @@ class NatsServer:
     def _spawn(self) -> None:
         assert self._process is None, "the server is already running"
         config = write_config(self.folder, self.port, name=f"test-{self.port}", ack_v2=self.ack_v2)
+        if self.settings:
+            config.write_bytes(msgspec.json.encode(msgspec.json.decode(config.read_bytes()) | self.settings))
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 [binary(), "-c", str(config)],

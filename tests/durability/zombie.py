@@ -1,0 +1,134 @@
+"""Real engine workers that stand still past their lease, in the middle of writing, and then go on.
+
+    python -m tests.durability.zombie --rounds 50
+
+Another process of the same name takes over meanwhile. Whatever the old one then tries to append under its old
+epoch has to be refused: in the log nothing of it may stand behind the first message of the new epoch.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from headwater.actors.lease import TTL_S
+from headwater.actors.tasks import cancel_all
+from headwater.events.jetstream import JetStreamLog, JetStreamTable, connect, ensure_namespace
+from headwater.schemas import subjects
+from tests.durability.report import Report, command
+from tests.durability.worker_pair import POOL, Wire, WorkerPair, ask_for_ever
+from tests.durability.workload import NS, read_content
+from tests.support.nats import NatsServer
+
+LEASES = 3
+START_S = 120.0
+NOTICE_S = 30.0
+WRITING_MESSAGES = 5
+"""A worker is stopped after it was seen to write so many messages of its epoch, at a random moment."""
+
+JITTER_S = 0.5
+
+
+async def zombies(
+    folder: Path, *, waves: int, workers: int, seed: int = 1, progress: bool = False
+) -> tuple[Report, int]:
+    """`waves` times stop `workers` workers at once. Also returns how many tries of zombies were overheard."""
+    dice = random.Random(seed)
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        server = NatsServer(folder)
+        await server.start()
+        stack.callback(server.stop)
+        client = await connect(server.url, "zombie test")
+        stack.push_async_callback(client.close)
+        await ensure_namespace(client, NS)
+        leases = JetStreamTable(client, subjects.lease_bucket(NS))
+        wire = Wire()
+        await wire.listen(client)
+        pairs = []
+        for number in range(workers):
+            pairs.append(WorkerPair(f"w{number}", server.url, folder))
+            stack.callback(pairs[-1].end)
+        asking = [asyncio.create_task(ask_for_ever(client, wire, pair.name, dice)) for pair in pairs]
+        try:
+            for wave in range(waves):
+                async with asyncio.TaskGroup() as group:
+                    for pair in pairs:
+                        group.create_task(_one_round(pair, wire, leases, dice))
+                if progress:
+                    print(f"wave {wave + 1}: {wire.late.total()} late tries", file=sys.stderr, flush=True)
+        finally:
+            await cancel_all(asking)
+        content = await read_content(JetStreamLog(client, subjects.pool_stream(NS, POOL)))
+    late = wire.late.total()
+    by_kind = {
+        kind: sum(count for subject, count in wire.late.items() if subjects.pool_kind(subject) == kind)
+        for kind in subjects.POOL_KINDS
+    }
+    lines = [
+        ("zombies", f"{waves * workers}: {waves} waves of {workers}"),
+        ("stood still", f"{LEASES} leases of {TTL_S} s each"),
+        ("lives in the log", f"{len({(key.writer, key.epoch) for key in content.events})}"),
+        ("messages stored", f"{content.messages:,}"),
+        (
+            "tries of a dead epoch",
+            f"{late} (kv {by_kind['kv']}, load {by_kind['load']}, fleet {by_kind['fleet']})",
+        ),
+        ("duration", f"{time.monotonic() - began:.0f} s"),
+    ]
+    return Report("zombies: SIGSTOP past the lease, SIGCONT", lines, content.violations()), late
+
+
+async def _one_round(pair: WorkerPair, wire: Wire, leases: JetStreamTable, dice: random.Random) -> None:
+    """Stop the one that lives, let the other take over, wake the first, and wait until it knows."""
+
+    def writing() -> bool:
+        epoch = wire.joined.get(pair.name, 0)
+        return wire.seen[pair.name, "kv", epoch] >= WRITING_MESSAGES
+
+    await _until(f"{pair.name} writes", writing, pair, START_S)
+    old, pid = wire.joined[pair.name], await pair.holder(leases)
+    losses = pair.losses(pid)
+    await asyncio.sleep(dice.random() * JITTER_S)
+    pair.signal(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(LEASES * TTL_S)
+        await _until(f"{pair.name} was taken over", lambda: wire.joined[pair.name] > old, pair, NOTICE_S)
+        await _until(f"{pair.name} writes again", writing, pair, NOTICE_S)
+    finally:
+        pair.signal(pid, signal.SIGCONT)
+    await _until(f"the old {pair.name} knows", lambda: pair.losses(pid) > losses, pair, NOTICE_S)
+
+
+async def _until(what: str, condition: Callable[[], bool], pair: WorkerPair, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if pair.died() or time.monotonic() > deadline:
+            said = "\n".join(path.read_text()[-1500:] for path in pair.logs.values())
+            raise AssertionError(f"never came true within {within_s:.0f} s: {what}\n{said}")
+        await asyncio.sleep(0.02)
+
+
+def main() -> int:
+    """The long form."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50, help="zombies altogether")
+    parser.add_argument("--workers", type=int, default=10, help="of which so many at a time")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+
+    async def run(folder: Path) -> Report:
+        waves = -(-given.rounds // given.workers)
+        report, _ = await zombies(folder, waves=waves, workers=given.workers, seed=given.seed, progress=True)
+        return report
+
+    return command(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

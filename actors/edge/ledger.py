@@ -58,15 +58,16 @@ class Ledger:
         The writer's `run` is started by the caller afterwards.
         """
         subject = self.writer.subject
+        last = (await self._log.bounds()).last
         before = await self._log.newest(subject)
-        self._floor = await self._open_since(before.position) if before != NOTHING else NONE_OPEN
+        since = await self._open_since(before.position) if before != NOTHING else NONE_OPEN
+        # Until it is fenced, the life before may write more than its newest message tells.
+        self._floor = since if since != NONE_OPEN else before.position if before != NOTHING else last
         entries = await self.writer.begin()
         position = await stored(lambda: self._log.append(*entries), self._clock, subject)
         self.writer.position = position
-        left: dict[str, int] = {}
-        if self._floor != NONE_OPEN:
-            left = await self._left_open(self._floor, position)
-            self._open = dict.fromkeys(left, self._floor)
+        left = await self._left_open(self._floor, position)
+        self._open = dict.fromkeys(left, self._floor)
         self._floor = None
         for request, tokens in left.items():
             _log.warning("request_left_open", request=request, edge=self._edge)

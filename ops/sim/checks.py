@@ -153,6 +153,9 @@ def _difference(one: RouterState, other: RouterState) -> str:
 def _index(fleet: SimFleet, router: str, index: PrefixIndex) -> Iterator[str]:
     """The index holds for each worker what its engine holds, no block more or less."""
     for name in fleet.engines:
+        if name not in index.slots:
+            yield f"{router} has no place for {name} in its index"
+            continue
         held: Counter[int] = Counter()
         for event in fleet.sim_engines[name].held_blocks():
             held.update(unpack_hashes(event.hashes).tolist())

@@ -13,7 +13,7 @@ from headwater.ops.sim.loop import VirtualLoop
 
 PREFIXES: Final = 6
 PROMPT_TOKENS_MAX: Final = 200
-ANSWER_TOKENS: Final = (1, 72)
+ANSWER_TOKENS: Final = (1, 56)
 HANG_UP_SHARE: Final = 0.1
 PATIENCE_S: Final = 90.0
 """A stream that does not end within this time hangs: longer than every deadline of ours together."""

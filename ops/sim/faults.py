@@ -5,6 +5,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from headwater.actors import lease
+
 Kind = Literal[
     "drop",
     "duplicate",
@@ -13,6 +15,7 @@ Kind = Literal[
     "crash",
     "lease_loss",
     "pause",
+    "zombie",
     "clock_jump",
     "log_unavailable",
     "answer_lost",
@@ -31,6 +34,7 @@ SHARES: Final[dict[Kind, int]] = {
     "crash": 6,
     "lease_loss": 2,
     "pause": 3,
+    "zombie": 3,
     "clock_jump": 1,
     "log_unavailable": 2,
     "answer_lost": 2,
@@ -46,6 +50,7 @@ FROM_S, UNTIL_S = 3.0, 24.0
 """Faults begin in this time and are over 3 s after it at the latest."""
 
 LASTING_S_MAX = 6.0
+LEASE_S: Final = lease.TTL_S
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -96,6 +101,9 @@ def _fault(
             return Fault(kind, at, lasting, amount=round(draw.choice([0.01, 0.1, 0.5, 2.0]), 3))
         case "partition" | "pause" | "crash":
             return Fault(kind, at, lasting, anyone)
+        case "zombie":
+            # Stopped for longer than its lease lives; meanwhile another process takes its name.
+            return Fault(kind, at, round(draw.uniform(LEASE_S + 0.5, LEASE_S + 3.0), 3), anyone)
         case "lease_loss":
             return Fault(kind, at, 0.0, anyone)
         case "clock_jump":

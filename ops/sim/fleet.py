@@ -88,7 +88,10 @@ class SimFleet:
         make = self._maker(name, world)
 
         async def one_life() -> str:
-            actor = self.actors[name] = make()
+            actor = make()
+            # A process whose name another has taken meanwhile may live on for a while.
+            if self.processes[name] is process:
+                self.actors[name] = actor
             try:
                 return await actor.run()
             finally:
@@ -116,14 +119,18 @@ class SimFleet:
         process = self.processes[name]
 
         def engine() -> Actor:
-            made = self.sim_engines[name] = SimEngine(SETTINGS, process)
+            made = SimEngine(SETTINGS, process)
+            if self.processes[name] is process:
+                self.sim_engines[name] = made
             return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S)
 
         def router() -> Actor:
             return RouterActor(world, name, POOL)
 
         def edge() -> Actor:
-            server = self.servers[name] = SimHttpServer(self.network, self.loop, name)
+            server = SimHttpServer(self.network, self.loop, name)
+            if self.processes[name] is process:
+                self.servers[name] = server
             process.on_kill(server.kill)
             return EdgeActor(world, name, server, drain_s=DRAIN_S)
 

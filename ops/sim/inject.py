@@ -7,6 +7,9 @@ from headwater.ops.sim.faults import Fault
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.ops.sim.network import Trace
 
+ZOMBIE_S = 2.0
+"""How long a process that lost its name lives on before somebody kills it."""
+
 
 class Injector:
     """Plays a schedule of faults. `whole` turns False once a part of the pool log is gone for good."""
@@ -69,6 +72,21 @@ class Injector:
         process.group.pause()
         await asyncio.sleep(fault.for_s)
         process.group.resume(self._fleet.loop)
+
+    async def _zombie(self, fault: Fault) -> None:
+        """A process stands still until another has taken its name, then goes on as if nothing had been."""
+        fleet, old = self._fleet, self._fleet.processes[fault.target]
+        if not old.alive:
+            return
+        old.group.pause()
+        await asyncio.sleep(fault.for_s / 2)
+        if fleet.processes[fault.target] is old and old.alive:
+            fleet.start(fault.target)
+        await asyncio.sleep(fault.for_s / 2)
+        old.group.resume(fleet.loop)
+        if fleet.processes[fault.target] is not old:
+            await asyncio.sleep(ZOMBIE_S)
+            fleet.stuck += await old.kill()
 
     async def _clock_jump(self, fault: Fault) -> None:
         self._fleet.processes[fault.target].wall_offset_s += fault.amount

@@ -5,6 +5,7 @@ here waits, no thread runs, and tasks hash by number, so sets of them have one o
 """
 
 import asyncio
+import gc
 import heapq
 from asyncio import events
 from collections import deque
@@ -86,25 +87,11 @@ class _Future(asyncio.Future[Any]):
         return self is other
 
 
-class _Timer(asyncio.TimerHandle):
-    """A timer; of two for the same moment the one that was set first comes first."""
-
-    def __init__(
-        self, number: int, when: float, callback: Any, args: Any, loop: "VirtualLoop", context: Context | None
-    ) -> None:
-        self._number = number
-        super().__init__(when, callback, args, loop, context)
-
-    def __lt__(self, other: "_Timer") -> bool:  # type: ignore[override]
-        return (self.when(), self._number) < (other.when(), other._number)
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """See the module. `failures` collects what no task or callback handled."""
 
     # What BaseEventLoop keeps and its type stubs do not tell.
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
     _timer_cancelled_count: int
 
     def __init__(self) -> None:
@@ -112,6 +99,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.numbers = count(1)
         self.failures: list[str] = []
         self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_failure)
 
@@ -132,9 +120,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As any loop does, with an order among timers of one moment."""
-        timer = _Timer(next(self.numbers), when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
+        """As any loop does; of two timers for one moment the one that was set first comes first."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self.numbers), timer))
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
@@ -165,31 +153,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One turn. Replaces the selector loop's: there is nothing to select on."""
-        scheduled, ready = self._scheduled, self._ready
-        if self._timer_cancelled_count > max(CANCELLED_TIMERS_MAX, len(scheduled) // 2):
-            kept = [timer for timer in scheduled if not timer.cancelled()]
-            scheduled[:] = kept
-            heapq.heapify(scheduled)
+        timers, ready = self._timers, self._ready
+        if self._timer_cancelled_count > max(CANCELLED_TIMERS_MAX, len(timers) // 2):
+            timers[:] = [entry for entry in timers if not entry[2].cancelled()]
+            heapq.heapify(timers)
             self._timer_cancelled_count = 0
-        while scheduled and scheduled[0].cancelled():
-            heapq.heappop(scheduled)
-            self._timer_cancelled_count -= 1
         if not ready:
-            if not scheduled:
-                raise Deadlock("nothing can run and no timer is set")
-            self._now = max(self._now, scheduled[0].when())
-        while scheduled and scheduled[0].when() <= self._now:
-            timer = heapq.heappop(scheduled)
-            if not timer.cancelled():
-                ready.append(timer)
-            else:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
                 self._timer_cancelled_count -= 1
+            if not timers:
+                raise Deadlock("nothing can run and no timer is set")
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            if timer.cancelled():
+                self._timer_cancelled_count -= 1
+            else:
+                ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle.cancelled():
                 continue
-            context = cast(Context, handle._context)  # type: ignore[attr-defined]
-            group = context.get(GROUP)
+            group = handle._context.get(GROUP)  # type: ignore[attr-defined]
             if group is None or not group.holds(handle):
                 handle._run()
 
@@ -212,8 +198,12 @@ def run(work: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
     """Run `work(loop)` to its end on a fresh loop."""
     loop = VirtualLoop()
     before = events._get_running_loop()
+    # A run is short: what it leaves is collected behind it, at once instead of all the time.
+    gc.disable()
     try:
         return loop.run_until_complete(work(loop))
     finally:
+        gc.enable()
+        gc.collect()
         events._set_running_loop(before)
         loop.close()

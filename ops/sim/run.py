@@ -22,7 +22,7 @@ from headwater.ops.sim.loop import Deadlock, VirtualLoop
 ENGINES: Final = 8
 ROUTERS: Final = 2
 EDGES: Final = 2
-REQUESTS: Final = 90
+REQUESTS: Final = 72
 CLIENTS_FROM_S: Final = 2.0
 CLIENTS_UNTIL_S: Final = 30.0
 QUIET_S: Final = 30.0

@@ -124,7 +124,8 @@ class Log(Protocol):
         """Append messages of one writer's life to its subject, in order and without holes.
 
         `fence` is another subject of the same writer, written by `append` at the start of each life: a
-        message is taken only while no later life has written there. Raises as `append` does.
+        message is taken only while no later life has written there. At most `ATOMIC_MESSAGES_MAX` messages. Raises
+        as `append` does.
         """
         ...
 

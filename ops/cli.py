@@ -147,10 +147,11 @@ def _bench(arguments: argparse.Namespace) -> int:
         report.show(result, as_json=arguments.json)
         return 0
     from headwater.ops import logging, process
-    from headwater.ops.bench import edge, route, snapshot
+    from headwater.ops.bench import edge, log, route, snapshot
 
     logging.configure("warning")
-    chosen = {"edge": edge.bench, "route": route.bench, "snapshot": snapshot.bench}[arguments.what]
+    benches = {"edge": edge.bench, "log": log.bench, "route": route.bench, "snapshot": snapshot.bench}
+    chosen = benches[arguments.what]
 
     async def run(_stop: object) -> int:
         report.show(await chosen(), as_json=arguments.json)
@@ -231,7 +232,7 @@ def parser() -> argparse.ArgumentParser:
     streams.add_argument("--repair", action="store_true", help="create and alter what loses nothing")
     streams.add_argument("--json", action="store_true", help="print JSON")
     bench = commands.add_parser("bench", help="measure this machine")
-    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot"))
+    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot", "log"))
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=_bench)
     sim = commands.add_parser("sim", help="run a simulated fleet under faults from a seed, on virtual time")

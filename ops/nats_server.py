@@ -4,7 +4,9 @@ import asyncio
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,10 +42,17 @@ def free_port(wanted: int, host: str = "127.0.0.1") -> int:
     raise ServerUnavailable(f"no free port on {host}")
 
 
-def write_config(folder: Path, port: int, *, name: str = "headwater", ack_v2: bool | None = None) -> Path:
-    """Configuration for a loopback-only server with its store in `folder`."""
+def write_config(
+    folder: Path,
+    port: int,
+    *,
+    name: str = "headwater",
+    ack_v2: bool | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
+    """Configuration for a loopback-only server with its store in `folder`; `settings` go over what it has."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
+    config: dict[str, Any] = {
         "server_name": name,
         "listen": f"127.0.0.1:{port}",
         "max_payload": MAX_PAYLOAD,
@@ -52,6 +61,7 @@ def write_config(folder: Path, port: int, *, name: str = "headwater", ack_v2: bo
     }
     if ack_v2 is not None:
         config["feature_flags"] = {"js_ack_fc_v2": ack_v2}
+    config |= settings or {}
     path = folder / "nats.conf"
     # JSON is valid in this format.
     path.write_bytes(msgspec.json.format(msgspec.json.encode(config)))

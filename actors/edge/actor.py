@@ -76,6 +76,7 @@ class EdgeActor(Actor):
         """See `Actor.start`."""
         world = self.world
         self._lease = await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids())
+        self._fleet.begin(self._lease.epoch)
         self._ledger = Ledger(world.requests, world.ns, self.name, self._lease.epoch, world.clock)
         await self._ledger.open()
         self._frames = await world.bus.subscribe(

@@ -30,6 +30,7 @@ SILENCE_S_MAX = 2.0
 """Without a frame for this long, the edge asks the engine how the request is doing."""
 
 UNANSWERED_MAX = 3
+HANDLES_A_LIFE = 1 << 32
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame = msgspec.msgpack.Decoder(TokenFrame)
@@ -52,6 +53,10 @@ class Fleet:
         self.sagas: dict[int, Saga] = {}
         self._handles = count(1)
         self._workers: dict[str, tuple[str, bytes, int]] = {}
+
+    def begin(self, epoch: int) -> None:
+        """Give handles that no earlier life of this edge gave: workers may still send what that one asked for."""
+        self._handles = count(epoch * HANDLES_A_LIFE + 1)
 
     def adopt(self, saga: Saga) -> int:
         """Give a saga a handle under which frames find it."""

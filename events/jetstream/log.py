@@ -52,6 +52,7 @@ class JetStreamLog(JetStreamReader):
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._newest: dict[str, Newest] = {}
         self._ingest = Ingest(client)
+        self._replicated = False
 
     async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
         """See `Log.append`. Raises `StreamMissing` when the stream was deleted."""
@@ -64,6 +65,8 @@ class JetStreamLog(JetStreamReader):
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
     ) -> AppendResult:
         """See `Log.ingest`. Raises `StreamMissing` when the stream was deleted."""
+        if not 1 <= len(messages) <= ATOMIC_MESSAGES_MAX:
+            raise ValueError(f"an ingest takes 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
         return await self._until_known(
             [subject], deadline_s, lambda left: self._ingest_once(subject, messages, fence, left)
         )
@@ -110,7 +113,7 @@ class JetStreamLog(JetStreamReader):
                 return Fenced(newest.epoch)
             if _has(newest, message):
                 there = Stored(newest.position, again=True)
-            headers = {"Nats-Msg-Id": f"{subject}/{message.writer}/{message.epoch}/{message.seq}"}
+            headers = {"Nats-Msg-Id": _name(subject, message)}
             if subject not in written:
                 headers[_EXPECTED] = str(newest.position)
                 written.add(subject)
@@ -137,21 +140,38 @@ class JetStreamLog(JetStreamReader):
         if not fresh:
             return Stored(newest.position, again=True)
 
-        def headers(index: int) -> dict[str, str]:
-            message = fresh[index]
-            return {
-                "Nats-Msg-Id": f"{subject}/{message.writer}/{message.epoch}/{message.seq}",
-                _EXPECTED: str(guard.position),
-                f"{_EXPECTED}-Subject": fence,
-            }
+        fenced = {_EXPECTED: str(guard.position), f"{_EXPECTED}-Subject": fence}
+        parts = [Part(subject, one.data, {"Nats-Msg-Id": _name(subject, one)}) for one in fresh]
+        try:
+            position = await self._send(parts, fenced, deadline_s)
+        except (LogRefused, _Stale):
+            # The fence may have moved with this very life: it writes there too.
+            self._newest.pop(fence, None)
+            raise
+        self._newest[subject] = _newest_of(position, fresh[-1])
+        return Stored(position)
 
-        done = await self._ingest.send(subject, [one.data for one in fresh], headers, deadline_s)
-        if done.error is None and done.stored == len(fresh):
-            self._newest[subject] = _newest_of(done.position, fresh[-1])
-            return Stored(done.position)
-        # The fence may have moved with this very life: it writes there too.
-        self._newest.pop(fence, None)
-        raise done.error or _Stale(f"{done.stored} of {len(fresh)} messages were taken")
+    async def _send(self, parts: list[Part], fenced: dict[str, str], deadline_s: float) -> int:
+        """Stream the parts, each fenced; or, on a replicated stream, send them together behind one fence.
+
+        A leader of several replicas refuses a fence whose subject another message under way is held against
+        (10164), so there it can not be told of each message; without it, what a stopped process had not sent yet
+        would be taken after its successor began.
+        """
+        if not self._replicated:
+            headers = [part.headers | fenced for part in parts]
+            done = await self._ingest.send(
+                parts[0].subject, [part.data for part in parts], headers.__getitem__, deadline_s
+            )
+            if done.error is None and done.stored == len(parts):
+                return done.position
+            self._replicated = isinstance(done.error, LogRefused) and done.error.code == SUBJECT_BUSY
+            raise done.error or _Stale(f"{done.stored} of {len(parts)} messages were taken")
+        first = parts[0]._replace(headers=parts[0].headers | fenced)
+        ack = await publish_together(self._client, [first, *parts[1:]], deadline_s)
+        if ack.duplicate:
+            raise _Stale("an earlier try got through")
+        return ack.seq
 
     async def _known(self, subject: str, deadline_s: float) -> Newest:
         newest = self._newest.get(subject)
@@ -172,6 +192,11 @@ class JetStreamLog(JetStreamReader):
     async def newest(self, subject: str) -> Newest:
         """See `Log.newest`."""
         return await self._look_up(subject, TRY_S)
+
+
+def _name(subject: str, message: Sealed) -> str:
+    """Names a message for the server, which stores it once however often it is sent."""
+    return f"{subject}/{message.writer}/{message.epoch}/{message.seq}"
 
 
 def _newest_of(position: int, message: Sealed) -> Newest:

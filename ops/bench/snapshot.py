@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -16,8 +15,7 @@ from headwater.events.jetstream import JetStreamBlobs, connect, ensure_namespace
 from headwater.events.snapshot_cache import FolderCache
 from headwater.events.snapshots import SnapshotStore
 from headwater.ops.bench.report import Measure, Report
-from headwater.ops.nats_server import binary, free_port, wait_until_up, write_config
-from headwater.ops.process import die_with_parent
+from headwater.ops.bench.servers import servers
 from headwater.router.packing import prepare
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
@@ -41,7 +39,7 @@ async def bench(blocks: int = BLOCKS) -> Report:
     _touch_memory(4 * state.index.table.nbytes)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     try:
-        async with _server(folder / "nats") as url:
+        async with servers(folder / "nats", 1) as url:
             client = await connect(url, "bench")
             try:
                 await ensure_namespace(client, "bench")
@@ -165,24 +163,3 @@ async def _opened(store: SnapshotStore, digest: str) -> float:
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
-@asynccontextmanager
-async def _server(folder: Path) -> AsyncIterator[str]:
-    """A server of its own."""
-    port = free_port(0)
-    process = _start(folder, port)
-    try:
-        await wait_until_up(port)
-        yield f"nats://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _start(folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    config = write_config(folder, port, name="headwater-bench")
-    with (folder / "server.log").open("ab") as output:
-        return subprocess.Popen(
-            [binary(), "-c", str(config)], stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
-        )

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from headwater.ops.nats_server import binary, free_port, wait_until_up, write_config
 from headwater.ops.process import die_with_parent
 
@@ -56,9 +54,13 @@ class NatsServer:
 
     def _spawn(self) -> None:
         assert self._process is None, "the server is already running"
-        config = write_config(self.folder, self.port, name=f"test-{self.port}", ack_v2=self.ack_v2)
-        if self.settings:
-            config.write_bytes(msgspec.json.encode(msgspec.json.decode(config.read_bytes()) | self.settings))
+        config = write_config(
+            self.folder,
+            self.port,
+            name=f"test-{self.port}",
+            ack_v2=self.ack_v2,
+            settings=self.settings,
+        )
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 [binary(), "-c", str(config)],

@@ -17,6 +17,7 @@ _GAPS = Counter("headwater_router_log_gaps_total", "Gaps met in the log", ["pool
 _DECIDE_SECONDS = Histogram("headwater_router_decision_seconds", "Time to decide", ["pool"], buckets=_SECONDS)
 _POSITION = Gauge("headwater_router_log_position", "Log position of the fold", ["pool"])
 _LAG = Gauge("headwater_router_lag_messages", "Log messages not folded yet", ["pool"])
+_LAG_EVENTS = Gauge("headwater_router_lag_events", "About how many events those messages hold", ["pool"])
 _LAG_SECONDS = Gauge(
     "headwater_router_lag_seconds", "Age of the newest folded message while behind", ["pool"]
 )
@@ -37,6 +38,7 @@ class RouterMetrics:
         self.seconds = _DECIDE_SECONDS.labels(pool)
         self.position = _POSITION.labels(pool)
         self.lag = _LAG.labels(pool)
+        self.lag_events = _LAG_EVENTS.labels(pool)
         self.lag_seconds = _LAG_SECONDS.labels(pool)
         self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)

@@ -83,6 +83,7 @@ class RouterActor(Actor):
         self._seen = 0
         self._lag = 0
         self._lag_s = 0.0
+        self._events_a_message = 1.0
         self._recent: OrderedDict[str, Decision] = OrderedDict()
         self._unseen_since_s = 0.0
         self._answering = asyncio.Event()
@@ -96,6 +97,7 @@ class RouterActor(Actor):
             "pool": self.pool,
             "position": self.state.position,
             "lag_messages": self._lag,
+            "lag_events": round(self._lag * self._events_a_message),
             "lag_s": round(self._lag_s, 3),
             "workers": len(self.state.loads.workers),
             "blocks": self.state.index.rows,
@@ -184,10 +186,14 @@ class RouterActor(Actor):
             else:
                 self._fold_record(message)
         self._lag = piece.lag
+        if piece.records:
+            events = sum(len(record.batch.events) for record in piece.records) / len(piece.records)
+            self._events_a_message += (events - self._events_a_message) / 8
         last_ns = piece.records[-1].stored_ns if piece.records and piece.lag else 0
         self._lag_s = max(0.0, (self.world.clock.wall_ns() - last_ns) / 1e9) if last_ns else 0.0
         self._metrics.position.set(self.state.position)
         self._metrics.lag.set(piece.lag)
+        self._metrics.lag_events.set(piece.lag * self._events_a_message)
         self._metrics.lag_seconds.set(self._lag_s)
         self._metrics.blocks.set(self.state.index.rows)
         self._metrics.workers.set(len(self.state.loads.workers))

@@ -33,6 +33,8 @@ class PrefixIndex:
         self.blocks: dict[str, int] = {}
         self.copies: dict[tuple[str, int], dict[int, int]] = {}
         self._repeated: NDArray[np.int64] = np.zeros(64, np.int64)
+        self._one_parent: U64 = np.zeros(1, np.uint64)
+        self._one_length: NDArray[np.int64] = np.zeros(1, np.int64)
         self._state: U64 = np.zeros(1 + 2 * WORD_BITS + 1, np.uint64)
         self._depths: U64 = self._state[1:-1].reshape(2, WORD_BITS)
 
@@ -56,6 +58,17 @@ class PrefixIndex:
 
     def store(self, worker: str, tier: int, parent: int, hashes: U64) -> None:
         """A chain of blocks behind `parent` is now held by `worker` on `tier`. `hashes`: uint64, shape (n,)."""
+        self._one_parent[0] = parent
+        self._one_length[0] = len(hashes)
+        self.store_chains(worker, tier, self._one_parent, self._one_length, hashes)
+
+    def store_chains(
+        self, worker: str, tier: int, parents: U64, lengths: NDArray[np.int64], hashes: U64
+    ) -> None:
+        """Several chains at once: chain i is the next `lengths[i]` of `hashes`, behind `parents[i]`.
+
+        As many calls of `store` would do the same, but each costs more than the blocks of a short chain.
+        """
         slot = self.slots[worker]
         if tier >= self.tiers:
             self._rebuild(self.table.shape[0], self.words, tier + 1)
@@ -64,7 +77,7 @@ class PrefixIndex:
         if len(hashes) > len(self._repeated):
             self._repeated = np.zeros(2 * len(hashes), np.int64)
         added, again, _ = kernels.store(
-            self.table, self.words, slot, tier, parent >> 32, parent & LOW, hashes, self._repeated
+            self.table, self.words, slot, tier, parents, lengths, hashes, self._repeated
         )
         self.rows += added
         self.blocks[worker] += len(hashes) - again

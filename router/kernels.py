@@ -50,24 +50,31 @@ def _seek(table: Any, mask: Any, key: Any) -> Any:
 
 @kernel
 def store(
-    table: Any, words: int, slot: int, tier: int, high: int, low: int, hashes: Any, repeated: Any
+    table: Any, words: int, slot: int, tier: int, parents: Any, lengths: Any, hashes: Any, repeated: Any
 ) -> tuple[int, int, Any]:
-    """Worker `slot` holds a chain of blocks on `tier`; rows are added where needed.
+    """Worker `slot` holds chains of blocks on `tier`; rows are added where needed.
 
-    `high` and `low` are the halves of the parent's hash: a call from Python takes 64-bit integers as signed.
-    Indices of blocks it held already go to `repeated`. Returns (rows added, blocks repeated, nothing of
-    use). The caller has made sure that the table has room.
+    Chain i is the next `lengths[i]` of `hashes`, behind `parents[i]`. Indices of blocks it held already go to
+    `repeated`. Returns (rows added, blocks repeated, nothing of use). The caller has made sure that the table has
+    room.
     """
     mask = np.uint64(table.shape[0] - 1)
     column = np.uint64(2 + tier * words + slot // 64)
     bit = _1 << np.uint64(slot % 64)
     added = 0
     again = 0
-    previous = (np.uint64(high) << _32) | np.uint64(low)
+    previous = _0
+    chain = -1
+    left = 0
     fetched = _0
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
             fetched += _fetch(table, mask, hashes, i)
+        while left == 0:
+            chain += 1
+            left = lengths[chain]
+            previous = parents[chain]
+        left -= 1
         key = hashes[i]
         at = _seek(table, mask, key)
         if table[at, _0] == _0:

@@ -129,6 +129,10 @@ def unpack_tokens(data: bytes) -> U32:
     return np.frombuffer(data, dtype="<u4")
 
 
+HASH_BYTES = 8
+"""Bytes of one packed block hash."""
+
+
 def pack_hashes(hashes: U64) -> bytes:
     """Block hashes as packed little-endian u64."""
     return hashes.astype("<u8", copy=False).tobytes()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headwater import __version__
 from headwater.ops import config
 
-ACTOR = ("nats", "nats_port", "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
+ACTOR = (*config.NATS, "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
 ENGINE = (
     "engine",
     "model",
@@ -25,15 +25,14 @@ UP = (
     *ENGINE,
     "host",
     "port",
-    "nats",
-    "nats_port",
+    *config.NATS,
     "data_dir",
     "namespace",
     "drain_s",
     "log_level",
     "log_format",
 )
-LOG = ("nats", "nats_port", "namespace", "pool", "log_level", "log_format")
+LOG = (*config.NATS, "namespace", "pool", "log_level", "log_format")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -104,6 +103,13 @@ def _explain(arguments: argparse.Namespace) -> int:
     return process.run(lambda _: show.explain(settings, arguments.request))
 
 
+def _streams(arguments: argparse.Namespace) -> int:
+    from headwater.ops import process, streams
+
+    settings = _settings(arguments)
+    return process.run(lambda stop: streams.streams(settings, stop, watch=arguments.watch))
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from headwater.ops.bench import report
 
@@ -172,6 +178,10 @@ def parser() -> argparse.ArgumentParser:
     add("log", "count a pool log's events", LOG, _log)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
+    streams = add(
+        "streams", "make the namespace's streams and the logs of its pools, and list them", LOG, _streams
+    )
+    streams.add_argument("--watch", action="store_true", help="go on, for pools that come later")
     bench = commands.add_parser("bench", help="measure this machine")
     bench.add_argument("what", choices=("hash", "index", "edge", "route"))
     bench.add_argument("--json", action="store_true", help="print JSON")

@@ -8,9 +8,8 @@ from headwater.actors.world import World
 from headwater.events.log import Log, Slice
 from headwater.events.snapshots import SnapshotStore
 from headwater.ops.config import ConfigError, Settings
-from headwater.ops.run_actor import nats_url
+from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
-from headwater.ops.world import open_world
 from headwater.router.replay import Difference, Recorded, Replay
 from headwater.router.state import RouterState
 from headwater.schemas.route import Decision, RouteRefused
@@ -35,7 +34,7 @@ async def pool_of(world: World, settings: Settings) -> str:
 
 async def replay(settings: Settings, *, verify: bool) -> int:
     """Fold from the start of the log, or from the oldest snapshot that it continues. 1 on a difference."""
-    async with open_world(nats_url(settings), settings.namespace, "replay") as world:
+    async with operator_world(settings, "replay") as world:
         pool = await pool_of(world, settings)
         log = await world.pool_log(pool)
         bounds = await log.bounds()

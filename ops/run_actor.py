@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 import prometheus_client
 import structlog
@@ -17,11 +18,13 @@ from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
 from headwater.ops import engines
+from headwater.ops.access import credentials
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
+from headwater.schemas.subjects import InboxKind
 
 _log = structlog.get_logger("headwater.main")
 
@@ -31,6 +34,18 @@ Make = Callable[[World], Awaitable[Actor]]
 def nats_url(settings: Settings) -> str:
     """Where the server is."""
     return settings.nats or f"nats://127.0.0.1:{settings.nats_port}"
+
+
+def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager[World]:
+    """The world of a command that looks and manages: as the operator."""
+    return open_world(
+        nats_url(settings),
+        settings.namespace,
+        name,
+        kind="operator",
+        credentials=credentials(settings, "operator", name),
+        replicas=settings.stream_replicas,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -57,7 +72,7 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
         # Each life of the actor closes its own copy.
         return EdgeActor(world, name, listener.dup(), drain_s=settings.drain_s)
 
-    return await _run(settings, name, make, stop)
+    return await _run(settings, "edge", name, make, stop)
 
 
 async def run_router(settings: Settings, stop: asyncio.Event) -> int:
@@ -67,7 +82,7 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
     async def make(world: World) -> Actor:
         return RouterActor(world, name, settings.pool or await first_pool(world))
 
-    return await _run(settings, name, make, stop)
+    return await _run(settings, "router", name, make, stop)
 
 
 async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
@@ -78,7 +93,7 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
         engine, served = engines.make(settings, name)
         return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
 
-    return await _run(settings, name, make, stop, restarts=False)
+    return await _run(settings, "worker", name, make, stop, restarts=False)
 
 
 async def first_pool(world: World) -> str:
@@ -91,13 +106,26 @@ async def first_pool(world: World) -> str:
 
 
 async def _run(
-    settings: Settings, name: str, make: Make, stop: asyncio.Event, *, restarts: bool = True
+    settings: Settings,
+    kind: InboxKind,
+    name: str,
+    make: Make,
+    stop: asyncio.Event,
+    *,
+    restarts: bool = True,
 ) -> int:
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
     if settings.metrics_port:
         prometheus_client.start_http_server(settings.metrics_port, settings.host)
-    async with open_world(nats_url(settings), settings.namespace, name) as world:
+    async with open_world(
+        nats_url(settings),
+        settings.namespace,
+        name,
+        kind=kind,
+        credentials=credentials(settings, kind, name),
+        replicas=settings.stream_replicas,
+    ) as world:
         async with _stopping(stop) as stops:
 
             async def one_life() -> str:

@@ -1,14 +1,20 @@
 """Building a `World` over a NATS server."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
+import structlog
+
 from headwater.actors.bus import NatsBus
 from headwater.actors.world import World
 from headwater.events.clock import SystemClock
+from headwater.events.errors import StreamMissing
 from headwater.events.jetstream import (
+    Connection,
+    Credentials,
     JetStreamBlobs,
     JetStreamLog,
     JetStreamTable,
@@ -18,6 +24,11 @@ from headwater.events.jetstream import (
 )
 from headwater.events.log import Log
 from headwater.schemas import subjects
+from headwater.schemas.subjects import InboxKind
+
+POOL_POLL_S = 1.0
+
+_log = structlog.get_logger("headwater.main")
 
 
 def unique_ids() -> Callable[[], str]:
@@ -27,18 +38,33 @@ def unique_ids() -> Callable[[], str]:
 
 
 @asynccontextmanager
-async def open_world(url: str, ns: str, name: str, *, replicas: int = 1) -> AsyncIterator[World]:
+async def open_world(
+    url: str,
+    ns: str,
+    name: str,
+    *,
+    kind: InboxKind = "operator",
+    credentials: Credentials | None = None,
+    replicas: int = 1,
+) -> AsyncIterator[World]:
     """Connect, make sure that the namespace's streams exist, and close again at the end.
 
-    Two connections: tokens never wait behind log traffic in a socket.
+    Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied`
+    and, when streams are missing that this client may not create, `StreamMissing`.
     """
-    core = await connect(url, f"{name} bus")
-    store = await connect(url, f"{name} log")
+    core = await connect(
+        url, f"{name} bus", inbox=subjects.inbox(ns, kind, name, "bus"), credentials=credentials
+    )
+    clients = [core]
     try:
+        store = await connect(
+            url, f"{name} log", inbox=subjects.inbox(ns, kind, name, "log"), credentials=credentials
+        )
+        clients.append(store)
         await ensure_namespace(store, ns, replicas=replicas)
 
         async def pool_log(pool: str) -> Log:
-            await ensure_pool(store, ns, pool, replicas=replicas)
+            await _pool_there(store, ns, pool, replicas, waits=kind != "operator")
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
         yield World(
@@ -53,6 +79,22 @@ async def open_world(url: str, ns: str, name: str, *, replicas: int = 1) -> Asyn
             ids=unique_ids(),
         )
     finally:
-        for client in (core, store):
+        for client in clients:
             if not client.is_closed:
                 await client.close()
+
+
+async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, *, waits: bool) -> None:
+    """Make the pool's stream, or wait for the operator to make it: a worker loaded its model for minutes."""
+    told = False
+    while True:
+        try:
+            await ensure_pool(store, ns, pool, replicas=replicas)
+            return
+        except StreamMissing as error:
+            if not waits:
+                raise
+            if not told:
+                _log.error("pool_stream_awaited", pool=pool, reason=str(error))
+                told = True
+        await asyncio.sleep(POOL_POLL_S)

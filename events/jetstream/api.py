@@ -1,6 +1,7 @@
 """Requests to the JetStream API: JSON in, JSON out, errors typed, every call with a deadline."""
 
 import base64
+import contextlib
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,6 +10,7 @@ from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersErro
 from nats.errors import Error as NatsError
 
 from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
+from headwater.events.jetstream.connection import Connection
 
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
@@ -51,9 +53,12 @@ async def api(
 async def ask(
     client: Client, subject: str, data: bytes, headers: dict[str, str] | None, deadline_s: float
 ) -> dict[str, Any]:
-    """One request with a JSON answer. Raises as `api` does."""
+    """One request with a JSON answer. Raises as `api` does; `AccessDenied` is a `LogRefused`."""
     try:
-        reply = await client.request(subject, data, timeout=deadline_s, headers=headers)
+        # A client of somebody else's making has no record of denials: it waits for its deadline.
+        watch = client.denials.watch(subject) if isinstance(client, Connection) else contextlib.nullcontext()
+        async with watch:
+            reply = await client.request(subject, data, timeout=deadline_s, headers=headers)
     except NoRespondersError as error:
         raise LogUnavailable(f"nobody answers on {subject}: no stream, no leader or no JetStream") from error
     except TimeoutError as error:

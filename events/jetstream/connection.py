@@ -1,27 +1,73 @@
 """One NATS connection with the settings every Headwater process uses."""
 
 import asyncio
+import contextlib
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from headwater.events.errors import LogUnavailable
+from headwater.events.errors import AccessDenied, LogUnavailable
+from headwater.events.jetstream.credentials import Credentials
+from headwater.events.jetstream.denials import Denials
+from headwater.schemas import subjects
 
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 """Bytes buffered while the server is away; beyond, publishing raises instead of growing."""
 
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+
 _log = structlog.get_logger("headwater.nats")
 
 
-async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
+class TlsNotOffered(NatsError):
+    """The server speaks in the clear."""
+
+
+class Connection(Client):
+    """A client that knows what it was denied, and that never speaks in the clear where TLS was asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.denials = Denials(name)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # Called before credentials are sent, at every reconnect too. nats-py would go on without TLS.
+        if initial_connection and self.options.get("tls") and not info.get("tls_required"):
+            raise TlsNotOffered
+        await super()._process_info(info, initial_connection)
+
+
+async def connect(
+    url: str,
+    name: str,
+    *,
+    inbox: str = "",
+    credentials: Credentials | None = None,
+    wait_s: float = 10.0,
+) -> Connection:
     """Connect and stay connected: reconnects for ever, notices a dead peer within ten seconds.
 
-    Raises `LogUnavailable` when no server answers within `wait_s`, naming the URL.
+    `url` may be several, with commas. `inbox` is the prefix of the connection's reply subjects (see
+    `subjects.inbox`); permissions depend on it. Raises `LogUnavailable` when no server answers within `wait_s`,
+    naming the URL, and `AccessDenied` at once when it refuses us or we do not trust it.
     """
+    where = ", ".join(without_secret(part) for part in url.split(","))
+    ready = False
 
     async def on_error(error: Exception) -> None:
-        if not isinstance(error, ConnectionError | asyncio.TimeoutError):
+        if client.denials.note(error):
+            return
+        reason = _refusal(error)
+        if reason and not ready:
+            # Out of nats-py's own loop, which would try for ever.
+            raise AccessDenied(f"the NATS server at {where} {reason}") from error
+        if reason:
+            _log.error("nats_refused", reason=reason, connection=name)
+        elif not isinstance(error, ConnectionError | asyncio.TimeoutError):
             _log.warning("nats_error", error=repr(error), connection=name)
 
     async def on_disconnect() -> None:
@@ -34,13 +80,15 @@ async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
     def closing() -> bool:
         return client.is_closed or client.is_draining
 
-    client = Client()
+    options = (credentials or Credentials()).options(url)
+    client = Connection(name)
     try:
         # Without the deadline nats-py would go on trying for ever.
         async with asyncio.timeout(wait_s):
             await client.connect(
-                url,
+                url.split(","),
                 name=name,
+                inbox_prefix=inbox or subjects.loose_inbox(name),
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
@@ -51,10 +99,53 @@ async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
                 reconnected_cb=on_reconnect,
+                **options,
             )
+            if not client.is_connected:
+                raise ConnectionError("the server ended the connection")
     except (TimeoutError, OSError, NatsError) as error:
+        await _abandon(client)
         raise LogUnavailable(
-            f"no NATS server answers at {url} within {wait_s:.0f} s; "
+            f"no NATS server answers at {where} within {wait_s:.0f} s; "
             "start one, or let `headwater up` start its own"
         ) from error
+    except BaseException:
+        await _abandon(client)
+        raise
+    ready = True
     return client
+
+
+def without_secret(url: str) -> str:
+    """`url` as it may be printed: without user, password or token."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
+
+
+async def _abandon(client: Client) -> None:
+    """Leave no socket and no task behind of a connection that failed."""
+    with contextlib.suppress(OSError, NatsError):
+        await client.close()
+
+
+def _refusal(error: Exception) -> str:
+    """What the server refuses, with the mend; empty for any other error."""
+    text = str(error).lower()
+    if isinstance(error, TlsNotOffered):
+        return "does not offer TLS, which is asked for: give it a certificate, or leave --nats-tls-… and tls:// out"
+    if any(words in text for words in _REFUSALS):
+        return (
+            "refuses these credentials: check --nats-nkey-file, --nats-creds-file or the user in --nats, "
+            "and that the server's nats.conf holds this user"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that is not trusted ({error.verify_message}): "
+            "name its authority with --nats-tls-ca, and the host as the certificate does"
+        )
+    if isinstance(error, ssl.SSLError):
+        return (
+            f"does not agree on TLS ({error.reason or error}): check --nats-tls-cert and --nats-tls-key, "
+            "and --nats-tls-first"
+        )
+    return ""

@@ -4,7 +4,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from headwater.events.errors import StreamMissing
+from headwater.events.errors import AccessDenied, StreamMissing
 from headwater.events.jetstream.api import api
 from headwater.schemas import subjects
 
@@ -66,11 +66,22 @@ def blob_stream(bucket: str, replicas: int) -> dict[str, Any]:
 
 
 async def ensure(client: Client, config: dict[str, Any]) -> None:
-    """Create the stream if it is missing. An existing stream is left as its operator set it."""
+    """Create the stream if it is missing. An existing stream is left as its operator set it.
+
+    Raises `StreamMissing` when it does not exist and this client may not create it.
+    """
     try:
         await api(client, f"STREAM.INFO.{config['name']}")
+        return
     except StreamMissing:
+        pass
+    try:
         await api(client, f"STREAM.CREATE.{config['name']}", config)
+    except AccessDenied as error:
+        raise StreamMissing(
+            f"stream {config['name']} does not exist, and only the operator may create it: "
+            "run `headwater streams` with the operator's key"
+        ) from error
 
 
 async def ensure_namespace(client: Client, ns: str, *, replicas: int = 1) -> None:

@@ -14,6 +14,10 @@ class Blobs(Protocol):
         """The object's bytes, None where it is absent. Raises `LogRefused` if its digest is wrong."""
         ...
 
+    async def has(self, name: str) -> bool:
+        """Is there such an object? Its bytes are neither read nor verified."""
+        ...
+
     async def names(self, prefix: str) -> list[str]:
         """Names that start with `prefix`, sorted."""
         ...

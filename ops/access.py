@@ -1,6 +1,7 @@
 """What a process shows to the NATS server: from the settings, by the kind of actor it is."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from headwater.events.jetstream import Credentials
 from headwater.ops.config import ConfigError, Settings
@@ -22,6 +23,16 @@ def credentials(settings: Settings, kind: InboxKind, name: str) -> Credentials:
         tls_key=settings.nats_tls_key,
         tls_first=settings.nats_tls_first == "yes",
     )
+
+
+def onlooker(settings: Settings) -> InboxKind:
+    """Who somebody is that only looks: the operator, unless the keys or the URL's user are an observer's."""
+    if urlsplit(settings.nats).username == "observer":
+        return "observer"
+    folder = Path(settings.nats_keys_dir) if settings.nats_keys_dir else None
+    if folder and not (folder / seed_file("operator")).exists() and (folder / seed_file("observer")).exists():
+        return "observer"
+    return "operator"
 
 
 def seed_file(kind: InboxKind, name: str = "") -> str:

@@ -217,7 +217,8 @@ def _environment(wanted: Wanted, user: User, known: dict[str, str]) -> str:
     if wanted.auth == "password":
         login = f"{user.label}:{known[f'{user.label}.password'].strip()}@"
     else:
-        lines.append(f"{ENV_PREFIX}NATS_NKEY_FILE={_KEYS_HERE}/{seed_file(user.kind, user.name)}")
+        # A process finds its own in there; on another machine the folder holds only what was copied.
+        lines.append(f"{ENV_PREFIX}NATS_KEYS_DIR={_KEYS_HERE}")
     url = ",".join(f"nats://{login}{host}:{port}" for host, port in _addresses(wanted))
     lines.insert(0, f"{ENV_PREFIX}NATS={url}")
     if user.name:

@@ -18,7 +18,7 @@ from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
 from headwater.ops import engines
-from headwater.ops.access import credentials
+from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.warm import compile_kernels
@@ -37,13 +37,14 @@ def nats_url(settings: Settings) -> str:
 
 
 def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager[World]:
-    """The world of a command that looks and manages: as the operator."""
+    """The world of a command that looks: as the operator, or as an observer with only an observer's key."""
+    kind = onlooker(settings)
     return open_world(
         nats_url(settings),
         settings.namespace,
         name,
-        kind="operator",
-        credentials=credentials(settings, "operator", name),
+        kind=kind,
+        credentials=credentials(settings, kind, name),
         replicas=settings.stream_replicas,
     )
 

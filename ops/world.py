@@ -26,7 +26,12 @@ from headwater.events.log import Log
 from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
 
+ACTORS = ("edge", "router", "worker")
+
 POOL_POLL_S = 1.0
+
+OPERATOR_S = 2.0
+"""How long an actor that logs in leaves it to the operator to make a pool's stream, before it tries itself."""
 
 _log = structlog.get_logger("headwater.main")
 
@@ -64,7 +69,10 @@ async def open_world(
         await ensure_namespace(store, ns, replicas=replicas)
 
         async def pool_log(pool: str) -> Log:
-            await _pool_there(store, ns, pool, replicas, waits=kind != "operator")
+            if kind in ACTORS:
+                await _pool_there(store, ns, pool, replicas, OPERATOR_S if core.logged_in else 0.0)
+            else:
+                await ensure_pool(store, ns, pool, replicas=replicas)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
         yield World(
@@ -84,17 +92,15 @@ async def open_world(
                 await client.close()
 
 
-async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, *, waits: bool) -> None:
+async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, patience_s: float) -> None:
     """Make the pool's stream, or wait for the operator to make it: a worker loaded its model for minutes."""
     told = False
     while True:
         try:
-            await ensure_pool(store, ns, pool, replicas=replicas)
+            await ensure_pool(store, ns, pool, replicas=replicas, patience_s=patience_s)
             return
         except StreamMissing as error:
-            if not waits:
-                raise
             if not told:
                 _log.error("pool_stream_awaited", pool=pool, reason=str(error))
                 told = True
-        await asyncio.sleep(POOL_POLL_S)
+            await asyncio.sleep(POOL_POLL_S)

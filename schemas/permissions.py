@@ -113,7 +113,6 @@ def _worker(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             f"$O.{subjects.blob_bucket(ns)}.>",
             *_look(streams.leases, streams.cards, streams.blobs, *streams.pools),
             _info(streams.requests),
-            *_read(streams.blobs),
         ),
         subscribe=(
             _inbox(ns, "worker", who),

@@ -85,6 +85,11 @@ class JetStreamBlobs:
             )
         return data
 
+    async def has(self, name: str) -> bool:
+        """See `Blobs.has`."""
+        info = await self._info(name)
+        return info is not None and not info.deleted
+
     async def _read(self, info: _Info) -> list[bytes]:
         """The chunks there are. Raises TimeoutError when they were taken away under the reader."""
         loop = asyncio.get_running_loop()

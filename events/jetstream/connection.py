@@ -30,9 +30,14 @@ class TlsNotOffered(NatsError):
 class Connection(Client):
     """A client that knows what it was denied, and that never speaks in the clear where TLS was asked for."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, inbox: str) -> None:
         super().__init__()
-        self.denials = Denials(name)
+        self.denials = Denials(name, inbox)
+
+    @property
+    def logged_in(self) -> bool:
+        """Does the server ask who its clients are?"""
+        return bool(self._server_info.get("auth_required"))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # Called before credentials are sent, at every reconnect too. nats-py would go on without TLS.
@@ -75,20 +80,22 @@ async def connect(
             _log.warning("nats_disconnected", connection=name)
 
     async def on_reconnect() -> None:
+        client.denials.reconnected()
         _log.info("nats_reconnected", connection=name)
 
     def closing() -> bool:
         return client.is_closed or client.is_draining
 
     options = (credentials or Credentials()).options(url)
-    client = Connection(name)
+    inbox = inbox or subjects.loose_inbox(name)
+    client = Connection(name, inbox)
     try:
         # Without the deadline nats-py would go on trying for ever.
         async with asyncio.timeout(wait_s):
             await client.connect(
                 url.split(","),
                 name=name,
-                inbox_prefix=inbox or subjects.loose_inbox(name),
+                inbox_prefix=inbox,
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,

@@ -29,8 +29,10 @@ _log = structlog.get_logger("headwater.nats")
 class Denials:
     """The violations of one connection."""
 
-    def __init__(self, connection: str) -> None:
+    def __init__(self, connection: str, inbox: str) -> None:
         self._connection = connection
+        self._inbox = inbox
+        self._deaf = False
         self._told: set[tuple[str, str]] = set()
         self._waiting: dict[str, set[asyncio.Timeout]] = {}
 
@@ -43,10 +45,26 @@ class Denials:
         action, subject = match[1].lower(), match[2].lower()
         self._tell(action, _RANDOM.sub("*", subject))
         if action == "publish":
-            now = asyncio.get_running_loop().time()
-            for scope in self._waiting.pop(subject, ()):
-                scope.reschedule(now)
+            self._end(subject)
+        elif subject.startswith(self._inbox.lower() + "."):
+            # No answer can ever come: whatever is waited for, it is in vain.
+            self._deaf = True
+            for key in list(self._waiting):
+                self._end(key)
         return True
+
+    def reconnected(self) -> None:
+        """Subscriptions are made anew: rights may be others now."""
+        self._deaf = False
+
+    def _end(self, key: str) -> None:
+        now = asyncio.get_running_loop().time()
+        for scope in self._waiting.pop(key, ()):
+            scope.reschedule(now)
+
+    def _reason(self, subject: str) -> str:
+        what = f"receiving answers on {self._inbox}.>" if self._deaf else subject
+        return f"the server denies {what} to {self._connection!r}; {MEND}"
 
     def _tell(self, action: str, subject: str) -> None:
         if (action, subject) in self._told:
@@ -65,6 +83,8 @@ class Denials:
     @asynccontextmanager
     async def watch(self, subject: str) -> AsyncIterator[None]:
         """Around a request on `subject`: raises `AccessDenied` as soon as the server denies it."""
+        if self._deaf:
+            raise AccessDenied(self._reason(subject))
         key = subject.lower()
         scope = asyncio.timeout(None)
         self._waiting.setdefault(key, set()).add(scope)
@@ -74,7 +94,7 @@ class Denials:
         except TimeoutError:
             # The request's own deadline passes through.
             if scope.expired():
-                raise AccessDenied(f"{subject}: the server denies it to {self._connection}; {MEND}") from None
+                raise AccessDenied(self._reason(subject)) from None
             raise
         finally:
             waiting = self._waiting.get(key)

@@ -1,5 +1,6 @@
 """Stream definitions as data, and making the server have them."""
 
+import asyncio
 from typing import Any
 
 from nats.aio.client import Client
@@ -15,6 +16,7 @@ POOL_MAX_BYTES = 8 * 1024**3
 REQUEST_MAX_AGE_S = 72 * 3600
 REQUEST_MAX_BYTES = 2 * 1024**3
 DUPLICATE_WINDOW_S = 30
+POLL_S = 0.1
 
 
 def log_stream(name: str, subject: str, *, max_age_s: int, max_bytes: int, replicas: int) -> dict[str, Any]:
@@ -101,8 +103,11 @@ async def ensure_namespace(client: Client, ns: str, *, replicas: int = 1) -> Non
     )
 
 
-async def ensure_pool(client: Client, ns: str, pool: str, *, replicas: int = 1) -> None:
-    """The log of one pool."""
+async def ensure_pool(
+    client: Client, ns: str, pool: str, *, replicas: int = 1, patience_s: float = 0.0
+) -> None:
+    """The log of one pool. For `patience_s` the operator may make it before this client tries to."""
+    await _wait_for(client, subjects.pool_stream(ns, pool), patience_s)
     await ensure(
         client,
         log_stream(
@@ -113,6 +118,18 @@ async def ensure_pool(client: Client, ns: str, pool: str, *, replicas: int = 1) 
             replicas=replicas,
         ),
     )
+
+
+async def _wait_for(client: Client, name: str, patience_s: float) -> None:
+    """Return once the stream exists, or patience ends."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience_s
+    while loop.time() < end:
+        try:
+            await api(client, f"STREAM.INFO.{name}")
+            return
+        except StreamMissing:
+            await asyncio.sleep(POLL_S)
 
 
 async def stream_names(client: Client, prefix: str) -> list[str]:

@@ -22,10 +22,17 @@ def flags(*arguments: str) -> Namespace:
 
 def other(name: str) -> tuple[str, Any]:
     """A usable value of a setting that is not its default: as text, and as it is read."""
-    special = {"engine": "sim", "sim_step_time": "zero", "log_level": "error", "log_format": "json"}
+    special: dict[str, Any] = {
+        "engine": "sim",
+        "sim_step_time": "zero",
+        "nats_tls_first": "yes",
+        "stream_replicas": 3,
+        "log_level": "error",
+        "log_format": "json",
+    }
     default = getattr(DEFAULTS, name)
     if name in special:
-        return special[name], special[name]
+        return str(special[name]), special[name]
     if isinstance(default, int):
         return str(default + 7), default + 7
     if isinstance(default, float):
@@ -112,6 +119,9 @@ def test_a_command_takes_from_the_environment_what_it_has_no_flag_for() -> None:
         ("max_model_len", "-1"),
         ("kv_cache_mib", "-1"),
         ("log_level", "loud"),
+        ("nats_tls_first", "maybe"),
+        ("stream_replicas", "0"),
+        ("stream_replicas", "7"),
     ],
 )
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])

@@ -1,0 +1,300 @@
+"""Connections to a real server with users and least permissions: what goes, what is refused, and how it is told."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from nats.aio.msg import Msg
+from structlog.testing import capture_logs
+
+from headwater.events.errors import AccessDenied, LogUnavailable, StreamMissing
+from headwater.events.jetstream import (
+    Connection,
+    Credentials,
+    JetStreamTable,
+    connect,
+    ensure_namespace,
+    ensure_pool,
+)
+from headwater.events.jetstream.api import api, publish
+from headwater.events.jetstream.cursor import Cursor
+from headwater.ops import nats_config
+from headwater.ops.nats_config import Wanted
+from headwater.ops.nats_keys import new_seed
+from headwater.ops.nats_server import free_port
+from headwater.schemas import subjects
+from headwater.schemas.permissions import KINDS, Kind
+from tests.contract.waiting import eventually
+from tests.support.nats import NatsServer
+
+NS = "default"
+POOL = "p"
+
+
+class Guarded:
+    """A server with users, and connections to it as each of them."""
+
+    def __init__(self, folder: Path, server: NatsServer) -> None:
+        self.folder = folder
+        self.server = server
+
+    @asynccontextmanager
+    async def as_(self, kind: Kind, name: str = "me") -> AsyncIterator[Connection]:
+        """A connection with the kind's key."""
+        client = await connect(
+            self.server.url,
+            name,
+            inbox=subjects.inbox(NS, kind, name, "bus"),
+            credentials=Credentials(nkey_file=str(self.folder / f"{kind}.nk")),
+        )
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    """A server from `nats-config`, with its streams made by the operator."""
+    port = free_port(0)
+    nats_config.write(Wanted(NS, port=port, store=str(tmp_path / "js")), tmp_path)
+    server = NatsServer(tmp_path, port=port, config=tmp_path / "nats.conf")
+    await server.start()
+    made = Guarded(tmp_path, server)
+    async with made.as_("operator") as operator:
+        await ensure_namespace(operator, NS)
+        await ensure_pool(operator, NS, POOL)
+    yield made
+    server.stop()
+
+
+def event(kind: subjects.PoolKind) -> str:
+    """Where events of a kind go."""
+    return subjects.pool_subject(NS, POOL, kind, "me")
+
+
+FORBIDDEN: list[tuple[Kind, str]] = [
+    ("worker", event("route")),
+    ("worker", subjects.request_subject(NS, "me")),
+    ("worker", f"$KV.{subjects.lease_bucket(NS)}.router.me"),
+    ("worker", f"$JS.API.STREAM.MSG.GET.{subjects.request_stream(NS)}"),
+    ("worker", f"$JS.API.CONSUMER.CREATE.{subjects.pool_stream(NS, POOL)}.c"),
+    ("worker", "$JS.API.STREAM.CREATE.mine"),
+    ("edge", event("kv")),
+    ("edge", event("fleet")),
+    ("edge", f"$KV.{subjects.card_bucket(NS)}.{POOL}"),
+    ("edge", f"$JS.API.CONSUMER.CREATE.{subjects.pool_stream(NS, POOL)}.c"),
+    ("router", subjects.request_subject(NS, "me")),
+    ("router", event("kv")),
+    ("router", subjects.engine(NS, "w", 1, "generate")),
+    ("router", f"$JS.API.CONSUMER.CREATE.{subjects.request_stream(NS)}.c"),
+    ("router", f"$JS.API.STREAM.DELETE.{subjects.pool_stream(NS, POOL)}"),
+    ("operator", event("route")),
+    ("operator", subjects.engine(NS, "w", 1, "generate")),
+    *(("observer", event(kind)) for kind in subjects.POOL_KINDS),
+    ("observer", subjects.request_subject(NS, "me")),
+    ("observer", f"$KV.{subjects.card_bucket(NS)}.{POOL}"),
+    ("observer", subjects.engine(NS, "w", 1, "drain")),
+    ("observer", "anything"),
+]
+
+
+async def test_what_a_kind_must_not_publish_is_refused_at_once_and_by_name(guarded: Guarded) -> None:
+    """Nothing is stored, nobody waits for a deadline, and the log says it once for each subject."""
+    for kind in KINDS:
+        refused = [subject for who, subject in FORBIDDEN if who == kind]
+        async with guarded.as_(kind) as client:
+            with capture_logs() as logs:
+                began = time.monotonic()
+                for subject in refused * 2:
+                    with pytest.raises(AccessDenied, match="nats-config") as caught:
+                        await publish(client, subject, b"{}", {}, 5.0)
+                    assert subject in str(caught.value)
+                assert time.monotonic() - began < 2.0
+            told = [entry for entry in logs if entry["event"] == "nats_permission_denied"]
+            assert sorted(entry["subject"] for entry in told) == sorted(s.lower() for s in refused), kind
+            assert all(entry["log_level"] == "error" for entry in told)
+    async with guarded.as_("observer") as client:
+        for stream in (subjects.pool_stream(NS, POOL), subjects.request_stream(NS)):
+            assert (await api(client, f"STREAM.INFO.{stream}"))["state"]["last_seq"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nobody_reads_the_inbox_of_another_kind(guarded: Guarded, kind: Kind) -> None:
+    """Not by name, not by wildcard; neither prompts nor tokens of others."""
+    others = [f"{subjects.inbox_root(NS, other)}.>" for other in KINDS if other != kind]
+    prompts = f"hw.{NS}.engine.*.*.generate"
+    asked = [*others, "_INBOX.>", ">", f"hw.{NS}.>", *([prompts] if kind != "worker" else [])]
+    async with guarded.as_(kind) as spy:
+        with capture_logs() as logs:
+            for subject in asked:
+                await spy.subscribe(subject)
+            await eventually(lambda: len(logs) >= len(asked))
+    assert {entry["event"] for entry in logs} == {"nats_permission_denied"}
+    assert {entry["subject"] for entry in logs} == {subject.lower() for subject in asked}
+
+
+async def test_answers_reach_the_one_who_asked(guarded: Guarded) -> None:
+    """Requests with replies between the kinds, as actors make them: nothing is denied."""
+    route, resync = subjects.route_query(NS, POOL), f"hw.{NS}.worker.w.resync"
+    generate, drain = (subjects.engine(NS, "w", 1, verb) for verb in ("generate", "drain"))
+
+    async with (
+        guarded.as_("edge") as edge,
+        guarded.as_("router") as router,
+        guarded.as_("worker") as worker,
+        guarded.as_("operator") as operator,
+        guarded.as_("observer") as observer,
+    ):
+
+        async def answer(message: Msg) -> None:
+            await message.respond(b"yes")
+
+        await router.subscribe(route, queue="router", cb=answer)
+        for subject in (generate, drain, resync):
+            await worker.subscribe(subject, cb=answer)
+        for actor, kind in ((edge, "edge"), (router, "router"), (worker, "worker")):
+            await actor.subscribe(f"$SRV.STATS.headwater-{kind}", cb=answer)
+            await actor.flush()
+        asked = [(edge, route), (edge, generate), (router, resync), (operator, drain), (operator, resync)]
+        asked += [
+            (who, f"$SRV.STATS.headwater-{kind}")
+            for who in (operator, observer)
+            for kind in ("edge", "router", "worker")
+        ]
+        for client, subject in asked:
+            assert (await client.request(subject, b"", timeout=2)).data == b"yes", subject
+    assert guarded.server.violations() == []
+
+
+async def test_a_worker_answers_only_who_asked_it(guarded: Guarded) -> None:
+    """An answer that nobody asked it for would be a forged one."""
+    async with guarded.as_("worker") as worker:
+        with capture_logs() as logs:
+            await worker.publish(subjects.inbox(NS, "edge", "e", "bus") + ".id.token", b"forged")
+            await eventually(lambda: bool(logs))
+    assert [entry["event"] for entry in logs] == ["nats_permission_denied"]
+
+
+async def test_every_reply_subject_of_ours_is_in_the_private_inbox(guarded: Guarded) -> None:
+    """Requests, the cursor's pulls and tables' watches all work where only that inbox may be read."""
+    async with guarded.as_("router") as client:
+        table = JetStreamTable(client, subjects.lease_bucket(NS))
+        assert await table.create("router.me", b"1") is not None
+        async for entries in table.watch():
+            assert [entry.key for entry in entries] == ["router.me"]
+            break
+        cursor = Cursor(client, subjects.pool_stream(NS, POOL))
+        assert await anext(cursor.messages(0)) == []
+        await cursor.aclose()
+        assert client.new_inbox().startswith(subjects.inbox(NS, "router", "me", "bus") + ".")
+    assert guarded.server.violations() == []
+
+
+async def test_batches_are_acknowledged_into_the_private_inbox(guarded: Guarded) -> None:
+    """Fast ingest: publishes with a reply subject that carries the batch. The operator allows it on a stream."""
+    async with guarded.as_("operator") as operator:
+        stream = subjects.pool_stream(NS, POOL)
+        config = (await api(operator, f"STREAM.INFO.{stream}"))["config"]
+        await api(operator, f"STREAM.UPDATE.{stream}", config | {"allow_batched": True})
+    async with guarded.as_("worker") as worker:
+        prefix = f"{worker.new_inbox()}.batch"
+        got = await worker.subscribe(f"{prefix}.>")
+        await worker.publish(event("kv"), b"1", reply=f"{prefix}.1.fail.1.0.$FI")
+        await worker.publish(event("kv"), b"2", reply=f"{prefix}.1.fail.2.2.$FI")
+        acks = [(await got.next_msg(timeout=2)).data.decode()]
+        while '"stream"' not in acks[-1]:
+            acks.append((await got.next_msg(timeout=2)).data.decode())
+        assert f'"seq":{2}' in acks[-1].replace(" ", ""), acks
+    assert guarded.server.violations() == []
+
+
+async def test_a_missing_stream_is_the_operators_to_make(guarded: Guarded) -> None:
+    """An actor finds what exists, and names the command where it does not."""
+    async with guarded.as_("worker") as client:
+        await ensure_namespace(client, NS)
+        await ensure_pool(client, NS, POOL)
+        with pytest.raises(StreamMissing, match="headwater streams"):
+            await ensure_pool(client, NS, "other")
+
+
+async def refused_within(seconds: float, call: Callable[[], Awaitable[object]]) -> str:
+    """The message of the refusal, which must come soon."""
+    began = time.monotonic()
+    with pytest.raises(AccessDenied) as caught:
+        await call()
+    assert time.monotonic() - began < seconds
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+async def test_a_wrong_key_is_refused_at_once(guarded: Guarded, tmp_path: Path) -> None:
+    """A key that the server does not know, and none at all: not a retry for ever."""
+    seed = tmp_path / "stranger.nk"
+    seed.write_text(new_seed())
+    for credentials in (Credentials(nkey_file=str(seed)), None):
+        message = await refused_within(
+            2.0, partial(connect, guarded.server.url, "me", credentials=credentials)
+        )
+        assert guarded.server.url in message
+        assert "--nats-nkey-file" in message
+        assert "nats.conf" in message
+
+
+async def test_the_key_of_another_kind_is_told_at_the_first_question(guarded: Guarded) -> None:
+    """It may not read the inbox, so no answer would ever come."""
+    key = Credentials(nkey_file=str(guarded.folder / "edge.nk"))
+    inbox = subjects.inbox(NS, "router", "me", "bus")
+    client = await connect(guarded.server.url, "me", inbox=inbox, credentials=key)
+    for _ in range(2):
+        message = await refused_within(2.0, lambda: ensure_namespace(client, NS))
+        assert f"{inbox}.>" in message
+        assert "key of its own kind" in message
+    await client.close()
+
+
+async def test_a_password_never_shows(tmp_path: Path) -> None:
+    """Not when it is wrong, and not when nobody answers."""
+    port = free_port(0)
+    wanted = Wanted(NS, auth="password", port=port, store=str(tmp_path / "js"))
+    nats_config.write(wanted, tmp_path)
+    server = NatsServer(tmp_path, port=port, config=tmp_path / "nats.conf")
+    await server.start()
+    try:
+        password = (tmp_path / "edge.password").read_text().strip()
+        client = await connect(
+            f"nats://edge:{password}@127.0.0.1:{port}", "me", inbox=subjects.inbox(NS, "edge", "me", "bus")
+        )
+        await client.close()
+        message = await refused_within(2.0, lambda: connect(f"nats://edge:secret@127.0.0.1:{port}", "me"))
+        assert "secret" not in message
+    finally:
+        server.stop()
+    with pytest.raises(LogUnavailable) as caught:
+        await connect(f"nats://edge:secret@127.0.0.1:{port}", "me", wait_s=0.3)
+    assert "secret" not in str(caught.value)
+    assert f"127.0.0.1:{port}" in str(caught.value)
+
+
+async def test_rights_taken_away_later_are_told_and_end_no_process(guarded: Guarded) -> None:
+    """The server reads its configuration anew: the connection comes back, and what is denied now is logged."""
+    async with guarded.as_("edge") as edge:
+        await publish(edge, subjects.request_subject(NS, "me"), b"1", {}, 2.0)
+        path = guarded.folder / "nats.conf"
+        path.write_text(path.read_text().replace(f"hw.{NS}.req.*", f"hw.{NS}.req.nobody"))
+        guarded.server.reload()
+        with capture_logs() as logs:
+            async with asyncio.timeout(10):
+                while True:
+                    try:
+                        await publish(edge, subjects.request_subject(NS, "me"), b"1", {}, 1.0)
+                    except AccessDenied:
+                        break
+                    except LogUnavailable:
+                        # It reconnects.
+                        pass
+        assert "nats_permission_denied" in [entry["event"] for entry in logs]

@@ -18,6 +18,8 @@ from headwater.schemas import subjects
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 """Bytes buffered while the server is away; beyond, publishing raises instead of growing."""
 
+CLOSE_S = 0.5
+
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 
 _log = structlog.get_logger("headwater.nats")
@@ -130,9 +132,13 @@ def without_secret(url: str) -> str:
 
 
 async def _abandon(client: Client) -> None:
-    """Leave no socket and no task behind of a connection that failed."""
-    with contextlib.suppress(OSError, NatsError):
-        await client.close()
+    """Leave no socket and no task behind of a connection that failed.
+
+    Under uvloop a transport whose TLS handshake failed never says that it is closed.
+    """
+    with contextlib.suppress(OSError, NatsError, TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await client.close()
 
 
 def _refusal(error: Exception) -> str:

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
-from headwater.events.errors import AccessDenied, LogUnavailable, StreamMissing
+from headwater.events.errors import AccessDenied, LogError, LogUnavailable, StreamMissing
 from headwater.events.jetstream import (
     Connection,
     Credentials,
@@ -298,3 +298,41 @@ async def test_rights_taken_away_later_are_told_and_end_no_process(guarded: Guar
                         # It reconnects.
                         pass
         assert "nats_permission_denied" in [entry["event"] for entry in logs]
+
+
+async def test_three_servers_keep_each_stream_three_times(tmp_path: Path) -> None:
+    """The cluster of `nats-config --servers 3`: routes stand, and the operator's streams have a leader and two more."""
+    port = free_port(0)
+    names = nats_config.write(Wanted(NS, servers=3, port=port, store=str(tmp_path / "js")), tmp_path)
+    servers = []
+    for number, name in enumerate(name for name in names if name.endswith(".conf")):
+        folder = tmp_path / f"server-{number}"
+        folder.mkdir()
+        servers.append(NatsServer(folder, port=port + number, config=tmp_path / name))
+    try:
+        for server in servers:
+            await server.start()
+        client = await connect(
+            ",".join(server.url for server in servers),
+            "me",
+            inbox=subjects.inbox(NS, "operator", "me", "bus"),
+            credentials=Credentials(nkey_file=str(tmp_path / "operator.nk")),
+        )
+        async with asyncio.timeout(40):
+            while True:
+                try:
+                    await ensure_namespace(client, NS, replicas=3)
+                    break
+                except LogError:
+                    # The cluster has no leader yet.
+                    await asyncio.sleep(0.1)
+            while True:
+                cluster = (await api(client, f"STREAM.INFO.{subjects.request_stream(NS)}"))["cluster"]
+                if cluster.get("leader") and all(one["current"] for one in cluster["replicas"]):
+                    break
+                await asyncio.sleep(0.1)
+        assert len(cluster["replicas"]) == 2
+        await client.close()
+    finally:
+        for server in servers:
+            server.stop()

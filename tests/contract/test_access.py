@@ -11,6 +11,8 @@ import pytest
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
+from headwater.actors.bus import NatsBus
+from headwater.actors.bus_port import Message
 from headwater.events.errors import AccessDenied, LogError, LogUnavailable, StreamMissing
 from headwater.events.jetstream import (
     Connection,
@@ -28,6 +30,7 @@ from headwater.ops.nats_keys import new_seed
 from headwater.ops.nats_server import free_port
 from headwater.schemas import subjects
 from headwater.schemas.permissions import KINDS, Kind
+from tests.contract.buses import keep
 from tests.contract.waiting import eventually
 from tests.support.nats import NatsServer
 
@@ -178,6 +181,25 @@ async def test_a_worker_answers_only_who_asked_it(guarded: Guarded) -> None:
             await worker.publish(subjects.inbox(NS, "edge", "e", "bus") + ".id.token", b"forged")
             await eventually(lambda: bool(logs))
     assert [entry["event"] for entry in logs] == ["nats_permission_denied"]
+
+
+async def test_a_consumer_is_no_way_round_what_one_may_not_publish(guarded: Guarded) -> None:
+    """The server delivers a stream's messages wherever a consumer's maker wants; actors do not take them."""
+    drain = subjects.engine(NS, "w", 1, "drain")
+    stream = f"KV_{subjects.lease_bucket(NS)}"
+    got: list[Message] = []
+    async with guarded.as_("worker") as worker, guarded.as_("observer") as observer:
+        await NatsBus(worker).subscribe(drain, keep(got))
+        async with guarded.as_("operator") as operator:
+            await publish(operator, f"$KV.{subjects.lease_bucket(NS)}.edge.x", b"", {}, 2.0)
+            config = {"name": "c", "deliver_subject": drain, "ack_policy": "none", "deliver_policy": "all"}
+            with capture_logs() as logs:
+                await api(observer, f"CONSUMER.CREATE.{stream}.c", {"stream_name": stream, "config": config})
+                await eventually(lambda: bool(logs))
+            assert logs[0]["event"] == "message_smuggled"
+            await NatsBus(operator).publish(drain, b"real")
+            await eventually(lambda: bool(got))
+    assert [message.data for message in got] == [b"real"]
 
 
 async def test_every_reply_subject_of_ours_is_in_the_private_inbox(guarded: Guarded) -> None:

@@ -103,15 +103,11 @@ def _explain(arguments: argparse.Namespace) -> int:
     return process.run(lambda _: show.explain(settings, arguments.request))
 
 
-def _streams(arguments: argparse.Namespace) -> int:
-    from headwater.ops import process, streams
+def _pools(arguments: argparse.Namespace) -> int:
+    from headwater.ops import pools, process
 
     settings = _settings(arguments)
-    return process.run(lambda stop: streams.streams(settings, stop, watch=arguments.watch))
-
-
-def _nats_config(arguments: argparse.Namespace) -> int:
-    return nats_config_command.run(arguments, _settings(arguments))
+    return process.run(lambda stop: pools.pools(settings, stop, watch=arguments.watch))
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -182,10 +178,8 @@ def parser() -> argparse.ArgumentParser:
     add("log", "count a pool log's events", LOG, _log)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
-    streams = add(
-        "streams", "make the namespace's streams and the logs of its pools, and list them", LOG, _streams
-    )
-    streams.add_argument("--watch", action="store_true", help="go on, for pools that come later")
+    pools = add("pools", "make the namespace's streams and the logs of its pools, and list them", LOG, _pools)
+    pools.add_argument("--watch", action="store_true", help="go on, for pools that come later")
     nats_config_command.add_flags(
         add(
             "nats-config",

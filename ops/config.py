@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nats_tls_cert: str = ""
     nats_tls_key: str = ""
     nats_tls_first: Literal["no", "yes"] = "no"
-    stream_replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     data_dir: str = "headwater-data"
     engine: Literal["vllm", "sim"] = "vllm"
     model: str = ""
@@ -66,7 +66,7 @@ HELP = {
     "nats_tls_cert": "certificate to show to the NATS server, PEM",
     "nats_tls_key": "private key of that certificate, PEM",
     "nats_tls_first": "begin with TLS at once, as the server's handshake_first wants it",
-    "stream_replicas": "servers that keep each stream that is made: 1, or 3 in a cluster",
+    "replicas": "servers that keep each stream that is made: 1, or 3 in a cluster",
     "data_dir": "folder for the log and everything else that survives a restart",
     "engine": "what generates: vllm or sim",
     "model": "model folder or name (default: SmolLM2-135M-Instruct from its wheel)",
@@ -97,7 +97,7 @@ NATS = (
     "nats_tls_cert",
     "nats_tls_key",
     "nats_tls_first",
-    "stream_replicas",
+    "replicas",
 )
 """Settings of every command that connects."""
 

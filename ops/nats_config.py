@@ -202,7 +202,7 @@ def _text(wanted: Wanted, configuration: dict[str, Any], members: list[User]) ->
     lines = [f"# Headwater, namespace {wanted.namespace}. Start with: nats-server -c FILE"]
     lines += [f"# {user.label}: {DUTIES[user.kind]}" for user in members]
     if wanted.servers > 1:
-        lines.append("# Streams are kept by three servers with: headwater streams --stream-replicas 3")
+        lines.append("# Streams are kept by three servers with: headwater pools --replicas 3")
     lines += [
         f"{key}: {msgspec.json.format(msgspec.json.encode(value)).decode()}"
         for key, value in configuration.items()
@@ -228,5 +228,5 @@ def _environment(wanted: Wanted, user: User, known: dict[str, str]) -> str:
     if wanted.namespace != "default":
         lines.append(f"{ENV_PREFIX}NAMESPACE={wanted.namespace}")
     if wanted.servers > 1:
-        lines.append(f"{ENV_PREFIX}STREAM_REPLICAS={min(wanted.servers, 3)}")
+        lines.append(f"{ENV_PREFIX}REPLICAS={min(wanted.servers, 3)}")
     return "\n".join(lines) + "\n"

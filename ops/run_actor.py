@@ -45,7 +45,7 @@ def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager
         name,
         kind=kind,
         credentials=credentials(settings, kind, name),
-        replicas=settings.stream_replicas,
+        replicas=settings.replicas,
     )
 
 
@@ -125,7 +125,7 @@ async def _run(
         name,
         kind=kind,
         credentials=credentials(settings, kind, name),
-        replicas=settings.stream_replicas,
+        replicas=settings.replicas,
     ) as world:
         async with _stopping(stop) as stops:
 

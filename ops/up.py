@@ -28,8 +28,8 @@ from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
 from headwater.ops.config import ENV_PREFIX, NATS, Settings
+from headwater.ops.pools import keep_pools
 from headwater.ops.run_actor import listen
-from headwater.ops.streams import keep_pools
 from headwater.schemas import subjects
 
 READY_POLL_S = 0.05
@@ -71,10 +71,10 @@ class Fleet:
             credentials=credentials(settings, "operator", "up"),
         )
         self._client = client
-        await ensure_namespace(client, settings.namespace, replicas=settings.stream_replicas)
+        await ensure_namespace(client, settings.namespace, replicas=settings.replicas)
         # The actors may not create streams when they log in as what they are.
         self._pools = asyncio.create_task(
-            keep_pools(client, settings.namespace, settings.stream_replicas), name="pools"
+            keep_pools(client, settings.namespace, settings.replicas), name="pools"
         )
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()

@@ -82,7 +82,7 @@ async def ensure(client: Client, config: dict[str, Any]) -> None:
     except AccessDenied as error:
         raise StreamMissing(
             f"stream {config['name']} does not exist, and only the operator may create it: "
-            "run `headwater streams` with the operator's key"
+            "run `headwater pools` with the operator's key"
         ) from error
 
 

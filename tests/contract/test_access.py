@@ -188,5 +188,5 @@ async def test_a_missing_stream_is_the_operators_to_make(guarded: Guarded) -> No
     async with guarded.as_("worker") as client:
         await ensure_namespace(client, NS)
         await ensure_pool(client, NS, POOL)
-        with pytest.raises(StreamMissing, match="headwater streams"):
+        with pytest.raises(StreamMissing, match="headwater pools"):
             await ensure_pool(client, NS, "other")

@@ -55,7 +55,7 @@ async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
                     await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
                 ).status_code != 200:
                     await asyncio.sleep(0.1)
-            for command in ("log", "streams"):
+            for command in ("log", "pools"):
                 code, output = await up.command(command)
                 assert code == 0, output
             code, output = await up.command("explain", first.headers["x-request-id"])
@@ -72,7 +72,7 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
     """From their environment files, each named, with the pool named: nobody has a right over another."""
     wanted = Wanted("default", auth="password", actors=("edge:e", "router:r", "worker:w"), pools=(POOL,))
     async with server(tmp_path, wanted), AsyncExitStack() as stack:
-        code, output = await run(tmp_path, "operator", "streams", "--pool", POOL)
+        code, output = await run(tmp_path, "operator", "pools", "--pool", POOL)
         assert code == 0, output
         assert f"HW_default_POOL_{POOL}" in output
         port = free_port(0)
@@ -91,7 +91,7 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
             assert code == 0, output
 
 
-@pytest.mark.parametrize("command", ["edge", "router", "engine", "log", "streams"])
+@pytest.mark.parametrize("command", ["edge", "router", "engine", "log", "pools"])
 async def test_a_process_without_a_key_ends_with_one_line(tmp_path: Path, command: str) -> None:
     """Exit code 2, at once: no traceback and no endless try."""
     async with server(tmp_path, Wanted("default")) as nats:

@@ -26,7 +26,7 @@ def other(name: str) -> tuple[str, Any]:
         "engine": "sim",
         "sim_step_time": "zero",
         "nats_tls_first": "yes",
-        "stream_replicas": 3,
+        "replicas": 3,
         "log_level": "error",
         "log_format": "json",
     }
@@ -120,8 +120,8 @@ def test_a_command_takes_from_the_environment_what_it_has_no_flag_for() -> None:
         ("kv_cache_mib", "-1"),
         ("log_level", "loud"),
         ("nats_tls_first", "maybe"),
-        ("stream_replicas", "0"),
-        ("stream_replicas", "7"),
+        ("replicas", "0"),
+        ("replicas", "7"),
     ],
 )
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])

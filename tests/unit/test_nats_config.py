@@ -73,7 +73,7 @@ def test_three_servers_know_each_other(tmp_path: Path, auth: str) -> None:
         assert f"js/headwater-{number + 1}" in text
         accepted(tmp_path, file)
     if auth != "none":
-        assert "HEADWATER_STREAM_REPLICAS=3" in (tmp_path / "worker.env").read_text()
+        assert "HEADWATER_REPLICAS=3" in (tmp_path / "worker.env").read_text()
     hosts = make(wanted._replace(hosts=("a", "b", "c")), {}).configurations["nats-2.conf"]
     assert 'listen: "b:4222"' in hosts
 

@@ -1,4 +1,4 @@
-"""`headwater streams`: make what a namespace stores, as the operator, who alone may where users have rights."""
+"""`headwater pools`: make what a namespace stores, as the operator, who alone may where users have rights."""
 
 import asyncio
 
@@ -20,25 +20,24 @@ from headwater.schemas import subjects
 
 RETRY_S = 1.0
 
-_log = structlog.get_logger("headwater.streams")
+_log = structlog.get_logger("headwater.pools")
 
 
-async def streams(settings: Settings, stop: asyncio.Event, *, watch: bool) -> int:
+async def pools(settings: Settings, stop: asyncio.Event, *, watch: bool) -> int:
     """Make the namespace's streams, and the log of `--pool` or of every pool with a card; print them all.
 
     With `watch` it goes on making the logs of pools as their cards come, until stopped.
     """
-    ns, replicas = settings.namespace, settings.stream_replicas
+    ns, replicas = settings.namespace, settings.replicas
     client = await connect(
         nats_url(settings),
-        "streams",
-        inbox=subjects.inbox(ns, "operator", "streams", "log"),
-        credentials=credentials(settings, "operator", "streams"),
+        "pools",
+        inbox=subjects.inbox(ns, "operator", "pools", "log"),
+        credentials=credentials(settings, "operator", "pools"),
     )
     try:
         await ensure_namespace(client, ns, replicas=replicas)
-        pools = [settings.pool] if settings.pool else await _pools(client, ns)
-        for pool in pools:
+        for pool in [settings.pool] if settings.pool else await _pools(client, ns):
             await ensure_pool(client, ns, pool, replicas=replicas)
         for name in await stream_names(client, ""):
             print(name)

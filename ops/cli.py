@@ -110,6 +110,10 @@ def _pools(arguments: argparse.Namespace) -> int:
     return process.run(lambda stop: pools.pools(settings, stop, watch=arguments.watch))
 
 
+def _nats_config(arguments: argparse.Namespace) -> int:
+    return nats_config_command.run(arguments, _settings(arguments))
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from headwater.ops.bench import report
 

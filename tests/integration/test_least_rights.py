@@ -1,6 +1,7 @@
 """A whole fleet as real processes under least permissions: everything works, and nothing was denied."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,7 +14,7 @@ from headwater.ops import nats_config
 from headwater.ops.children import child_environment
 from headwater.ops.nats_config import Wanted
 from headwater.ops.nats_server import free_port
-from tests.support.fleet import fleet, stream_text
+from tests.support.fleet import FleetProcess, fleet, stream_text
 from tests.support.nats import NatsServer
 
 pytestmark = [pytest.mark.processes]
@@ -48,24 +49,63 @@ async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
             assert text
             assert finish == "length"
             before = up.kill("cli router")
-            async with asyncio.timeout(30):
-                while up.pids("cli router") in ([], [before]):
-                    await asyncio.sleep(0.1)
-                while (
-                    await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
-                ).status_code != 200:
-                    await asyncio.sleep(0.1)
-            for command in ("log", "pools"):
-                code, output = await up.command(command)
-                assert code == 0, output
-            code, output = await up.command("explain", first.headers["x-request-id"])
-            assert code == 0, output
+            await asks_again(up, client, "cli router", before)
+            looks = [("log",), ("streams",), ("snapshots",)]
+            outputs = await succeed(
+                up, *looks, ("pools",), ("streams", "--repair"), ("explain", first.headers["x-request-id"])
+            )
+            # Fast ingest: nobody else writes these.
+            assert re.search(r"BlocksStored +[1-9]", outputs[0]), outputs[0]
             # The same, for who only looks.
             (tmp_path / "operator.nk").rename(tmp_path / "operator.kept")
-            code, output = await up.command("log")
-            assert code == 0, output
+            await succeed(up, *looks)
             (tmp_path / "operator.kept").rename(tmp_path / "operator.nk")
-        assert "denied" not in up.log.read_text()
+        logged = up.log.read_text()
+        assert "denied" not in logged
+        assert "stream_differs" not in logged
+
+
+async def test_the_next_life_of_an_edge_reads_what_was_left_open(tmp_path: Path) -> None:
+    """Its own requests in the log: it ends those that the killed one had."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        access = ("--nats-keys-dir", str(tmp_path))
+        flags = ("--engine", "sim", "--workers", "1", "--nats", nats.url)
+        async with fleet(tmp_path, *flags, access=access) as up, up.client() as client:
+            killed: list[int] = []
+
+            def on_text(chunks: int) -> None:
+                if chunks >= 5 and not killed:
+                    killed.append(up.kill("cli edge"))
+
+            with pytest.raises(httpx.TransportError):
+                await stream_text(client, {**CHAT, "max_tokens": 2000, "ignore_eos": True}, on_text)
+            await asks_again(up, client, "cli edge", killed[0])
+        logged = up.log.read_text()
+        assert "request_left_open" in logged
+        assert "denied" not in logged
+
+
+async def test_snapshots_are_kept_named_and_started_from(tmp_path: Path) -> None:
+    """A fleet that stops saves one; the operator names it; the next fleet's router goes on from it."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        access = ("--nats-keys-dir", str(tmp_path))
+        flags = ("--engine", "sim", "--workers", "1", "--nats", nats.url, "--cache-dir", "none")
+        for life in (1, 2):
+            async with fleet(tmp_path, *flags, access=access) as up, up.client() as client:
+                answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+                assert answer.status_code == 200
+                if life == 2:
+                    outputs = await succeed(
+                        up,
+                        ("snapshots", "--bookmark", "first"),
+                        ("snapshots",),
+                        ("snapshots", "--drop", "first"),
+                    )
+                    assert "first" in outputs[1]
+            logged = up.log.read_text()
+            assert "denied" not in logged
+            assert "snapshots_not_pruned" not in logged
+            assert bool(re.search(r'"from_snapshot": ?[1-9]', logged)) == (life == 2)
 
 
 async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) -> None:
@@ -77,7 +117,8 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
         assert f"HW_default_POOL_{POOL}" in output
         port = free_port(0)
         await stack.enter_async_context(actor(tmp_path, "worker.w", "engine", "--engine", "sim"))
-        await stack.enter_async_context(actor(tmp_path, "router.r", "router"))
+        cache = str(tmp_path / "cache")
+        await stack.enter_async_context(actor(tmp_path, "router.r", "router", "--cache-dir", cache))
         await stack.enter_async_context(actor(tmp_path, "edge.e", "edge", "--port", str(port)))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             async with asyncio.timeout(60):
@@ -86,12 +127,12 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
             answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-headwater-worker"] == "w"
-        for command in (("log",), ("replay", "--verify")):
+        for command in (("log",), ("replay", "--verify"), ("streams",), ("snapshots",)):
             code, output = await run(tmp_path, "observer", *command)
             assert code == 0, output
 
 
-@pytest.mark.parametrize("command", ["edge", "router", "engine", "log", "pools"])
+@pytest.mark.parametrize("command", ["edge", "router", "engine", "log", "pools", "streams", "snapshots"])
 async def test_a_process_without_a_key_ends_with_one_line(tmp_path: Path, command: str) -> None:
     """Exit code 2, at once: no traceback and no endless try."""
     async with server(tmp_path, Wanted("default")) as nats:
@@ -103,6 +144,34 @@ async def test_a_process_without_a_key_ends_with_one_line(tmp_path: Path, comman
         assert len(lines) == 1
         assert "--nats-nkey-file" in lines[0]
         assert "Traceback" not in output
+
+
+async def asks_again(up: FleetProcess, client: httpx.AsyncClient, what: str, before: int) -> None:
+    """Wait until a killed process is there again and requests are answered."""
+    async with asyncio.timeout(30):
+        while up.pids(what) in ([], [before]):
+            await asyncio.sleep(0.1)
+        while not await answered(client):
+            await asyncio.sleep(0.1)
+
+
+async def answered(client: httpx.AsyncClient) -> bool:
+    """Is a request answered?"""
+    try:
+        answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 200
+
+
+async def succeed(up: FleetProcess, *commands: tuple[str, ...]) -> list[str]:
+    """Run commands against the fleet's server, each to exit code 0; what they print."""
+    outputs = []
+    for command in commands:
+        code, output = await up.command(*command)
+        assert code == 0, f"{command}: {output}"
+        outputs.append(output)
+    return outputs
 
 
 async def serves(client: httpx.AsyncClient) -> bool:

@@ -51,7 +51,14 @@ class NatsBus:
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_Subscription":
         """See `Bus.subscribe`."""
 
+        exact = "*" not in subject and ">" not in subject
+
         async def deliver(message: Msg) -> None:
+            if exact and message.subject != subject:
+                # Who may create a consumer may have a stream's messages delivered anywhere; they keep their own
+                # subject. Nobody gets round what he may not publish that way.
+                _log.error("message_smuggled", subject=subject, came_as=message.subject)
+                return
             try:
                 await handler(Message(message.subject, message.data, message.reply))
             except Exception:

@@ -23,6 +23,10 @@ class Blobs(Protocol):
         """
         ...
 
+    async def has(self, name: str) -> bool:
+        """Is there such an object? Its bytes are neither read nor verified."""
+        ...
+
     async def names(self, prefix: str) -> list[str]:
         """Names that start with `prefix`, sorted."""
         ...

@@ -102,6 +102,10 @@ class MemoryBlobs:
         into[:] = data
         return True
 
+    async def has(self, name: str) -> bool:
+        """See `Blobs.has`."""
+        return name in self._objects
+
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""
         return sorted(name for name in self._objects if name.startswith(prefix))

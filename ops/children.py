@@ -46,12 +46,14 @@ class Child:
         stop_signal: signal.Signals = signal.SIGTERM,
         on_exit: OnExit | None = None,
         log_file: str = "",
+        environ: dict[str, str] | None = None,
     ) -> None:
         self.name = name
         self._command = command
         self._stop_signal = stop_signal
         self._on_exit = on_exit
         self._log_file = log_file
+        self._environ = environ or {}
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
@@ -72,7 +74,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=child_environment(),
+                env=child_environment() | self._environ,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

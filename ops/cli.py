@@ -6,19 +6,9 @@ import tempfile
 from collections.abc import Callable
 
 from headwater import __version__
-from headwater.ops import config
+from headwater.ops import config, nats_config_command
 
-ACTOR = (
-    "nats",
-    "nats_port",
-    "replicas",
-    "namespace",
-    "name",
-    "drain_s",
-    "metrics_port",
-    "log_level",
-    "log_format",
-)
+ACTOR = (*config.NATS, "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
 ENGINE = (
     "engine",
     "model",
@@ -35,9 +25,7 @@ UP = (
     *ENGINE,
     "host",
     "port",
-    "nats",
-    "nats_port",
-    "replicas",
+    *config.NATS,
     "data_dir",
     "cache_dir",
     "namespace",
@@ -46,8 +34,8 @@ UP = (
     "log_level",
     "log_format",
 )
-STREAMS = ("nats", "nats_port", "replicas", "namespace", "log_level", "log_format")
-LOG = ("nats", "nats_port", "namespace", "pool", "log_level", "log_format")
+STREAMS = (*config.NATS, "namespace", "log_level", "log_format")
+LOG = (*config.NATS, "namespace", "pool", "log_level", "log_format")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -135,6 +123,17 @@ def _streams(arguments: argparse.Namespace) -> int:
 
     settings = _settings(arguments)
     return process.run(lambda _: streams.streams(settings, repair=arguments.repair, as_json=arguments.json))
+
+
+def _pools(arguments: argparse.Namespace) -> int:
+    from headwater.ops import pools, process
+
+    settings = _settings(arguments)
+    return process.run(lambda stop: pools.pools(settings, stop, watch=arguments.watch))
+
+
+def _nats_config(arguments: argparse.Namespace) -> int:
+    return nats_config_command.run(arguments, _settings(arguments))
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -231,6 +230,16 @@ def parser() -> argparse.ArgumentParser:
     streams = add("streams", "every stream: how full, and whether it is as it should be", STREAMS, _streams)
     streams.add_argument("--repair", action="store_true", help="create and alter what loses nothing")
     streams.add_argument("--json", action="store_true", help="print JSON")
+    pools = add("pools", "make the namespace's streams and the logs of its pools, and list them", LOG, _pools)
+    pools.add_argument("--watch", action="store_true", help="go on, for pools that come later")
+    nats_config_command.add_flags(
+        add(
+            "nats-config",
+            "make a nats.conf in which each kind of actor may do what it needs, and no more",
+            ("namespace", "nats_port"),
+            _nats_config,
+        )
+    )
     bench = commands.add_parser("bench", help="measure this machine")
     bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot", "log"))
     bench.add_argument("--json", action="store_true", help="print JSON")
@@ -258,8 +267,9 @@ def main() -> int:
         from headwater.engines.engine import EngineError
         from headwater.events.errors import LogError
         from headwater.ops.nats_server import ServerUnavailable
+        from headwater.schemas.names import InvalidName
 
-        if isinstance(error, config.ConfigError | EngineError | LogError | ServerUnavailable):
+        if isinstance(error, config.ConfigError | EngineError | InvalidName | LogError | ServerUnavailable):
             print(f"headwater: {error}", file=sys.stderr)
             return 2
         raise

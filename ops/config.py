@@ -28,6 +28,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = "default"
     nats: str = ""
     nats_port: Port = 4222
+    nats_keys_dir: str = ""
+    nats_nkey_file: str = ""
+    nats_creds_file: str = ""
+    nats_tls_ca: str = ""
+    nats_tls_cert: str = ""
+    nats_tls_key: str = ""
+    nats_tls_first: Literal["no", "yes"] = "no"
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     data_dir: str = "headwater-data"
     cache_dir: str = ""
@@ -54,8 +61,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 HELP = {
     "namespace": "one deployment; first token of every subject",
-    "nats": "URL of an existing NATS server (default for `up`: start one)",
+    "nats": "URL of an existing NATS server, or several with commas (default for `up`: start one)",
     "nats_port": "port of the NATS server that `up` starts; another free one if it is taken",
+    "nats_keys_dir": "folder that `nats-config` wrote: each process takes its own kind's nkey from it",
+    "nats_nkey_file": "file with the nkey seed to log in with",
+    "nats_creds_file": "file with the JWT and nkey seed to log in with (.creds)",
+    "nats_tls_ca": "certificates of the authority that the NATS server's certificate is checked by, PEM",
+    "nats_tls_cert": "certificate to show to the NATS server, PEM",
+    "nats_tls_key": "private key of that certificate, PEM",
+    "nats_tls_first": "begin with TLS at once, as the server's handshake_first wants it",
     "replicas": "servers that keep each stream: 1, or 3 on a cluster; streams that have more keep them",
     "data_dir": "folder for the log and everything else that survives a restart",
     "cache_dir": "folder where routers keep their newest snapshot, `none` for nowhere (default: headwater in the user's cache folder)",
@@ -79,6 +93,19 @@ HELP = {
     "log_level": "least level that is logged",
     "log_format": "text, json, or auto: text on a terminal",
 }
+NATS = (
+    "nats",
+    "nats_port",
+    "nats_keys_dir",
+    "nats_nkey_file",
+    "nats_creds_file",
+    "nats_tls_ca",
+    "nats_tls_cert",
+    "nats_tls_key",
+    "nats_tls_first",
+    "replicas",
+)
+"""Settings of every command that connects."""
 
 _TYPES = get_type_hints(Settings, include_extras=True)
 

@@ -10,8 +10,8 @@ import msgspec
 from headwater.ops import show
 from headwater.ops.config import Settings
 from headwater.ops.replay import pools
+from headwater.ops.run_actor import operator_world
 from headwater.ops.up import Fleet
-from headwater.ops.world import open_world
 
 SYSTEM = (
     "You are the guide of a small museum about rivers. You answer visitors in one or two short sentences, in plain "
@@ -102,7 +102,7 @@ async def _ask(url: str, model: str, question: str) -> str:
 
 async def _explain(settings: Settings, fleet: Fleet, requests: list[str]) -> int:
     """Why each went where it went, from the log, and what the log holds."""
-    async with open_world(fleet.nats, settings.namespace, "demo") as world:
+    async with operator_world(msgspec.structs.replace(settings, nats=fleet.nats), "demo") as world:
         pool = (await pools(world))[0]
         log = await world.pool_log(pool)
         found: list[str] = []

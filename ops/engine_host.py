@@ -25,6 +25,7 @@ from headwater.engines.vllm import share_imports
 from headwater.events.errors import LogError
 from headwater.events.jetstream import JetStreamTable, connect
 from headwater.ops import engines, process, run_actor
+from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import Settings
@@ -172,7 +173,14 @@ def _bury_now(settings: Settings, name: str, pid: int) -> int:
 
 async def _bury(settings: Settings, name: str, pid: int) -> int:
     try:
-        client = await connect(run_actor.nats_url(settings), "undertaker", wait_s=2.0)
+        # In the worker's name: it may end its own lease.
+        client = await connect(
+            run_actor.nats_url(settings),
+            "undertaker",
+            inbox=subjects.inbox(settings.namespace, "worker", name, "bury"),
+            credentials=credentials(settings, "worker", name),
+            wait_s=2.0,
+        )
         try:
             await bury(JetStreamTable(client, subjects.lease_bucket(settings.namespace)), "worker", name, pid)
         finally:

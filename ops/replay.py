@@ -10,9 +10,8 @@ from headwater.events.errors import LogError
 from headwater.events.log import Bounds, Log, Record, Slice
 from headwater.events.snapshots import SnapshotStore
 from headwater.ops.config import ConfigError, Settings
-from headwater.ops.run_actor import nats_url
+from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
-from headwater.ops.world import open_world
 from headwater.router.replay import Difference, Recorded, Replay
 from headwater.router.state import RouterState, in_order
 from headwater.schemas.route import Decision, RouteRefused
@@ -40,7 +39,7 @@ async def replay(settings: Settings, *, verify: bool, bookmark: str = "") -> int
 
     With `bookmark`: from the snapshot of that name.
     """
-    async with open_world(nats_url(settings), settings.namespace, "replay") as world:
+    async with operator_world(settings, "replay") as world:
         pool = await pool_of(world, settings)
         log = await world.pool_log(pool)
         bounds = await log.bounds()

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 import prometheus_client
 import structlog
@@ -18,11 +19,13 @@ from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
 from headwater.ops import engines
+from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
+from headwater.schemas.subjects import InboxKind
 
 _log = structlog.get_logger("headwater.main")
 
@@ -32,6 +35,19 @@ Make = Callable[[World], Awaitable[Actor]]
 def nats_url(settings: Settings) -> str:
     """Where the server is."""
     return settings.nats or f"nats://127.0.0.1:{settings.nats_port}"
+
+
+def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager[World]:
+    """The world of a command that looks: as the operator, or as an observer with only an observer's key."""
+    kind = onlooker(settings)
+    return open_world(
+        nats_url(settings),
+        settings.namespace,
+        name,
+        kind=kind,
+        credentials=credentials(settings, kind, name),
+        replicas=settings.replicas,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -59,7 +75,7 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
         server = UvicornServer(listener.dup())
         return EdgeActor(world, name, server, drain_s=settings.drain_s, payload=settings.record_payloads)
 
-    return await _run(settings, name, make, stop)
+    return await _run(settings, "edge", name, make, stop)
 
 
 async def run_router(settings: Settings, stop: asyncio.Event) -> int:
@@ -69,7 +85,7 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
     async def make(world: World) -> Actor:
         return RouterActor(world, name, settings.pool or await first_pool(world))
 
-    return await _run(settings, name, make, stop)
+    return await _run(settings, "router", name, make, stop)
 
 
 async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
@@ -80,7 +96,7 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
         engine, served = engines.make(settings, name)
         return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
 
-    return await _run(settings, name, make, stop, restarts=False)
+    return await _run(settings, "worker", name, make, stop, restarts=False)
 
 
 async def first_pool(world: World) -> str:
@@ -93,7 +109,13 @@ async def first_pool(world: World) -> str:
 
 
 async def _run(
-    settings: Settings, name: str, make: Make, stop: asyncio.Event, *, restarts: bool = True
+    settings: Settings,
+    kind: InboxKind,
+    name: str,
+    make: Make,
+    stop: asyncio.Event,
+    *,
+    restarts: bool = True,
 ) -> int:
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
@@ -103,6 +125,8 @@ async def _run(
         nats_url(settings),
         settings.namespace,
         name,
+        kind=kind,
+        credentials=credentials(settings, kind, name),
         replicas=settings.replicas,
         cache_dir=cache_dir(settings),
     )

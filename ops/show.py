@@ -6,16 +6,15 @@ from headwater.actors.world import World
 from headwater.events.log import Log
 from headwater.ops.config import Settings
 from headwater.ops.replay import pool_of
-from headwater.ops.run_actor import nats_url
+from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
-from headwater.ops.world import open_world
 from headwater.schemas.route import Decision
 from headwater.schemas.subjects import pool_kind
 
 
 async def show_log(settings: Settings) -> int:
     """Print a pool log's events by kind, and its position."""
-    async with open_world(nats_url(settings), settings.namespace, "log") as world:
+    async with operator_world(settings, "log") as world:
         print(await summary(world, await pool_of(world, settings)))
     return 0
 
@@ -45,7 +44,7 @@ async def summary(world: World, pool: str) -> str:
 
 async def explain(settings: Settings, request: str) -> int:
     """Print every decision made for a request, as a table. 1 if the log holds none."""
-    async with open_world(nats_url(settings), settings.namespace, "explain") as world:
+    async with operator_world(settings, "explain") as world:
         log = await world.pool_log(await pool_of(world, settings))
         found = await decisions_for(log, request)
         for position, decision in found:

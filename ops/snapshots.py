@@ -5,9 +5,8 @@ import time
 from headwater.events.snapshots import Kept, SnapshotStore
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.replay import pool_of
-from headwater.ops.run_actor import nats_url
+from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
-from headwater.ops.world import open_world
 from headwater.schemas.names import InvalidName
 
 
@@ -15,7 +14,7 @@ async def snapshots(
     settings: Settings, *, bookmark: str = "", position: int | None = None, drop: str = ""
 ) -> int:
     """List, or name one (the newest, where no position is given), or drop a name. Raises `ConfigError`."""
-    async with open_world(nats_url(settings), settings.namespace, "snapshots") as world:
+    async with operator_world(settings, "snapshots") as world:
         pool = await pool_of(world, settings)
         store = SnapshotStore(world.blobs, pool)
         try:

@@ -9,9 +9,11 @@ from headwater.events.jetstream.stream_compare import Difference
 from headwater.events.jetstream.stream_repair import Repaired
 from headwater.events.jetstream.stream_repair import repair as repair_stream
 from headwater.events.jetstream.stream_survey import Surveyed, survey, wanted_streams
+from headwater.ops.access import credentials, onlooker
 from headwater.ops.config import Settings
 from headwater.ops.run_actor import nats_url
 from headwater.ops.tables import table
+from headwater.schemas import subjects
 
 COLUMNS = (
     "stream",
@@ -37,7 +39,13 @@ async def streams(settings: Settings, *, repair: bool, as_json: bool) -> int:
     when no server answers.
     """
     ns, replicas = settings.namespace, settings.replicas
-    client = await connect(nats_url(settings), "streams")
+    kind = "operator" if repair else onlooker(settings)
+    client = await connect(
+        nats_url(settings),
+        "streams",
+        inbox=subjects.inbox(ns, kind, "streams", "log"),
+        credentials=credentials(settings, kind, "streams"),
+    )
     try:
         done: list[Repaired] = []
         if repair:

@@ -22,11 +22,13 @@ import structlog
 from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
 from headwater.events.clock import SystemClock
 from headwater.events.errors import LogError
-from headwater.events.jetstream import JetStreamTable, connect, ensure_namespace
+from headwater.events.jetstream import Connection, JetStreamTable, connect, ensure_namespace, without_secret
 from headwater.ops import engines, nats_server
+from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
-from headwater.ops.config import ConfigError, Settings
+from headwater.ops.config import ENV_PREFIX, NATS, ConfigError, Settings
+from headwater.ops.pools import keep_pools
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
 
@@ -44,7 +46,8 @@ class Fleet:
         self._data = Path(settings.data_dir)
         self._children: list[tuple[Child, asyncio.Task[None]]] = []
         self._leases: JetStreamTable | None = None
-        self._client: Any = None
+        self._client: Connection | None = None
+        self._pools: asyncio.Task[None] | None = None
         self.nats = settings.nats
         self.url = ""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -65,8 +68,18 @@ class Fleet:
         self.url = f"http://{host if host != '0.0.0.0' else '127.0.0.1'}:{port}"
         if not self.nats:
             await self._start_nats()
-        self._client = await connect(self.nats, "up")
-        await ensure_namespace(self._client, settings.namespace, replicas=settings.replicas)
+        client = await connect(
+            self.nats,
+            "up",
+            inbox=subjects.inbox(settings.namespace, "operator", "up", "log"),
+            credentials=credentials(settings, "operator", "up"),
+        )
+        self._client = client
+        await ensure_namespace(client, settings.namespace, replicas=settings.replicas)
+        # The actors may not create streams when they log in as what they are.
+        self._pools = asyncio.create_task(
+            keep_pools(client, settings.namespace, settings.replicas), name="pools"
+        )
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()
         # Next to the log: who removes one removes the other.
@@ -86,13 +99,24 @@ class Fleet:
     def _common(self) -> list[str]:
         settings = self._settings
         return [
-            "--nats", self.nats,
+            *self._access(),
             "--namespace", settings.namespace,
-            "--replicas", str(settings.replicas),
             "--log-level", settings.log_level,
             "--log-format", settings.log_format,
             "--drain-s", str(settings.drain_s),
         ]  # fmt: skip
+
+    def _access(self) -> list[str]:
+        """How a child reaches the server. A URL with a secret goes by environment: everybody sees flags."""
+        flags = [] if "@" in self.nats else ["--nats", self.nats]
+        for name in NATS:
+            value = getattr(self._settings, name)
+            if name not in ("nats", "nats_port") and value:
+                flags += ["--" + name.replace("_", "-"), str(value)]
+        return flags
+
+    def _environ(self) -> dict[str, str]:
+        return {ENV_PREFIX + "NATS": self.nats} if "@" in self.nats else {}
 
     def _engine_flags(self) -> list[str]:
         settings = self._settings
@@ -131,7 +155,9 @@ class Fleet:
                     async with asyncio.timeout(2.0):
                         await bury(self._leases, "worker", lease, pid)
 
-        self._supervise(Child(name, headwater_command(command, *arguments), on_exit=on_exit))
+        self._supervise(
+            Child(name, headwater_command(command, *arguments), on_exit=on_exit, environ=self._environ())
+        )
 
     def _supervise(self, child: Child) -> None:
         async def watch() -> None:
@@ -170,6 +196,8 @@ class Fleet:
     async def stop(self) -> None:
         """End every process, in order."""
         order = {"edge": 0, "router": 2, "nats-server": 4}
+        if self._pools is not None:
+            self._pools.cancel()
         stages = sorted({order.get(child.name, 1) for child, _ in self._children})
         for stage in stages:
             if stage == 4 and self._client is not None:
@@ -215,7 +243,7 @@ def _greeting(url: str, nats: str, model: str, seconds: float) -> str:
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     ).decode()
     return (
-        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {nats})\n"
+        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {without_secret(nats)})\n"
         f"try: curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
     )
 

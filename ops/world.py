@@ -1,15 +1,21 @@
 """Building a `World` over a NATS server."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import structlog
+
 from headwater.actors.bus import NatsBus
 from headwater.actors.world import World
 from headwater.events.clock import SystemClock
+from headwater.events.errors import StreamMissing
 from headwater.events.jetstream import (
+    Connection,
+    Credentials,
     JetStreamBlobs,
     JetStreamLog,
     JetStreamTable,
@@ -20,6 +26,16 @@ from headwater.events.jetstream import (
 from headwater.events.log import Log
 from headwater.events.snapshot_cache import FolderCache
 from headwater.schemas import subjects
+from headwater.schemas.subjects import InboxKind
+
+ACTORS = ("edge", "router", "worker")
+
+POOL_POLL_S = 1.0
+
+OPERATOR_S = 2.0
+"""How long an actor that logs in leaves it to the operator to make a pool's stream, before it tries itself."""
+
+_log = structlog.get_logger("headwater.main")
 
 
 def unique_ids() -> Callable[[], str]:
@@ -30,19 +46,39 @@ def unique_ids() -> Callable[[], str]:
 
 @asynccontextmanager
 async def open_world(
-    url: str, ns: str, name: str, *, replicas: int = 1, cache_dir: Path | None = None
+    url: str,
+    ns: str,
+    name: str,
+    *,
+    kind: InboxKind = "operator",
+    credentials: Credentials | None = None,
+    replicas: int = 1,
+    cache_dir: Path | None = None,
 ) -> AsyncIterator[World]:
     """Connect, make sure that the namespace's streams exist, and close again at the end.
 
-    `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None for nowhere. Two connections: tokens never wait behind log traffic in a socket.
+    `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None for nowhere.
+    Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied`
+    and, when streams are missing that this client may not create, `StreamMissing`.
     """
-    core = await connect(url, f"{name} bus")
-    store = await connect(url, f"{name} log")
+    core = await connect(
+        url, f"{name} bus", inbox=subjects.inbox(ns, kind, name, "bus"), credentials=credentials
+    )
+    clients = [core]
     try:
-        await ensure_namespace(store, ns, replicas=replicas)
+        store = await connect(
+            url, f"{name} log", inbox=subjects.inbox(ns, kind, name, "log"), credentials=credentials
+        )
+        clients.append(store)
+        # Who logs in as an actor may not alter streams, and each try would be a violation in the server's log.
+        alter = kind == "operator" or not store.logged_in
+        await ensure_namespace(store, ns, replicas=replicas, alter=alter)
 
         async def pool_log(pool: str) -> Log:
-            await ensure_pool(store, ns, pool, replicas=replicas)
+            if kind in ACTORS:
+                await _pool_there(store, ns, pool, replicas)
+            else:
+                await ensure_pool(store, ns, pool, replicas=replicas, alter=alter)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
         yield World(
@@ -58,6 +94,22 @@ async def open_world(
             cache=FolderCache(cache_dir / ns) if cache_dir else None,
         )
     finally:
-        for client in (core, store):
+        for client in clients:
             if not client.is_closed:
                 await client.close()
+
+
+async def _pool_there(store: Connection, ns: str, pool: str, replicas: int) -> None:
+    """Make the pool's stream, or wait for the operator to make it: a worker loaded its model for minutes."""
+    logged_in = store.logged_in
+    patience_s = OPERATOR_S if logged_in else 0.0
+    told = False
+    while True:
+        try:
+            await ensure_pool(store, ns, pool, replicas=replicas, alter=not logged_in, patience_s=patience_s)
+            return
+        except StreamMissing as error:
+            if not told:
+                _log.error("pool_stream_awaited", pool=pool, reason=str(error))
+                told = True
+            await asyncio.sleep(POOL_POLL_S)

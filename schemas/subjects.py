@@ -13,14 +13,16 @@ hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status,
 hw.<ns>.worker.<worker>.resync            core NATS    asks a worker, in whatever life, to announce itself anew
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool asks it
+_INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; nobody else may read them
 ========================================= ============ ====================================================
 """
 
 from typing import Final, Literal
 
-from headwater.schemas.names import token
+from headwater.schemas.names import slug, token
 
 PoolKind = Literal["fleet", "kv", "load", "route"]
+InboxKind = Literal["edge", "router", "worker", "operator", "observer"]
 EngineVerb = Literal["generate", "cancel", "status", "drain"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")
@@ -164,3 +166,18 @@ def artifact_name(digest: str) -> str:
 def service(verb: Literal["PING", "INFO", "STATS"], name: str = "", service_id: str = "") -> str:
     """Subject of the NATS services protocol (ADR-32)."""
     return ".".join(part for part in ("$SRV", verb, name, service_id) if part)
+
+
+def inbox_root(ns: str, kind: InboxKind) -> str:
+    """First token of the inboxes of all clients of a kind."""
+    return f"_INBOX_{token('namespace', ns)}_{kind}"
+
+
+def inbox(ns: str, kind: InboxKind, name: str, part: str) -> str:
+    """Prefix of the inboxes of one connection: the `part` (bus, log) of the client `name`."""
+    return f"{inbox_root(ns, kind)}.{token(kind, name)}.{token('part', part)}"
+
+
+def loose_inbox(name: str) -> str:
+    """Prefix of the inboxes of a connection that belongs to no namespace, such as a test's."""
+    return f"_INBOX_loose.{slug(name)}"

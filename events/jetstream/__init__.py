@@ -7,16 +7,21 @@ own cursor, and every request has a deadline.
 """
 
 from headwater.events.jetstream.blobs import JetStreamBlobs
-from headwater.events.jetstream.connection import connect
+from headwater.events.jetstream.connection import Connection, connect, without_secret
+from headwater.events.jetstream.credentials import Credentials
 from headwater.events.jetstream.log import JetStreamLog
-from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, stream_names
 from headwater.events.jetstream.table import JetStreamTable
 
 __all__ = [
+    "Connection",
+    "Credentials",
     "JetStreamBlobs",
     "JetStreamLog",
     "JetStreamTable",
     "connect",
     "ensure_namespace",
     "ensure_pool",
+    "stream_names",
+    "without_secret",
 ]

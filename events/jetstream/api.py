@@ -9,6 +9,7 @@ from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersErro
 from nats.errors import Error as NatsError
 
 from headwater.events.errors import LogError, LogFull, LogRefused, LogUnavailable, StreamMissing
+from headwater.events.jetstream.connection import watched
 
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
@@ -51,9 +52,10 @@ async def api(
 async def ask(
     client: Client, subject: str, data: bytes, headers: dict[str, str] | None, deadline_s: float
 ) -> dict[str, Any]:
-    """One request with a JSON answer. Raises as `api` does."""
+    """One request with a JSON answer. Raises as `api` does; `AccessDenied` is a `LogRefused`."""
     try:
-        reply = await client.request(subject, data, timeout=deadline_s, headers=headers)
+        async with watched(client, subject):
+            reply = await client.request(subject, data, timeout=deadline_s, headers=headers)
     except NoRespondersError as error:
         raise LogUnavailable(f"nobody answers on {subject}: no stream, no leader or no JetStream") from error
     except TimeoutError as error:

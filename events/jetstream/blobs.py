@@ -115,6 +115,11 @@ class JetStreamBlobs:
             raise LogRefused(wrong_bytes(name))
         return True
 
+    async def has(self, name: str) -> bool:
+        """See `Blobs.has`."""
+        info = await self._info(name)
+        return info is not None and not info.deleted
+
     async def _read(self, info: _Info, take: Callable[[bytes], None]) -> None:
         """Hand over the chunks there are. Raises `LogRefused` when they were taken away under the reader."""
         if not info.chunks:

@@ -1,28 +1,84 @@
 """One NATS connection with the settings every Headwater process uses."""
 
 import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from headwater.events.errors import LogUnavailable
+from headwater.events.errors import AccessDenied, LogUnavailable
+from headwater.events.jetstream.credentials import Credentials
+from headwater.events.jetstream.denials import Denials
+from headwater.schemas import subjects
 
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 """Bytes buffered while the server is away; beyond, publishing raises instead of growing."""
 
+CLOSE_S = 0.5
+
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+
 _log = structlog.get_logger("headwater.nats")
 
 
-async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
+class TlsNotOffered(NatsError):
+    """The server speaks in the clear."""
+
+
+class Connection(Client):
+    """A client that knows what it was denied, and that never speaks in the clear where TLS was asked for."""
+
+    def __init__(self, name: str, inbox: str) -> None:
+        super().__init__()
+        self.denials = Denials(name, inbox)
+
+    @property
+    def logged_in(self) -> bool:
+        """Does the server ask who its clients are?"""
+        return bool(self._server_info.get("auth_required"))
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # Called before credentials are sent, at every reconnect too. nats-py would go on without TLS.
+        if initial_connection and self.options.get("tls") and not info.get("tls_required"):
+            raise TlsNotOffered
+        await super()._process_info(info, initial_connection)
+
+
+async def connect(
+    url: str,
+    name: str,
+    *,
+    inbox: str = "",
+    credentials: Credentials | None = None,
+    wait_s: float = 10.0,
+) -> Connection:
     """Connect and stay connected: reconnects for ever, notices a dead peer within ten seconds.
 
-    `url` may name several servers of one cluster, separated by commas; any of them will do. Raises
-    `LogUnavailable` when no server answers within `wait_s`, naming the URL.
+    `url` may name several servers of one cluster, separated by commas; any of them will do. `inbox` is the
+    prefix of the connection's reply subjects (see `subjects.inbox`); permissions depend on it. Raises
+    `LogUnavailable` when no server answers within `wait_s`, naming the URL, and `AccessDenied` at once when it
+    refuses us or we do not trust it.
     """
+    servers = [one.strip() for one in url.split(",") if one.strip()]
+    where = ", ".join(map(without_secret, servers))
+    ready = False
 
     async def on_error(error: Exception) -> None:
-        if not isinstance(error, ConnectionError | asyncio.TimeoutError):
+        if client.denials.note(error):
+            return
+        reason = _refusal(error)
+        if reason and not ready:
+            # Out of nats-py's own loop, which would try for ever.
+            raise AccessDenied(f"the NATS server at {where} {reason}") from error
+        if reason:
+            _log.error("nats_refused", reason=reason, connection=name)
+        elif not isinstance(error, ConnectionError | asyncio.TimeoutError):
             _log.warning("nats_error", error=repr(error), connection=name)
 
     async def on_disconnect() -> None:
@@ -30,18 +86,22 @@ async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
             _log.warning("nats_disconnected", connection=name)
 
     async def on_reconnect() -> None:
+        client.denials.reconnected()
         _log.info("nats_reconnected", connection=name)
 
     def closing() -> bool:
         return client.is_closed or client.is_draining
 
-    client = Client()
+    options = (credentials or Credentials()).options(",".join(servers))
+    inbox = inbox or subjects.loose_inbox(name)
+    client = Connection(name, inbox)
     try:
         # Without the deadline nats-py would go on trying for ever.
         async with asyncio.timeout(wait_s):
             await client.connect(
-                [one.strip() for one in url.split(",") if one.strip()],
+                servers,
                 name=name,
+                inbox_prefix=inbox,
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
@@ -52,10 +112,70 @@ async def connect(url: str, name: str, *, wait_s: float = 10.0) -> Client:
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
                 reconnected_cb=on_reconnect,
+                **options,
             )
+            if not client.is_connected:
+                raise ConnectionError("the server ended the connection")
     except (TimeoutError, OSError, NatsError) as error:
+        await _abandon(client)
         raise LogUnavailable(
-            f"no NATS server answers at {url} within {wait_s:.0f} s; "
+            f"no NATS server answers at {where} within {wait_s:.0f} s; "
             "start one, or let `headwater up` start its own"
         ) from error
+    except BaseException:
+        await _abandon(client)
+        raise
+    ready = True
     return client
+
+
+@asynccontextmanager
+async def watched(client: Client, *subjects: str) -> AsyncIterator[None]:
+    """Around publishes whose answer is awaited: raises `AccessDenied` as soon as the server denies one of them.
+
+    A client of somebody else's making has no record of denials: it waits for its deadline.
+    """
+    async with AsyncExitStack() as stack:
+        if isinstance(client, Connection):
+            for subject in subjects:
+                await stack.enter_async_context(client.denials.watch(subject))
+        yield
+
+
+def without_secret(url: str) -> str:
+    """`url` as it may be printed: without user, password or token."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
+
+
+async def _abandon(client: Client) -> None:
+    """Leave no socket and no task behind of a connection that failed.
+
+    Under uvloop a transport whose TLS handshake failed never says that it is closed.
+    """
+    with contextlib.suppress(OSError, NatsError, TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await client.close()
+
+
+def _refusal(error: Exception) -> str:
+    """What the server refuses, with the mend; empty for any other error."""
+    text = str(error).lower()
+    if isinstance(error, TlsNotOffered):
+        return "does not offer TLS, which is asked for: give it a certificate, or leave --nats-tls-… and tls:// out"
+    if any(words in text for words in _REFUSALS):
+        return (
+            "refuses these credentials: check --nats-nkey-file, --nats-creds-file or the user in --nats, "
+            "and that the server's nats.conf holds this user"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that is not trusted ({error.verify_message}): "
+            "name its authority with --nats-tls-ca, and the host as the certificate does"
+        )
+    if isinstance(error, ssl.SSLError):
+        return (
+            f"does not agree on TLS ({error.reason or error}): check --nats-tls-cert and --nats-tls-key, "
+            "and --nats-tls-first"
+        )
+    return ""

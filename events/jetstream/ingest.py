@@ -18,6 +18,7 @@ from nats.errors import Error as NatsError
 
 from headwater.events.errors import LogError, LogRefused, LogUnavailable
 from headwater.events.jetstream.api import error_of
+from headwater.events.jetstream.connection import watched
 
 FLOW = 100
 """Messages per flow ack that are asked for; the server may ask for fewer."""
@@ -78,12 +79,15 @@ class Ingest:
         headers: Callable[[int], dict[str, str]],
         deadline_s: float,
     ) -> Ingested:
-        """Send one batch; `headers(i)` are those of message i (from 0). Raises `LogUnavailable` without an answer."""
+        """Send one batch; `headers(i)` are those of message i (from 0).
+
+        Raises `LogUnavailable` without an answer, and `AccessDenied` when the server denies the subject.
+        """
         await self._subscribe()
         name = f"b{next(self._numbers)}"
         batch = self._batches[name] = _Batch(subject)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with watched(self._client, subject), asyncio.timeout(deadline_s):
                 for index, data in enumerate(messages):
                     while index - batch.acked >= OUTSTANDING_ACKS * batch.flow and batch.end is None:
                         batch.news.clear()

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
+from headwater.events.errors import AccessDenied, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import STREAM_NAME_IN_USE, api
 from headwater.events.jetstream.stream_compare import Difference, compare, repairable
 from headwater.events.jetstream.stream_spec import StreamSpec
@@ -37,11 +37,13 @@ class Repaired(msgspec.Struct, frozen=True):
         return not self.left and not self.refusal
 
 
-async def repair(client: Client, wanted: StreamSpec, *, limits: bool = True) -> Repaired:
+async def repair(client: Client, wanted: StreamSpec, *, limits: bool = True, alter: bool = True) -> Repaired:
     """Create the stream or alter what loses nothing; without `limits` limits stay as they are.
 
+    Without `alter` an existing stream is only looked at: for a client that the server would deny it.
     Idempotent, and never deletes. What the server refuses is told in the answer, except that a stream that
-    can not be created raises `LogRefused`. Raises `LogUnavailable` when the server does not answer.
+    can not be created raises `LogRefused`, or `StreamMissing` when this client may not create it. Raises
+    `LogUnavailable` when the server does not answer.
     """
     try:
         info = await api(client, f"STREAM.INFO.{wanted.name}")
@@ -52,7 +54,13 @@ async def repair(client: Client, wanted: StreamSpec, *, limits: bool = True) -> 
     altered: list[Difference] = []
     refusals: list[str] = []
     config: dict[str, Any] = info["config"]
-    for group in _groups(repairable(compare(wanted, info), limits=limits)):
+    to_alter = repairable(compare(wanted, info), limits=limits)
+    if to_alter and not alter:
+        refusals.append(
+            f"{', '.join(one.field for one in to_alter)} should be altered, and only the operator may: "
+            "run `headwater streams --repair` with the operator's key"
+        )
+    for group in _groups(to_alter if alter else []):
         change = {one.field: one.wanted for one in group}
         try:
             config = (await api(client, f"STREAM.UPDATE.{wanted.name}", config | change))["config"]
@@ -65,13 +73,13 @@ async def repair(client: Client, wanted: StreamSpec, *, limits: bool = True) -> 
     return Repaired(wanted.name, False, tuple(altered), left, "; ".join(refusals))
 
 
-async def ensure(client: Client, wanted: StreamSpec) -> None:
+async def ensure(client: Client, wanted: StreamSpec, *, alter: bool = True) -> None:
     """What every process does at its start: create a missing stream, add missing capabilities and replicas.
 
     Limits stay as they are, larger or smaller. What can not be altered is logged and does not keep the
     process from starting: the stream may serve nevertheless. Raises as `repair` does.
     """
-    done = await repair(client, wanted, limits=False)
+    done = await repair(client, wanted, limits=False, alter=alter)
     if done.altered:
         _log.info("stream_altered", stream=wanted.name, fields=[one.field for one in done.altered])
     if done.refusal:
@@ -90,6 +98,11 @@ async def _create(client: Client, wanted: StreamSpec) -> bool:
     """Did we create it? False when another process did in this moment, with other settings than ours."""
     try:
         await api(client, f"STREAM.CREATE.{wanted.name}", wanted.config())
+    except AccessDenied as error:
+        raise StreamMissing(
+            f"stream {wanted.name} does not exist, and only the operator may create it: "
+            "run `headwater pools` with the operator's key"
+        ) from error
     except LogRefused as error:
         if error.code == STREAM_NAME_IN_USE:
             return False

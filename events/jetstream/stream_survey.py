@@ -1,6 +1,7 @@
 """Looking at every stream of a namespace without making or changing any."""
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 from typing import Any
 
@@ -8,7 +9,7 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import LogError, LogRefused, StreamMissing
+from headwater.events.errors import AccessDenied, LogError, LogRefused, StreamMissing
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.blobs import JetStreamBlobs
 from headwater.events.jetstream.reading import bounds_of
@@ -69,9 +70,11 @@ async def wanted_streams(client: Client, ns: str, replicas: int) -> list[StreamS
     prefix = subjects.pool_stream_prefix(ns)
     pools = set()
     for name in await stream_names(client, prefix):
-        config = (await api(client, f"STREAM.INFO.{name}"))["config"]
-        # Another namespace's name may begin like ours: its subjects tell.
-        has = config.get("subjects") or []
+        # Another namespace's name may begin like ours: its subjects tell. Of one that we may not look at the
+        # survey itself will say so.
+        has: list[str] = []
+        with contextlib.suppress(AccessDenied):
+            has = (await api(client, f"STREAM.INFO.{name}"))["config"].get("subjects") or []
         if not has or any(subjects.in_namespace(ns, subject) for subject in has):
             pools.add(name.removeprefix(prefix))
     try:

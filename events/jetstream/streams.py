@@ -1,7 +1,10 @@
 """Making sure of streams by namespace and pool, as every process does at its start."""
 
+import asyncio
+
 from nats.aio.client import Client
 
+from headwater.events.errors import StreamMissing
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.stream_repair import ensure
 from headwater.events.jetstream.stream_spec import (
@@ -12,17 +15,35 @@ from headwater.events.jetstream.stream_spec import (
     pool_log_stream,
     table_stream,
 )
+from headwater.schemas import subjects
+
+POLL_S = 0.1
 
 
-async def ensure_namespace(client: Client, ns: str, *, replicas: int = 1) -> None:
+async def ensure_namespace(client: Client, ns: str, *, replicas: int = 1, alter: bool = True) -> None:
     """Streams and buckets that every process of a namespace needs. See `ensure`."""
     for spec in namespace_streams(ns, replicas):
-        await ensure(client, spec)
+        await ensure(client, spec, alter=alter)
 
 
-async def ensure_pool(client: Client, ns: str, pool: str, *, replicas: int = 1) -> None:
-    """The log of one pool. See `ensure`."""
-    await ensure(client, pool_log_stream(ns, pool, replicas))
+async def ensure_pool(
+    client: Client, ns: str, pool: str, *, replicas: int = 1, alter: bool = True, patience_s: float = 0.0
+) -> None:
+    """The log of one pool. See `ensure`. For `patience_s` the operator may make it before this client tries to."""
+    await _wait_for(client, subjects.pool_stream(ns, pool), patience_s)
+    await ensure(client, pool_log_stream(ns, pool, replicas), alter=alter)
+
+
+async def _wait_for(client: Client, name: str, patience_s: float) -> None:
+    """Return once the stream exists, or patience ends."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience_s
+    while loop.time() < end:
+        try:
+            await api(client, f"STREAM.INFO.{name}")
+            return
+        except StreamMissing:
+            await asyncio.sleep(POLL_S)
 
 
 async def stream_names(client: Client, prefix: str) -> list[str]:

@@ -207,6 +207,10 @@ class SimBlobs:
             self._process, REQUEST_S, lambda: self._store.blobs.read_into(name, into, digest)
         )
 
+    async def has(self, name: str) -> bool:
+        """See `Blobs.has`."""
+        return await self._store.ask(self._process, REQUEST_S, lambda: self._store.blobs.has(name))
+
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
         return await self._store.ask(self._process, REQUEST_S, lambda: self._store.blobs.get(name))

@@ -16,6 +16,7 @@ from headwater.engines.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
 from tests.contract.buses import BusCase, memory_bus, nats_bus
 from tests.contract.engines import EngineCase, MakeEngine, sim_engine, started, vllm_engine
+from tests.contract.guarded import Guarded, guarded_server
 from tests.contract.logs import LogCase, jetstream_case, memory_case
 from tests.support.nats import NatsServer
 
@@ -62,6 +63,13 @@ async def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
     await server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    """A server of the test's own with least permissions."""
+    async with guarded_server(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=["memory", "ack1", "ack2"])

@@ -52,11 +52,13 @@ async def test_object_is_read_as_it_was_put(case: BlobsCase, data: bytes) -> Non
     """Every byte, whatever the size."""
     await case.blobs.put("a/b c/ü.bin", data)
     assert await case.other.get("a/b c/ü.bin") == data
+    assert await case.other.has("a/b c/ü.bin")
 
 
 async def test_absent_object_is_none(case: BlobsCase) -> None:
     """Absent is not an error, and removing it is fine."""
     assert await case.blobs.get("nobody") is None
+    assert not await case.blobs.has("nobody")
     await case.blobs.delete("nobody")
     assert await case.blobs.names("") == []
 
@@ -75,6 +77,7 @@ async def test_deleted_object_is_gone_and_can_be_put_again(case: BlobsCase) -> N
     await case.other.delete("k")
     await case.blobs.delete("k")
     assert await case.blobs.get("k") is None
+    assert not await case.other.has("k")
     assert await case.blobs.names("") == []
     await case.blobs.put("k", b"2")
     assert await case.other.get("k") == b"2"

@@ -22,11 +22,19 @@ READY = re.compile(rb"ready at (http://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
 class FleetProcess:
     """`headwater up` in a process group of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, url: str, nats: str, log: Path) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        url: str,
+        nats: str,
+        log: Path,
+        access: tuple[str, ...] = (),
+    ) -> None:
         self.process = process
         self.url = url
         self.nats = nats
         self.log = log
+        self.access = access
 
     def pids(self, what: str) -> list[int]:
         """Processes of this fleet whose command line holds `what`."""
@@ -94,6 +102,7 @@ class FleetProcess:
             *arguments,
             "--nats",
             self.nats,
+            *self.access,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=child_environment(),
@@ -115,8 +124,13 @@ class FleetProcess:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, *flags: str, ready_s: float = 60) -> AsyncIterator[FleetProcess]:
-    """A fleet on free ports with its data in `folder`. On leaving: every decision in its log is made again."""
+async def fleet(
+    folder: Path, *flags: str, ready_s: float = 60, access: tuple[str, ...] = ()
+) -> AsyncIterator[FleetProcess]:
+    """A fleet on free ports with its data in `folder`. On leaving: every decision in its log is made again.
+
+    `access` are flags to log in with: for the fleet, and for commands against its server.
+    """
     log = folder / "up.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -133,6 +147,7 @@ async def fleet(folder: Path, *flags: str, ready_s: float = 60) -> AsyncIterator
             "--log-format",
             "json",
             *flags,
+            *access,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             env=child_environment(),
@@ -147,7 +162,7 @@ async def fleet(folder: Path, *flags: str, ready_s: float = 60) -> AsyncIterator
                 match = READY.search(line)
                 if match:
                     break
-        made = FleetProcess(process, match[1].decode(), match[2].decode(), log)
+        made = FleetProcess(process, match[1].decode(), match[2].decode(), log, access)
         yield made
         if process.returncode is None:
             code, output = await made.command("replay", "--verify")

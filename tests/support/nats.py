@@ -19,16 +19,23 @@ class NatsServer:
     `ack_v2` sets the flag js_ack_fc_v2, which changes the format of every delivered message's reply subject;
     `settings` go into the configuration file as they are, over what every test server has.
     Port and store stay the same over `kill` and `restart`. Start it from the main thread: the kernel ends it
-    with the thread that started it.
+    with the thread that started it. A `config` of the test's own must listen on `port`.
     """
 
     def __init__(
-        self, folder: Path, *, ack_v2: bool = False, settings: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        ack_v2: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        port: int = 0,
+        config: Path | None = None,
     ) -> None:
         self.folder = folder
         self.ack_v2 = ack_v2
         self.settings = settings
-        self.port = free_port(0)
+        self.port = port or free_port(0)
+        self._config = config
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -54,7 +61,7 @@ class NatsServer:
 
     def _spawn(self) -> None:
         assert self._process is None, "the server is already running"
-        config = write_config(
+        config = self._config or write_config(
             self.folder,
             self.port,
             name=f"test-{self.port}",
@@ -68,6 +75,11 @@ class NatsServer:
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent,
             )
+
+    def violations(self) -> list[str]:
+        """What was denied to clients, as the server logged it."""
+        lines = self.log_file.read_text().splitlines()
+        return [line for line in lines if "Violation" in line]
 
     def start_now(self) -> None:
         """The same for callers without a running event loop, such as session fixtures."""
@@ -89,6 +101,10 @@ class NatsServer:
     def resume(self) -> None:
         """Go on after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
+
+    def reload(self) -> None:
+        """SIGHUP: the server reads its configuration again."""
+        os.kill(self.pid, signal.SIGHUP)
 
     async def restart(self) -> None:
         """Start again on the same port and store, after `kill` or `stop`."""

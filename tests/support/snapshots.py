@@ -56,6 +56,10 @@ class StoppingBlobs:
         """See `Blobs.get`."""
         return await self._call(lambda: self._blobs.get(name))
 
+    async def has(self, name: str) -> bool:
+        """See `Blobs.has`."""
+        return await self._call(lambda: self._blobs.has(name))
+
     async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
         """See `Blobs.read_into`."""
         return await self._call(lambda: self._blobs.read_into(name, into, digest))

@@ -22,14 +22,18 @@ def flags(*arguments: str) -> Namespace:
 
 def other(name: str) -> tuple[str, Any]:
     """A usable value of a setting that is not its default: as text, and as it is read."""
-    special = {"engine": "sim", "sim_step_time": "zero", "log_level": "error", "log_format": "json"} | {
-        "record_payloads": "full"
+    special: dict[str, Any] = {
+        "engine": "sim",
+        "sim_step_time": "zero",
+        "nats_tls_first": "yes",
+        "replicas": 3,
+        "record_payloads": "full",
+        "log_level": "error",
+        "log_format": "json",
     }
     default = getattr(DEFAULTS, name)
-    if name == "replicas":
-        return "3", 3
     if name in special:
-        return special[name], special[name]
+        return str(special[name]), special[name]
     if isinstance(default, int):
         return str(default + 7), default + 7
     if isinstance(default, float):
@@ -118,6 +122,8 @@ def test_a_command_takes_from_the_environment_what_it_has_no_flag_for() -> None:
         ("max_model_len", "-1"),
         ("kv_cache_mib", "-1"),
         ("log_level", "loud"),
+        ("nats_tls_first", "maybe"),
+        ("replicas", "7"),
     ],
 )
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])

@@ -1,11 +1,14 @@
 """`Bus` in memory: same contract, one process. For tests and the simulator."""
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 
 import structlog
 
 from headwater.actors.bus_port import Handler, Message, NoResponder, ReplyTimeout
+
+PENDING_MESSAGES_MAX = 65_536
 
 _log = structlog.get_logger("headwater.bus")
 
@@ -14,7 +17,7 @@ class MemoryBus:
     """See `headwater.actors.bus_port.Bus`. Wildcards '*' and '>' work as in NATS."""
 
     def __init__(self) -> None:
-        self._subscriptions: list[_MemorySubscription] = []
+        self._subscriptions: list[MailboxSubscription] = []
         self._inboxes = count(1)
         self._turn = 0
 
@@ -42,37 +45,47 @@ class MemoryBus:
         finally:
             await subscription.unsubscribe()
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_MemorySubscription":
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "MailboxSubscription":
         """See `Bus.subscribe`."""
-        subscription = _MemorySubscription(self, subject, handler, queue)
+        subscription = MailboxSubscription(subject, handler, queue, self._drop)
         self._subscriptions.append(subscription)
         return subscription
 
-    def drop(self, subscription: "_MemorySubscription") -> None:
-        """Forget a subscription."""
+    def _drop(self, subscription: "MailboxSubscription") -> None:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
     def _deliver(self, message: Message) -> int:
-        matching = [s for s in self._subscriptions if _matches(s.pattern, message.subject)]
+        matching = [s for s in self._subscriptions if matches(s.pattern, message.subject)]
         chosen = [s for s in matching if not s.queue]
         for queue in sorted({s.queue for s in matching if s.queue}):
             members = [s for s in matching if s.queue == queue]
             self._turn += 1
             chosen.append(members[self._turn % len(members)])
         for subscription in chosen:
-            subscription.mailbox.put_nowait(message)
+            subscription.deliver(message)
         return len(chosen)
 
 
-class _MemorySubscription:
-    def __init__(self, bus: MemoryBus, pattern: str, handler: Handler, queue: str) -> None:
+class MailboxSubscription:
+    """Messages wait in a mailbox and are handled by a task, one at a time. `forget` ends the delivery."""
+
+    def __init__(
+        self, pattern: str, handler: Handler, queue: str, forget: Callable[["MailboxSubscription"], None]
+    ) -> None:
         self.pattern = pattern
         self.queue = queue
-        self.mailbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._bus = bus
+        self.mailbox: asyncio.Queue[Message] = asyncio.Queue(PENDING_MESSAGES_MAX)
         self._handler = handler
+        self._forget = forget
         self._task = asyncio.create_task(self._run(), name=f"subscription {pattern}")
+
+    def deliver(self, message: Message) -> None:
+        """Take a message; a full mailbox drops it, as NATS does."""
+        if self.mailbox.full():
+            _log.error("message_dropped", subject=message.subject, pending=PENDING_MESSAGES_MAX)
+        else:
+            self.mailbox.put_nowait(message)
 
     async def _run(self) -> None:
         while True:
@@ -84,15 +97,14 @@ class _MemorySubscription:
 
     async def unsubscribe(self) -> None:
         """See `Subscription.unsubscribe`."""
-        self._bus.drop(self)
+        self._forget(self)
+        self._task.cancel()
         if asyncio.current_task() is not self._task:
-            self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        else:
-            self._task.cancel()
 
 
-def _matches(pattern: str, subject: str) -> bool:
+def matches(pattern: str, subject: str) -> bool:
+    """Does a subject match a pattern with '*' for one token and '>' for all that follow?"""
     wanted, got = pattern.split("."), subject.split(".")
     for number, token in enumerate(wanted):
         if token == ">":

@@ -32,22 +32,16 @@ from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
+from headwater.actors.live_fold import LiveFold
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
-from headwater.events.errors import LogUnavailable
-from headwater.events.log import Gap, Log, Record, Slice, Unreadable
+from headwater.events.log import Log
 from headwater.events.writer import Writer
 from headwater.router.decide import Standing, decide, prompt_of
-from headwater.router.state import RouterState, apply_to_loads, in_order
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.route import Decision, RouteQuery, RouteRefused, Weights
-
-LAG_MESSAGES_MAX = 2_000
-"""Behind the log by more than this, decisions say that they are degraded."""
-
-LAG_S_MAX = 2.0
-"""So do they when an own decision has not come back from the log for this long."""
 
 RECENT_MAX = 4_096
 """Decisions remembered in case their query comes again."""
@@ -67,41 +61,38 @@ class RouterActor(Actor):
     def __init__(self, world: World, name: str, pool: str, *, weights: Weights | None = None) -> None:
         super().__init__(world, name)
         self.pool = pool
-        self.state = RouterState()
         self.log = self.log.bind(pool=pool)
         self._weights = weights or Weights()
         self._metrics = RouterMetrics(pool)
+        self._fold = LiveFold(world.clock, self.log, self._metrics)
         self._lease: lease.LeaseHandle | None = None
         self._writer: Writer | None = None
         self._fleet: Writer | None = None
         self._log: Log | None = None
         self._snapshots = SnapshotKeeper(
-            world, pool, state=lambda: self.state, settled=self._settled, quiet=self._quiet
+            world, pool, state=lambda: self.state, settled=lambda: self._fold.settled, quiet=self._quiet
         )
         self._subscription: Subscription | None = None
-        self._number = 0
-        self._seen = 0
-        self._lag = 0
-        self._lag_s = 0.0
-        self._events_a_message = 1.0
         self._recent: OrderedDict[str, Decision] = OrderedDict()
-        self._unseen_since_s = 0.0
         self._answering = asyncio.Event()
         self._answering.set()
-        self._caught_up = asyncio.Event()
+
+    @property
+    def state(self) -> RouterState:
+        """The fold as it stands."""
+        return self._fold.state
 
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
         return {
-            "state": "ready" if self._caught_up.is_set() else "catching up",
+            "state": "ready" if self._fold.caught_up.is_set() else "catching up",
             "pool": self.pool,
             "position": self.state.position,
-            "lag_messages": self._lag,
-            "lag_events": round(self._lag * self._events_a_message),
-            "lag_s": round(self._lag_s, 3),
+            **self._fold.lag(),
             "workers": len(self.state.loads.workers),
+            "cold": sorted(self.state.cold),
             "blocks": self.state.index.rows,
-            "decisions": self._number,
+            "decisions": self._fold.number,
             "digest": self.state.digest(),
         }
 
@@ -122,10 +113,11 @@ class RouterActor(Actor):
         began = world.clock.monotonic_s()
         # Held from the first moment: a large snapshot takes longer to fetch than a lease lasts.
         self.spawn(self._hold(), "lease")
-        self.state = await self._snapshots.restore(self._log) or self.state
+        self._fold.state = await self._snapshots.restore(self._log) or self.state
         from_snapshot = self.state.position
-        self.spawn(self._tail(), "tail")
-        await self._caught_up.wait()
+        life = (self.name, epoch)
+        self.spawn(self._fold.follow(self._log, life, self._snapshots.folding), "tail")
+        await self._fold.caught_up.wait()
         self.log.info(
             "router_caught_up",
             log_position=self.state.position,
@@ -153,92 +145,13 @@ class RouterActor(Actor):
         if self._lease is not None:
             raise lease.LeaseLost(await self._lease.hold())
 
-    async def _tail(self) -> None:
-        while True:
-            self.state.log = await self._identity()
-            async for piece in self._require_log().read(self.state.position, follow=True):
-                async with self._snapshots.folding():
-                    if piece.gap is not None and piece.gap.first <= self.state.position:
-                        # What was folded is gone: this is another log, read it from its start.
-                        self._on_gap(piece.gap._replace(last=0))
-                        break
-                    self._fold(piece)
-                if piece.lag == 0:
-                    self._caught_up.set()
-
-    async def _identity(self) -> str:
-        """Which log this is; an unreachable server is waited for."""
-        while True:
-            try:
-                return await self._require_log().identity()
-            except LogUnavailable as error:
-                self.log.warning("log_waits", reason=str(error))
-                await self.world.clock.sleep(0.5)
-
-    def _fold(self, piece: Slice) -> None:
-        if piece.gap is not None:
-            self._on_gap(piece.gap)
-        for message in in_order(piece):
-            if isinstance(message, Unreadable):
-                self._metrics.unreadable.inc()
-                self.log.error("log_message_unreadable", log_position=message.position, reason=message.reason)
-                self.state.skip(message)
-            else:
-                self._fold_record(message)
-        self._lag = piece.lag
-        if piece.records:
-            events = sum(len(record.batch.events) for record in piece.records) / len(piece.records)
-            self._events_a_message += (events - self._events_a_message) / 8
-        last_ns = piece.records[-1].stored_ns if piece.records and piece.lag else 0
-        self._lag_s = max(0.0, (self.world.clock.wall_ns() - last_ns) / 1e9) if last_ns else 0.0
-        self._metrics.position.set(self.state.position)
-        self._metrics.lag.set(piece.lag)
-        self._metrics.lag_events.set(piece.lag * self._events_a_message)
-        self._metrics.lag_seconds.set(self._lag_s)
-        self._metrics.blocks.set(self.state.index.rows)
-        self._metrics.workers.set(len(self.state.loads.workers))
-
-    def _fold_record(self, record: Record) -> None:
-        batch = record.batch
-        own = batch.writer == self.name and self._lease is not None and batch.epoch == self._lease.epoch
-        events, broken = self.state.admit(record)
-        if broken is not None:
-            self._metrics.breaks.inc()
-            self.log.error("log_chain_broken", **broken._asdict())
-        for event in events:
-            self.state.apply_to_index(batch, event)
-            if own and isinstance(event, Decision):
-                # Applied when it was made.
-                self._seen = event.number
-            else:
-                apply_to_loads(self.state.loads, batch, event)
-
-    def _on_gap(self, gap: Gap) -> None:
-        """What was lost may have changed anything: begin from nothing and let the workers tell."""
-        self.log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason)
-        self._metrics.gaps.inc()
-        self.state = RouterState(whole=False)
-        self.state.position = gap.last
-        self._seen = self._number
-
-    def _degraded(self) -> bool:
-        """Is the fold known to be behind, or are our own decisions not coming back from the log?"""
-        now = self.world.clock.monotonic_s()
-        if self._seen == self._number:
-            self._unseen_since_s = now
-        return self._lag > LAG_MESSAGES_MAX or now - self._unseen_since_s > LAG_S_MAX
-
-    def _settled(self) -> bool:
-        """Does the state hold nothing that the log did not tell?"""
-        return self._seen == self._number
-
     @asynccontextmanager
     async def _quiet(self) -> AsyncIterator[None]:
         """Let queries wait, for `SETTLE_S` at most, until the log has told all decisions."""
         self._answering.clear()
         until = self.world.clock.monotonic_s() + SETTLE_S
         try:
-            while not self._settled() and self.world.clock.monotonic_s() < until:
+            while not self._fold.settled and self.world.clock.monotonic_s() < until:
                 await self.world.clock.sleep(0.002)
             yield
         finally:
@@ -264,12 +177,12 @@ class RouterActor(Actor):
             return made
         began = self.world.clock.monotonic_s()
         standing = Standing(
-            number=self._number + 1,
+            number=self._fold.number + 1,
             position=self.state.position,
-            seen=self._seen,
+            seen=self._fold.seen,
             wall_ns=self.world.clock.wall_ns(),
             weights=self._weights,
-            degraded=self._degraded(),
+            degraded=self._fold.degraded(),
         )
         decision = decide(
             self.state.index, self.state.loads, self.state.cold, prompt_of(query), query, standing
@@ -278,11 +191,10 @@ class RouterActor(Actor):
             self._metrics.refused.inc()
             self.log.info("route_refused", request=query.request, reason=decision.reason)
             return decision
-        self._number += 1
         self._recent[query.request] = decision
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
-        self.state.loads.decide(decision)
+        self._fold.decided(decision)
         if self._writer is not None and not self._writer.offer(decision):
             self._metrics.unrecorded.inc()
         self._metrics.decided.inc()
@@ -312,7 +224,7 @@ class RouterActor(Actor):
                 except TimeoutError:
                     self.log.warning("events_not_written", pending=writer.pending)
         for _ in range(40):
-            if self._seen == self._number:
+            if self._fold.settled:
                 break
             await self.world.clock.sleep(0.05)
         await self._snapshots.save(self._require_log())

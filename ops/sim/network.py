@@ -8,16 +8,12 @@ import random
 from collections import defaultdict
 from typing import Protocol
 
-import structlog
-
+from headwater.actors.bus_memory import MailboxSubscription, matches
 from headwater.actors.bus_port import BusClosed, Handler, Message, NoResponder, ReplyTimeout
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.process import Process
 
 LATENCY_S = (0.0001, 0.002)
-PENDING_MESSAGES_MAX = 65_536
-
-_log = structlog.get_logger("headwater.bus")
 
 
 class Trace(Protocol):
@@ -53,7 +49,7 @@ class Network:
     def subscriptions(self) -> list[str]:
         """Who listens to what: for finding what was left behind."""
         live = [*self._wild, *(one for several in self._exact.values() for one in several)]
-        return sorted(f"{one.process.name}: {one.subject}" for one in live)
+        return sorted(f"{one.process.name}: {one.pattern}" for one in live)
 
     def open_inboxes(self) -> int:
         """Requests that still wait for an answer."""
@@ -63,18 +59,18 @@ class Network:
         """Deliver to it from now on."""
         self._numbers += 1
         subscription.number = self._numbers
-        if "*" in subscription.subject or ">" in subscription.subject:
+        if "*" in subscription.pattern or ">" in subscription.pattern:
             self._wild.append(subscription)
         else:
-            self._exact[subscription.subject].append(subscription)
+            self._exact[subscription.pattern].append(subscription)
 
     def unsubscribe(self, subscription: "_Subscription") -> None:
         """Deliver nothing more to it."""
-        for several in (self._wild, self._exact.get(subscription.subject, [])):
+        for several in (self._wild, self._exact.get(subscription.pattern, [])):
             if subscription in several:
                 several.remove(subscription)
-        if not self._exact.get(subscription.subject, True):
-            del self._exact[subscription.subject]
+        if not self._exact.get(subscription.pattern, True):
+            del self._exact[subscription.pattern]
 
     def open_inbox(self, process: Process) -> tuple[str, asyncio.Future[bytes]]:
         """Somewhere for one answer."""
@@ -95,7 +91,7 @@ class Network:
         if message.subject.startswith("_INBOX."):
             return self._answer(source, message)
         matching = list(self._exact.get(message.subject, ()))
-        matching += [one for one in self._wild if _matches(one.subject, message.subject)]
+        matching += [one for one in self._wild if matches(one.pattern, message.subject)]
         chosen = [one for one in matching if not one.queue]
         for queue in sorted({one.queue for one in matching if one.queue}):
             chosen.append(self._draw.choice([one for one in matching if one.queue == queue]))
@@ -129,9 +125,9 @@ class Network:
             self._loop.later(at - self._loop.time(), self._deliver, target, message)
 
     def _deliver(self, target: "_Subscription", message: Message) -> None:
-        if target.process.connected and target.process.alive and target.live:
+        if target.reachable:
             self._trace("delivered", target.process.name, message.subject, message.data)
-            target.mailbox.put_nowait(message)
+            target.deliver(message)
 
 
 class SimBus:
@@ -171,47 +167,25 @@ class SimBus:
         return subscription
 
 
-class _Subscription:
+class _Subscription(MailboxSubscription):
+    """A subscription of a process: gone when the process is."""
+
     def __init__(
         self, network: Network, process: Process, subject: str, handler: Handler, queue: str
     ) -> None:
         self.process = process
-        self.subject = subject
-        self.queue = queue
-        self.live = True
         self.number = 0
-        self.mailbox: asyncio.Queue[Message] = asyncio.Queue(PENDING_MESSAGES_MAX)
+        self._live = True
         self._network = network
-        self._handler = handler
-        self._task = asyncio.create_task(self._run(), name=f"{process.name}: subscription {subject}")
+        super().__init__(subject, handler, queue, lambda _: self.drop())
 
-    async def _run(self) -> None:
-        while True:
-            message = await self.mailbox.get()
-            try:
-                await self._handler(message)
-            except Exception:
-                _log.exception("handler_failed", subject=message.subject)
+    @property
+    def reachable(self) -> bool:
+        """May messages be delivered to it?"""
+        return self._live and self.process.alive and self.process.connected
 
     def drop(self) -> None:
         """Deliver nothing more."""
-        if self.live:
-            self.live = False
+        if self._live:
+            self._live = False
             self._network.unsubscribe(self)
-
-    async def unsubscribe(self) -> None:
-        """See `Subscription.unsubscribe`."""
-        self.drop()
-        self._task.cancel()
-        if asyncio.current_task() is not self._task:
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
-def _matches(pattern: str, subject: str) -> bool:
-    wanted, got = pattern.split("."), subject.split(".")
-    for number, token in enumerate(wanted):
-        if token == ">":
-            return len(got) > number
-        if number >= len(got) or token not in ("*", got[number]):
-            return False
-    return len(wanted) == len(got)

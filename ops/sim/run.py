@@ -151,6 +151,9 @@ async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float, whole
 def _unhealthy(fleet: SimFleet) -> list[str]:
     found = []
     for name in fleet.routers:
+        if name not in fleet.actors:
+            found.append(f"{name}: not started")
+            continue
         state = fleet.actors[name].stats()
         if state.get("workers") != len(fleet.engines) or state.get("state") != "ready":
             found.append(f"{name}: {state}")

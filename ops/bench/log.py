@@ -13,7 +13,7 @@ import numpy as np
 from headwater.events.errors import LogError
 from headwater.events.jetstream import JetStreamLog, connect, ensure_pool
 from headwater.events.log import Entry, Log, Record, Stored
-from headwater.ops.bench import raw_nats
+from headwater.ops.bench import raw_nats, snapshot
 from headwater.ops.bench.report import Measure, Report
 from headwater.ops.bench.servers import servers
 from headwater.router.state import RouterState
@@ -32,6 +32,7 @@ FOLD_MESSAGES = 4_000
 FOLD_EVENTS = 16
 FOLD_BLOCKS = 64
 TABLE_BLOCKS = 10_000_000
+SNAPSHOT_BLOCKS = 1_000_000
 
 NS, POOL, WORKER = "bench", "p", "w"
 CLUSTER_S = 30.0
@@ -39,7 +40,13 @@ CLUSTER_S = 30.0
 
 async def bench() -> Report:
     """Messages carry one event of 16 blocks, 250 bytes. Client and servers share the machine."""
-    measures = [*await _on_servers(1), *await _on_servers(3), *_fold()]
+    taken = await snapshot.bench(SNAPSHOT_BLOCKS)
+    snapshots = [
+        Measure(f"snapshot of {SNAPSHOT_BLOCKS / 1e6:.0f} M blocks: {one.name}", one.value, one.unit)
+        for one in taken.measures
+        if one.unit == "s"
+    ]
+    measures = [*await _on_servers(1), *await _on_servers(3), *snapshots, *_fold()]
     conditions = {
         "messages": MESSAGES,
         "one by one": ONE_BY_ONE,

@@ -47,6 +47,8 @@ test: install lint types
 bench: install
 	$(BIN)/headwater bench hash
 	$(BIN)/headwater bench index
+	$(BIN)/headwater bench log
+	$(BIN)/headwater bench snapshot
 	$(BIN)/headwater bench route
 	$(BIN)/headwater bench edge
 

@@ -7,11 +7,7 @@ so a request that moves to another worker goes on with the same tokens.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
-from zlib import crc32
-
-import msgspec
+from collections.abc import AsyncIterator
 
 from headwater.engines.engine import (
     Capability,
@@ -24,51 +20,11 @@ from headwater.engines.engine import (
     Step,
 )
 from headwater.engines.paged_cache import PagedCache
-from headwater.engines.step_time import StepTime
+from headwater.engines.sim_sequence import SimSequence, SimSettings, seed_of, token_at
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
 from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
-
-
-class SimSettings(NamedTuple):
-    """Shape of a simulated engine. Defaults follow the public replay that the step times come from."""
-
-    model: str = "sim"
-    block_size: int = 16
-    total_blocks: int = 16_384
-    context_length: int = 131_072
-    step_tokens_max: int = 8_192
-    sequences_max: int = 256
-    step_time: StepTime = StepTime()
-    script: tuple[int, ...] = (0,)
-    """Token ids that an answer repeats, from a place that depends on its seed."""
-    eos_token_id: int = -1
-    answer_tokens: tuple[int, int] = (24, 96)
-    """Shortest and longest answer that ends by itself."""
-
-
-class _Sequence(msgspec.Struct, eq=False):
-    """One request in the scheduler.
-
-    `blocks` are cached under their hash, `private` are not (yet). Up to `target` tokens are computed as a
-    prompt: after a preemption that includes tokens generated before.
-    """
-
-    request: GenerateRequest
-    emit: Emit
-    tokens: list[int]
-    target: int
-    seed: int
-    answer: int
-    hashes: list[int] = []
-    blocks: list[int] = []
-    private: int = 0
-    computed: int = 0
-    produced: int = 0
-    cached: int = -1
-    waiting: bool = True
-    ended: bool = False
 
 
 class SimEngine:
@@ -81,9 +37,9 @@ class SimEngine:
         self._settings = settings
         self._clock = clock
         self._cache = PagedCache(settings.total_blocks)
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._by_id: dict[str, _Sequence] = {}
+        self._waiting: deque[SimSequence] = deque()
+        self._running: list[SimSequence] = []
+        self._by_id: dict[str, SimSequence] = {}
         self._work = asyncio.Event()
         self._events: list[KvEvent] = []
         self._event_ready = asyncio.Event()
@@ -115,10 +71,10 @@ class SimEngine:
         if -(-need // self._settings.block_size) > self._settings.total_blocks:
             raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
         sampling = request.sampling
-        seed = sampling.seed if sampling.seed is not None else _seed_of(request.request)
+        seed = sampling.seed if sampling.seed is not None else seed_of(request.request)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
-        sequence = _Sequence(request, emit, tokens, len(tokens), seed, answer)
+        sequence = SimSequence(request, emit, tokens, len(tokens), seed, answer)
         self._by_id[request.request] = sequence
         self._waiting.append(sequence)
         self._work.set()
@@ -183,14 +139,14 @@ class SimEngine:
                     self._advance(sequence, count)
             self._publish_events()
 
-    def _schedule(self) -> tuple[list[tuple[_Sequence, int]], int]:
+    def _schedule(self) -> tuple[list[tuple[SimSequence, int]], int]:
         """Choose this step's work: (sequence, tokens to compute) and the prompt tokens among them.
 
         Sequences in decode go first, each one token; what is left of the step goes to prompts, the oldest
         first. Where blocks run out the newest sequence gives its own up and starts again later.
         """
         budget = self._settings.step_tokens_max
-        chunks: list[tuple[_Sequence, int]] = []
+        chunks: list[tuple[SimSequence, int]] = []
         prompt_tokens = 0
         for sequence in sorted(self._running, key=lambda s: s.computed < s.target):
             if sequence.waiting:
@@ -216,7 +172,7 @@ class SimEngine:
             prompt_tokens += count
         return [(s, n) for s, n in chunks if not s.waiting], prompt_tokens
 
-    def _admit(self, sequence: _Sequence) -> bool:
+    def _admit(self, sequence: SimSequence) -> bool:
         """Take a sequence's cached prefix, if the rest of its prompt fits."""
         size = self._settings.block_size
         usable = (len(sequence.tokens) - 1) // size
@@ -237,7 +193,7 @@ class SimEngine:
         sequence.waiting = False
         return True
 
-    def _reserve(self, sequence: _Sequence, count: int, *, preempt: bool = True) -> bool:
+    def _reserve(self, sequence: SimSequence, count: int, *, preempt: bool = True) -> bool:
         """Make sure that blocks exist for `count` more tokens, preempting the newest where they do not."""
         size = self._settings.block_size
         need = -(-(sequence.computed + count) // size) - len(sequence.blocks) - sequence.private
@@ -251,17 +207,17 @@ class SimEngine:
         sequence.private += max(0, need)
         return True
 
-    def _preempt(self, sequence: _Sequence) -> None:
+    def _preempt(self, sequence: SimSequence) -> None:
         self._running.remove(sequence)
         self._give_up(sequence)
         self._waiting.appendleft(sequence)
 
-    def _give_up(self, sequence: _Sequence) -> None:
+    def _give_up(self, sequence: SimSequence) -> None:
         self._cache.release(sequence.blocks, sequence.private)
         sequence.blocks, sequence.private, sequence.computed = [], 0, 0
         sequence.waiting = True
 
-    def _advance(self, sequence: _Sequence, count: int) -> None:
+    def _advance(self, sequence: SimSequence, count: int) -> None:
         sequence.computed += count
         self._commit(sequence)
         if sequence.computed < len(sequence.tokens):
@@ -284,7 +240,7 @@ class SimEngine:
         else:
             sequence.emit(step)
 
-    def _commit(self, sequence: _Sequence) -> None:
+    def _commit(self, sequence: SimSequence) -> None:
         """Cache the blocks that are now full."""
         size = self._settings.block_size
         full = sequence.computed // size
@@ -303,16 +259,16 @@ class SimEngine:
         sequence.blocks += fresh
         sequence.private -= len(fresh)
 
-    def _token(self, sequence: _Sequence) -> int:
+    def _token(self, sequence: SimSequence) -> int:
         """The next token: a function of the seed and of how many tokens the answer has, nothing else."""
         number = sequence.request.emitted + sequence.produced
         sampling = sequence.request.sampling
         ends = not sampling.ignore_eos and self._settings.eos_token_id >= 0
         if ends and number >= sequence.answer and sequence.produced >= sampling.min_tokens:
             return self._settings.eos_token_id
-        return _at(self._settings.script, sequence.seed, number)
+        return token_at(self._settings.script, sequence.seed, number)
 
-    def _finish(self, sequence: _Sequence, step: Step) -> None:
+    def _finish(self, sequence: SimSequence, step: Step) -> None:
         if sequence.ended:
             return
         sequence.ended = True
@@ -332,10 +288,4 @@ class SimEngine:
             self._event_ready.set()
 
 
-def _seed_of(request: str) -> int:
-    """A seed for a request without one: the same on every worker the request is tried on."""
-    return crc32(request.rpartition("-")[0].encode())
-
-
-def _at(script: Sequence[int], seed: int, number: int) -> int:
-    return script[(seed + number) % len(script)]
+__all__ = ["SimEngine", "SimSettings"]

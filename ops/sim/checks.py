@@ -118,7 +118,7 @@ def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -
     end = found[-1].position if found else 0
     everything = folded(found, whole=whole) if whole else None
     for name in fleet.routers:
-        state = fleet.actors[name].state  # type: ignore[attr-defined]
+        state = fleet.router(name).state
         if state.position != end:
             yield f"{name} stands at position {state.position}, the log ends at {end}"
         elif everything is not None and state.digest() != everything.digest():

@@ -80,6 +80,18 @@ class SimFleet:
         """All processes' names."""
         return [*self.engines, *self.routers, *self.edges]
 
+    def router(self, name: str) -> RouterActor:
+        """The router actor of this name."""
+        actor = self.actors[name]
+        assert isinstance(actor, RouterActor), f"{name} is no router"
+        return actor
+
+    def edge(self, name: str) -> EdgeActor:
+        """The edge actor of this name."""
+        actor = self.actors[name]
+        assert isinstance(actor, EdgeActor), f"{name} is no edge"
+        return actor
+
     def start(self, name: str) -> None:
         """Start the process of this name."""
         self._lives += 1

@@ -90,7 +90,8 @@ class _Future(asyncio.Future[Any]):
 class VirtualLoop(asyncio.BaseEventLoop):
     """See the module. `failures` collects what no task or callback handled."""
 
-    # What BaseEventLoop keeps and its type stubs do not tell.
+    # What BaseEventLoop and its handles keep and their type stubs do not tell (or tell too narrowly): hence the
+    # `type: ignore`s of this file.
     _ready: deque[asyncio.Handle]
     _timer_cancelled_count: int
 

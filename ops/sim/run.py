@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from headwater.actors.edge.actor import EdgeActor
 from headwater.events.memory_log import MemoryLog
 from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import Clients
@@ -157,11 +158,12 @@ def _unhealthy(fleet: SimFleet) -> list[str]:
         state = fleet.actors[name].stats()
         if state.get("workers") != len(fleet.engines) or state.get("state") != "ready":
             found.append(f"{name}: {state}")
-        elif fleet.actors[name].state.cold:  # type: ignore[attr-defined]
+        elif fleet.router(name).state.cold:
             found.append(f"{name}: cold workers")
     for name in fleet.edges:
         actor = fleet.actors.get(name)
-        if actor is None or not actor.ready.is_set() or actor.workers(POOL) != len(fleet.engines):  # type: ignore[attr-defined]
+        ready = isinstance(actor, EdgeActor) and actor.ready.is_set()
+        if not ready or fleet.edge(name).workers(POOL) != len(fleet.engines):
             found.append(f"{name}: not ready, or it does not see every worker")
     return found
 

@@ -1,8 +1,9 @@
-"""What a router does about workers whose lease and whose place in the fold disagree.
+"""What a router does where leases, decisions and the fold disagree.
 
     in the fold, no lease      it has left: put that into the log
     lease, not in the fold     the log lost its joining: ask it to announce itself
     lease, cold in the fold    the log lost some of what it said: ask it to announce its cache
+    decided, never accepted    nobody will accept it any more: put that into the log
 
 All three are looked at again and again rather than acted on once: a question that got lost is simply asked later.
 """
@@ -19,10 +20,14 @@ from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.card import Lease
 from headwater.schemas.fleet import WorkerLeft
+from headwater.schemas.route import DecisionVoided
 
 PERIOD_S = 0.5
 ROUNDS = 2
 """How often in a row a disagreement must be seen: joining and lease do not come in the same moment."""
+
+VOID_AFTER_S = 15.0
+"""Far beyond the time after which an edge gives up on a worker's answer."""
 
 RESYNC_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 2.0
@@ -42,6 +47,7 @@ class FleetWatch:
         self._known = asyncio.Event()
         self._seen: dict[tuple[str, int], int] = {}
         self._left: set[tuple[str, int]] = set()
+        self._unaccepted: dict[tuple[str, int, str], float] = {}
         self._ask_at: dict[str, tuple[float, float]] = {}
 
     async def watch_leases(self) -> None:
@@ -87,6 +93,26 @@ class FleetWatch:
             _, pause_s = self._ask_at[name]
             self._ask_at[name] = (now + pause_s, min(2 * pause_s, ASK_AGAIN_S_MAX))
         return due
+
+    def stale(self, state: RouterState) -> list[DecisionVoided]:
+        """Decisions that this router has seen unaccepted for `VOID_AFTER_S`; each is told once.
+
+        By its own clock from when it saw them: the wall clock of whoever decided may be anything.
+        """
+        now = self._world.clock.monotonic_s()
+        seen = {
+            (worker.name, worker.epoch, request): self._unaccepted.get(
+                (worker.name, worker.epoch, request), now
+            )
+            for worker in state.loads.workers.values()
+            for request in worker.unaccepted
+        }
+        self._unaccepted = seen
+        due = [key for key, since in seen.items() if now - since >= VOID_AFTER_S]
+        for key in due:
+            # Again only if the log does not bring it back.
+            self._unaccepted[key] = now
+        return [DecisionVoided(request, worker, epoch) for worker, epoch, request in due]
 
     async def ask_resync(self, worker: str) -> None:
         """Ask a worker to announce itself and its cache anew."""

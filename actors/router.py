@@ -208,6 +208,9 @@ class RouterActor(Actor):
             await self.world.clock.sleep(PERIOD_S)
             for life in watch.gone(self.state):
                 watch.tell_left(life)
+            for voided in watch.stale(self.state):
+                if self._writer is not None:
+                    self._writer.offer(voided)
             for worker in watch.doubtful(self.state):
                 self.spawn(watch.ask_resync(worker), "resync")
 

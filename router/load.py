@@ -9,16 +9,12 @@ import msgspec
 
 from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.load import LoadReported, RequestsHeld
-from headwater.schemas.route import Decision
+from headwater.schemas.route import Decision, DecisionVoided
 
 DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
 
 UNACCEPTED_NS_MAX = 30_000_000_000
 """A decision that its worker did not accept within this time (the edge died in between) stops counting."""
-
-FORGOTTEN_NS = 600_000_000_000
-"""Such a decision is forgotten when one this much later is made. Far beyond any acceptance: what is in the state
-must not depend on whether a report or a decision came first."""
 
 EARLY_MAX = 10_000
 """Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
@@ -116,7 +112,6 @@ class Loads(msgspec.Struct):
         stage = self.early.pop(f"{decision.worker}.{decision.epoch}/{decision.request}", DECIDED)
         if worker is None:
             return
-        self._forget(worker, decision.wall_ns)
         if stage == FINISHED:
             return
         if decision.request in worker.requests:
@@ -130,17 +125,15 @@ class Loads(msgspec.Struct):
         if stage == DECIDED:
             worker.unaccepted[decision.request] = None
 
-    @staticmethod
-    def _forget(worker: Worker, now_ns: int) -> None:
-        """Drop the oldest requests that were never accepted, if they stopped counting long ago."""
-        while worker.unaccepted:
-            request = next(iter(worker.unaccepted))
-            active = worker.requests[request]
-            if now_ns - active.decided_ns <= FORGOTTEN_NS:
-                return
-            del worker.requests[request], worker.unaccepted[request]
-            worker.prefill_tokens -= active.uncached_tokens
-            worker.decode_blocks -= active.blocks
+    def void(self, event: DecisionVoided) -> None:
+        """A decision stops counting, if its worker has not accepted it after all."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is None or event.request not in worker.unaccepted:
+            return
+        active = worker.requests.pop(event.request)
+        del worker.unaccepted[event.request]
+        worker.prefill_tokens -= active.uncached_tokens
+        worker.decode_blocks -= active.blocks
 
     def report(self, name: str, epoch: int, event: LoadReported) -> None:
         """An engine told its load and the progress of its requests."""

@@ -25,7 +25,7 @@ from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.pool import LogEvent
-from headwater.schemas.route import Decision
+from headwater.schemas.route import Decision, DecisionVoided
 from headwater.schemas.subjects import writer_of
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -225,6 +225,8 @@ def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains)
             loads.hold(batch.writer, batch.epoch, event)
         case Decision():
             loads.decide(event)
+        case DecisionVoided():
+            loads.void(event)
         case WorkerJoined():
             loads.join(event)
         case WorkerDraining():

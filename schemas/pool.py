@@ -19,7 +19,7 @@ from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestEvent
-from headwater.schemas.route import Decision
+from headwater.schemas.route import Decision, DecisionVoided
 from headwater.schemas.upcast import UPCASTERS, RetiredEvent
 
 PoolEvent = (
@@ -30,6 +30,7 @@ PoolEvent = (
     | LoadReported
     | RequestsHeld
     | Decision
+    | DecisionVoided
     | WorkerJoined
     | WorkerDraining
     | WorkerLeft

@@ -82,6 +82,17 @@ class Decision(Event, frozen=True, tag="route.decided"):
         return next(candidate for candidate in self.candidates if candidate.worker == self.worker)
 
 
+class DecisionVoided(Event, frozen=True, tag="route.voided"):
+    """A decision that its worker did not accept in time stops counting: the edge died in between, or was refused.
+
+    Written by a router that saw it unaccepted for long; several may write it for one decision.
+    """
+
+    request: str
+    worker: str
+    epoch: int
+
+
 class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help."""
 

@@ -30,7 +30,7 @@ from headwater.schemas.request import (
     RequestsOpen,
     RequestStarted,
 )
-from headwater.schemas.route import Candidate, Decision, Weights
+from headwater.schemas.route import Candidate, Decision, DecisionVoided, Weights
 from tests.unit.examples import EVENT_TYPES, batch, packed
 
 HASHES: list[tuple[list[int], int, int, list[int]]] = [
@@ -111,6 +111,7 @@ EVENTS_2: tuple[Event, ...] = (
     RequestStarted("r", 1, "w1", 4, 16, 12.5),
     RequestCheckpoint("r", 1, 64, b"\1\0\0\0"),
     RequestsOpen(-1),
+    DecisionVoided("r-0-1", "w1", 4),
 )
 PINNED_2: dict[str, str] = json.loads((GOLDEN / "events-v2.json").read_text())
 

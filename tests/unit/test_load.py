@@ -7,7 +7,7 @@ from headwater.router import load
 from headwater.router.load import UNACCEPTED_NS_MAX, Loads, Worker
 from headwater.schemas.fleet import WorkerDraining, WorkerLeft
 from headwater.schemas.load import LoadReported
-from headwater.schemas.route import Candidate, Decision, Weights
+from headwater.schemas.route import Candidate, Decision, DecisionVoided, Weights
 from tests.unit.clock import WALL_NS
 from tests.unit.examples import joined
 
@@ -149,6 +149,20 @@ def test_a_late_acceptance_counts_after_all(stage: str, promised: tuple[int, int
     assert loads.early == {}
 
 
+def test_a_decision_that_nobody_accepts_is_voided() -> None:
+    """What was promised for it is free again; one that was accepted meanwhile, or in another life, stays."""
+    loads, worker = fresh()
+    for request in ("lost", "accepted"):
+        loads.decide(decision(request, tokens=32))
+    report(loads, accepted=("accepted",))
+    for request in ("lost", "accepted", "unheard-of"):
+        loads.void(DecisionVoided(request, "w1", 1))
+        loads.void(DecisionVoided(request, "w1", 7))
+    assert worker.requests.keys() == {"accepted"}
+    assert worker.unaccepted == {}
+    assert (worker.prefill_tokens, worker.decode_blocks) == (32, 2)
+
+
 def test_a_decision_that_is_read_twice_counts_once() -> None:
     """Nothing is added again, and nothing is left over after its end."""
     loads, worker = fresh()
@@ -157,16 +171,6 @@ def test_a_decision_that_is_read_twice_counts_once() -> None:
     assert worker.promised(WALL_NS) == (100, 7)
     report(loads, accepted=("a",), prefilled=("a",), finished=("a",))
     assert (worker.promised(WALL_NS), worker.requests) == ((0, 0), {})
-
-
-def test_decisions_that_nobody_accepted_do_not_pile_up() -> None:
-    """A day of lost requests, one a minute, is not kept for ever, nor gone through at each decision."""
-    loads, worker = fresh()
-    day_s = 24 * 3600
-    for number in range(0, day_s, 60):
-        loads.decide(decision(f"lost{number}", at_s=number))
-    assert len(worker.requests) < day_s / 60 / 2
-    assert worker.promised(WALL_NS + (day_s + 60) * SECOND_NS) == (0, 0)
 
 
 def test_early_stages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

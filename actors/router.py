@@ -98,6 +98,7 @@ class RouterActor(Actor):
             "lag_messages": self._lag,
             "lag_s": round(self._lag_s, 3),
             "workers": len(self.state.loads.workers),
+            "cold": len(self.state.cold),
             "blocks": self.state.index.rows,
             "decisions": self._number,
             "digest": self.state.digest(),

@@ -268,3 +268,16 @@ def test_chains_are_followed_by_subject() -> None:
     found = [chains.follow(record) for record in read(moved) if isinstance(record, Record)]
     assert [broken is not None for _, broken in found] == [False] * (len(found) - 1) + [True]
     assert NO_DIGEST not in {head.digest for head in chains.heads.values()}
+
+
+def test_a_sound_message_in_another_ones_place_is_told_behind_it() -> None:
+    """Of the same writer, life and number, with a digest of its own: the next one was not written behind it."""
+    teller, other = Teller(lambda _: 0), Teller(lambda _: 0)
+    for one, block in ((teller, 1), (other, 99)):
+        one.begin("w1")
+        one.tell("kv", "w1", BlocksStored(0, packed(block)))
+    teller.tell("kv", "w1", BlocksStored(0, packed(2)))
+    forged = [*teller.told[:3], other.told[3], teller.told[4]]
+    [broken] = Folded().over(read(forged)).breaks
+    assert (broken.position, broken.writer) == (5, "w1")
+    assert broken.reason == "the message at position 4 is not the one it was written behind"

@@ -21,7 +21,7 @@ On stop
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -37,7 +37,7 @@ from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
 from headwater.events.errors import LogUnavailable
 from headwater.events.log import Gap, Log, Record, Slice, Unreadable
-from headwater.events.writer import Writer
+from headwater.events.writer import PENDING_EVENTS_MAX, Writer
 from headwater.router.decide import Standing, decide, prompt_of
 from headwater.router.state import RouterState, apply_to_loads, in_order
 from headwater.schemas import subjects
@@ -84,7 +84,7 @@ class RouterActor(Actor):
         self._lag = 0
         self._lag_s = 0.0
         self._recent: OrderedDict[str, Decision] = OrderedDict()
-        self._unseen_since_s = 0.0
+        self._unseen_s: deque[float] = deque(maxlen=PENDING_EVENTS_MAX)
         self._answering = asyncio.Event()
         self._answering.set()
         self._caught_up = asyncio.Event()
@@ -204,7 +204,7 @@ class RouterActor(Actor):
             self.state.apply_to_index(batch, event)
             if own and isinstance(event, Decision):
                 # Applied when it was made.
-                self._seen = event.number
+                self._note_seen(event.number)
             else:
                 apply_to_loads(self.state.loads, batch, event)
 
@@ -214,14 +214,19 @@ class RouterActor(Actor):
         self._metrics.gaps.inc()
         self.state = RouterState(whole=False)
         self.state.position = gap.last
-        self._seen = self._number
+        self._note_seen(self._number)
+
+    def _note_seen(self, number: int) -> None:
+        """The log has told own decisions up to this one."""
+        self._seen = number
+        while len(self._unseen_s) > self._number - number:
+            self._unseen_s.popleft()
 
     def _degraded(self) -> bool:
         """Is the fold known to be behind, or are our own decisions not coming back from the log?"""
-        now = self.world.clock.monotonic_s()
-        if self._seen == self._number:
-            self._unseen_since_s = now
-        return self._lag > LAG_MESSAGES_MAX or now - self._unseen_since_s > LAG_S_MAX
+        # The oldest one counts: on a busy pool there is always one under way.
+        oldest_s = self._unseen_s[0] if self._unseen_s else self.world.clock.monotonic_s()
+        return self._lag > LAG_MESSAGES_MAX or self.world.clock.monotonic_s() - oldest_s > LAG_S_MAX
 
     def _settled(self) -> bool:
         """Does the state hold nothing that the log did not tell?"""
@@ -274,6 +279,7 @@ class RouterActor(Actor):
             self.log.info("route_refused", request=query.request, reason=decision.reason)
             return decision
         self._number += 1
+        self._unseen_s.append(began)
         self._recent[query.request] = decision
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)

@@ -6,6 +6,7 @@ Each check runs over memory and over real servers with both ack formats, and, sh
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,6 +137,21 @@ async def concurrent_appends_of_common_subjects_all_get_in(case: Logs) -> None:
 
 
 @check
+async def appends_that_name_subjects_in_another_order_do_not_deadlock(case: Logs) -> None:
+    """Of one process: every call gets its answer at once, none waits out its deadline."""
+    names = [case.subject(kind) for kind in ("kv", "fleet")]
+
+    async def write(number: int) -> Any:
+        order = names if number % 2 else names[::-1]
+        return await case.log.append(*(Entry(name, sealed(number)) for name in order))
+
+    results = await asyncio.gather(*(write(number) for number in range(1, 21)))
+    assert all(isinstance(result, Stored) and not result.again for result in results), results
+    for name in names:
+        assert await stored_in(case.log, name) == [(1, seq) for seq in range(1, 21)]
+
+
+@check
 async def too_many_at_once_are_refused(case: Logs) -> None:
     """Before anything is sent."""
     many = sealed_all(1, ATOMIC_MESSAGES_MAX + 1)
@@ -205,7 +221,7 @@ async def a_fence_that_moves_under_an_ingest_stops_it(case: Logs) -> None:
     async def old() -> Any:
         for number in range(200):
             messages = sealed_all(1 + 50 * number, 50 * (number + 1), epoch=3)
-            result = await surely(lambda sent=messages: case.log.ingest(kv, *sent, fence=fleet))
+            result = await surely(partial(case.log.ingest, kv, *messages, fence=fleet))
             if isinstance(result, Fenced):
                 return result
             begun.set()
@@ -236,12 +252,12 @@ async def own_writes_to_the_fence_fence_nobody(case: Logs) -> None:
     async def stream() -> None:
         for number in range(10):
             messages = sealed_all(1 + 20 * number, 20 * (number + 1))
-            result = await surely(lambda sent=messages: case.log.ingest(kv, *sent, fence=fleet))
+            result = await surely(partial(case.log.ingest, kv, *messages, fence=fleet))
             assert isinstance(result, Stored)
 
     async def announce() -> None:
         for seq in range(2, 12):
-            result = await surely(lambda n=seq: case.log.append(Entry(fleet, sealed(n))))
+            result = await surely(partial(case.log.append, Entry(fleet, sealed(seq))))
             assert isinstance(result, Stored)
 
     async with asyncio.timeout(60):

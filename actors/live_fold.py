@@ -14,6 +14,7 @@ from typing import Any
 from headwater.actors.metrics import RouterMetrics
 from headwater.events.errors import LogUnavailable
 from headwater.events.log import Gap, Log, Record, Slice, Unreadable
+from headwater.events.writer import PENDING_EVENTS_MAX
 from headwater.router.state import RouterState, apply_to_loads, in_order
 from headwater.schemas.clock import Clock
 from headwater.schemas.route import Decision
@@ -38,7 +39,7 @@ class LiveFold:
         self._clock = clock
         self._log = log
         self._metrics = metrics
-        self._unseen: deque[float] = deque()
+        self._unseen: deque[float] = deque(maxlen=PENDING_EVENTS_MAX)
         self._anew = 0
         self._lag = 0
         self._lag_s = 0.0

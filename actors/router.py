@@ -90,7 +90,7 @@ class RouterActor(Actor):
             "position": self.state.position,
             **self._fold.lag(),
             "workers": len(self.state.loads.workers),
-            "cold": sorted(self.state.cold),
+            "cold": len(self.state.cold),
             "blocks": self.state.index.rows,
             "decisions": self._fold.number,
             "digest": self.state.digest(),

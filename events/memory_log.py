@@ -65,6 +65,8 @@ class MemoryLog:
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
     ) -> AppendResult:
         """See `Log.ingest`."""
+        if not 1 <= len(messages) <= ATOMIC_MESSAGES_MAX:
+            raise ValueError(f"an ingest takes 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
         fenced = max(self._newest.get(one, NOTHING).epoch for one in (fence, subject))
         if fenced > messages[-1].epoch:
             return Fenced(fenced)

@@ -120,7 +120,12 @@ class RouterState:
                 pass
 
     def _speaks(self, batch: Batch[Any]) -> bool:
-        return self.loads.current(batch.writer, batch.epoch) is not None
+        """Is it the present life of a worker? One that is ahead of it has joined, and the log lost that."""
+        worker = self.loads.workers.get(batch.writer)
+        if worker is not None and worker.epoch < batch.epoch:
+            # Its chain may be whole: the fleet subject is quiet, so nothing there tells for a long time.
+            self.cold.add(batch.writer)
+        return worker is not None and worker.epoch == batch.epoch
 
     def digest(self, loads: Loads | None = None) -> str:
         """Hash of everything that a decision depends on: equal states, equal digest, on any machine.

@@ -1,5 +1,6 @@
 """The HTTP surface: which path does what. A raw ASGI application; no framework, no middleware."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ DEFAULT_COMPLETION_TOKENS = 16
 """What /v1/completions generates when the client sets no limit, as OpenAI does."""
 
 PROMPTS_MAX = 128
+
+_TRACEPARENT = re.compile(
+    rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"(?P<more>-.*)?"
+)
 
 _log = structlog.get_logger("headwater.edge")
 
@@ -220,10 +226,11 @@ def trace_of(scope: Scope) -> str:
     """Trace id of the `traceparent` header (W3C Trace Context), empty where there is none or it is malformed."""
     for name, value in scope["headers"]:
         if name == b"traceparent":
-            parts = value.decode("latin-1").split("-")
-            if len(parts) >= 4 and len(parts[1]) == 32 and parts[1] != "0" * 32:
-                trace: str = parts[1]
-                return trace
+            parent = _TRACEPARENT.fullmatch(value)
+            # Only later versions than this one may have more behind the flags.
+            if parent is None or (parent["version"] == b"00" and parent["more"]):
+                return ""
+            return parent["trace"].decode()
     return ""
 
 

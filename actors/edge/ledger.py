@@ -75,13 +75,13 @@ class Ledger:
         return len(left)
 
     async def _open_since(self, position: int) -> int:
-        """What the newest message of the subject says."""
+        """What the newest message of the subject says; where it can not be read, the log's beginning."""
         async for piece in self._log.read(position - 1, follow=False):
             for record in piece.records:
                 if record.position == position:
                     marks = [event for event in record.batch.events if isinstance(event, RequestsOpen)]
                     return marks[-1].since if marks else NONE_OPEN
-        return NONE_OPEN
+        return 0
 
     async def _left_open(self, since: int, until: int) -> dict[str, int]:
         """Requests accepted by earlier lives and not ended, with the tokens they are known to have got."""

@@ -1,7 +1,7 @@
 """The edge's application on memory ports: one model, one router, one worker that answers at once."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Self
 
@@ -19,13 +19,15 @@ from headwater.engines.engine import Capability, EngineInfo
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.sim_model import sim_model_files, tokenizer
-from headwater.events.log import Log
+from headwater.events.log import Log, Record
 from headwater.events.memory import MemoryBlobs, MemoryTable
 from headwater.events.memory_log import MemoryLog
+from headwater.events.writer import DELAY_S
 from headwater.schemas import subjects
 from headwater.schemas.inference import Accepted, FrameEntry, GenerateRequest, TokenFrame, TokenLogprob
+from headwater.schemas.request import PayloadKind
 from headwater.schemas.route import Decision, RouteQuery
-from tests.unit.clock import ManualClock
+from tests.unit.clock import ManualClock, running
 from tests.unit.examples import joined, record
 from tests.unit.story import decided, fold
 
@@ -79,9 +81,14 @@ async def serve_model(world: World, name: str, files: ModelFiles | None = None) 
 
 
 class EdgeWorld:
-    """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer."""
+    """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer.
 
-    def __init__(self) -> None:
+    `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves.
+    """
+
+    def __init__(self, payload: PayloadKind = "off", *, frame_tokens: int = 0) -> None:
+        self.payload: PayloadKind = payload
+        self.frame_tokens = frame_tokens
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.given: list[GenerateRequest] = []
         self.answer = tuple(tokenizer().encode(ANSWER).ids)
@@ -97,20 +104,38 @@ class EdgeWorld:
         self.runner.run(self._stop())
         self.runner.close()
 
-    def ask(self, path: str, body: Any, *, method: str = "POST") -> Response:
+    def ask(
+        self,
+        path: str,
+        body: Any,
+        *,
+        method: str = "POST",
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Response:
         """One request; `body` is sent as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return self.runner.run(self._ask(path, method, data))
+        return self.runner.run(self._ask(path, method, data, list(headers)))
+
+    def recorded(self) -> list[Record]:
+        """The request log, once everything so far is in it."""
+        return self.runner.run(self._recorded())
+
+    async def _recorded(self) -> list[Record]:
+        async with running(self.ledger.writer.run()), running(self.ledger.writer.flush()) as flushed:
+            while not flushed.done():
+                await self.clock.advance(DELAY_S)
+        return [one async for piece in self.world.requests.read(0, follow=False) for one in piece.records]
 
     async def _start(self) -> None:
-        self.world = memory_world(ManualClock())
+        self.clock = ManualClock()
+        self.world = memory_world(self.clock)
         pool = await serve_model(self.world, "m")
         models = Models(self.world)
         self._spawn(models.run(), "models")
         await models.known.wait()
         fleet = Fleet(self.world, "e1", self._spawn)
-        ledger = Ledger(self.world.requests, "ns", "e1", 1, self.world.clock)
-        self.app = App(fleet, models, ledger, lambda: False)
+        self.ledger = Ledger(self.world.requests, "ns", "e1", 1, self.world.clock)
+        self.app = App(fleet, models, self.ledger, lambda: False, self.payload)
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),
             (subjects.route_query("ns", pool), self._on_route),
@@ -147,15 +172,22 @@ class EdgeWorld:
             tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in tokens) if wanted is not None else ()
         )
         finish = "stop" if len(tokens) == len(self.answer) else "length"
-        half = len(tokens) // 2
-        entries = (
-            FrameEntry(request.handle, 0, tokens[:half], "", 0, logprobs[:half]),
-            FrameEntry(request.handle, half, tokens[half:], finish, -1, logprobs[half:]),
+        step = self.frame_tokens or -(-len(tokens) // 2)
+        entries = tuple(
+            FrameEntry(
+                request.handle,
+                at,
+                tokens[at : at + step],
+                finish if at + step >= len(tokens) else "",
+                -1 if at else 0,
+                logprobs[at : at + step],
+            )
+            for at in range(0, len(tokens), step)
         )
         frame = TokenFrame("w1", 1, entries)
         await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
 
-    async def _ask(self, path: str, method: str, data: bytes) -> Response:
+    async def _ask(self, path: str, method: str, data: bytes, headers: list[tuple[bytes, bytes]]) -> Response:
         sent: list[dict[str, Any]] = []
         hung_up = asyncio.get_running_loop().create_future()
         received = [{"type": "http.request", "body": data, "more_body": False}]
@@ -169,7 +201,7 @@ class EdgeWorld:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "path": path, "method": method, "headers": []}
+        scope = {"type": "http", "path": path, "method": method, "headers": headers}
         async with asyncio.timeout(20):
             await self.app(scope, receive, send)
         start, *parts = sent

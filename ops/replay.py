@@ -7,7 +7,7 @@ import msgspec
 from headwater.actors.snapshot_keeper import continues
 from headwater.actors.world import World
 from headwater.events.errors import LogError
-from headwater.events.log import Bounds, Log, Record, Slice
+from headwater.events.log import Log, Record, Slice
 from headwater.events.snapshots import SnapshotStore
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.run_actor import operator_world
@@ -45,9 +45,9 @@ async def replay(settings: Settings, *, verify: bool, bookmark: str = "") -> int
         bounds = await log.bounds()
         state = RouterState()
         if bookmark:
-            state = await _at(SnapshotStore(world.blobs, pool), bookmark, bounds)
+            state = await _at(SnapshotStore(world.blobs, pool), bookmark, log)
         elif bounds.first > 1:
-            oldest = await _oldest(SnapshotStore(world.blobs, pool), bounds)
+            oldest = await _oldest(SnapshotStore(world.blobs, pool), log)
             if oldest is None:
                 print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
                 return 1
@@ -84,8 +84,9 @@ async def replay(settings: Settings, *, verify: bool, bookmark: str = "") -> int
         return 0
 
 
-async def _at(store: SnapshotStore, bookmark: str, bounds: Bounds) -> RouterState:
+async def _at(store: SnapshotStore, bookmark: str, log: Log) -> RouterState:
     """The state that a bookmark names. Raises `ConfigError` where the log does not go on from there."""
+    bounds = await log.bounds()
     position = (await store.bookmarks.all()).get(bookmark)
     if position is None:
         known = ", ".join(sorted(await store.bookmarks.all())) or "none"
@@ -95,17 +96,24 @@ async def _at(store: SnapshotStore, bookmark: str, bounds: Bounds) -> RouterStat
             f"--from {bookmark}: it names position {position}, and the log holds {bounds.first} to {bounds.last}"
         )
     try:
-        return RouterState.restore(await store.at(position))
+        state = RouterState.restore(await store.at(position))
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"--from {bookmark}: the snapshot at {position} is unreadable: {error}") from error
+    if state.log not in ("", await log.identity()):
+        raise ConfigError(f"--from {bookmark}: it names a state of another log that had this name before")
+    return state
 
 
-async def _oldest(store: SnapshotStore, bounds: Bounds) -> RouterState | None:
+async def _oldest(store: SnapshotStore, log: Log) -> RouterState | None:
     """The oldest state that the log continues: the most to replay."""
+    bounds, identity = await log.bounds(), await log.identity()
     for position in await store.positions():
         if continues(position, bounds):
             try:
-                return RouterState.restore(await store.at(position))
+                state = RouterState.restore(await store.at(position))
+                if state.log in ("", identity):
+                    return state
+                print(f"the snapshot at position {position} is of another log that had this name before")
             except (LogError, LookupError, TypeError, ValueError) as error:
                 print(f"the snapshot at position {position} is unreadable: {error}")
     return None

@@ -9,9 +9,11 @@ from headwater.events.snapshots import SnapshotStore
 from headwater.ops.sim.clients import Told
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.router.index import PrefixIndex
+from headwater.router.replay import Recorded, Replay
 from headwater.router.state import RouterState
 from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.request import RequestAccepted, RequestEnded
+from headwater.schemas.route import Decision
 
 
 async def messages(log: MemoryLog) -> list[Record | Unreadable]:
@@ -90,12 +92,12 @@ def folded(found: list[Record | Unreadable], *, whole: bool) -> RouterState:
     return state
 
 
-async def snapshots(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
+async def snapshots(fleet: SimFleet, found: list[Record | Unreadable]) -> Iterator[str]:
     """A snapshot and the messages behind it give the same state as all messages."""
     problems: list[str] = []
     store = SnapshotStore(fleet.store.blobs, POOL)
     snapshot = await store.newest(lambda _: True)
-    if snapshot is not None and whole:
+    if snapshot is not None:
         state = RouterState.restore(snapshot)
         for message in found:
             if message.position > snapshot.position:
@@ -111,6 +113,25 @@ async def snapshots(fleet: SimFleet, found: list[Record | Unreadable], *, whole:
         if state.chains.heads != everything.chains.heads:
             problems.append(f"the snapshot at {snapshot.position} has lost its place in the chains")
     return iter(problems)
+
+
+def decisions(found: list[Record | Unreadable]) -> Iterator[str]:
+    """Every decision comes out the same when it is made again from the log."""
+    recorded = [
+        Recorded((message.batch.writer, message.batch.epoch), event)
+        for message in found
+        if isinstance(message, Record)
+        for event in message.batch.events
+        if isinstance(event, Decision)
+    ]
+    replay = Replay(RouterState(), recorded)
+    difference = replay.start()
+    for message in found:
+        difference = difference or replay.step(message)
+    if difference is not None:
+        yield f"decision for {difference.recorded.request} of {difference.life} comes out otherwise: {difference.again}"
+    if replay.verified + replay.unverifiable != len(recorded):
+        yield f"{len(recorded)} decisions, {replay.verified} verified, {replay.unverifiable} could not be"
 
 
 def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
@@ -179,7 +200,7 @@ def _holds(index: PrefixIndex, slot: int, block: int) -> bool:
     return depth >= len(path) and int(depths[0, slot]) >= len(path)
 
 
-def leaks(fleet: SimFleet, at_start: int) -> Iterator[str]:
+def leaks(fleet: SimFleet) -> Iterator[str]:
     """After a clean stop nothing is left: no task, lease, subscription, inbox or block in use."""
     for name, process in fleet.processes.items():
         left = [task.get_name() for task in process.group.tasks]

@@ -95,10 +95,8 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         for name in fleet.names:
             fleet.start(name)
         asking = clock.create_task(clients.run(REQUESTS, CLIENTS_FROM_S, CLIENTS_UNTIL_S))
-        injecting = clock.create_task(injector.run())
-        await injecting
-        over = clock.time()
-        problems += await _until_quiet(clock, fleet, max(over, UNTIL_S), injector.whole)
+        await injector.run()
+        problems += await _until_quiet(clock, fleet, max(clock.time(), UNTIL_S))
         await asyncio.wait({asking}, timeout=100.0)
         probes = [await clients.ask(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
         problems += [
@@ -107,13 +105,15 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
             if one.end != "stop"
         ]
         await asyncio.sleep(max(0.0, RUN_S - clock.time()))
-        problems += await _settled(clock, fleet, injector.whole)
+        problems += await _settled(fleet, whole=injector.whole)
         problems += list(checks.streams(clients.told))
         pool = await checks.messages(fleet.store.pool(POOL))
         problems += list(checks.fences(pool))
-        problems += list(await checks.snapshots(fleet, pool, whole=injector.whole))
+        if injector.whole:
+            problems += list(await checks.snapshots(fleet, pool))
+            problems += list(checks.decisions(pool))
         await fleet.stop()
-        problems += list(checks.leaks(fleet, 0))
+        problems += list(checks.leaks(fleet))
         problems += await checks.lease_leaks(fleet)
         found = await checks.messages(fleet.store.requests)
         problems += list(checks.fences(found))
@@ -137,7 +137,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
     )
 
 
-async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float, whole: bool) -> list[str]:
+async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> list[str]:
     """Healthy within `QUIET_S` after the last fault: every router whole, every edge with all workers."""
     deadline = over_s + QUIET_S
     unhealthy = ["not looked yet"]
@@ -168,7 +168,7 @@ def _unhealthy(fleet: SimFleet) -> list[str]:
     return found
 
 
-async def _settled(clock: VirtualLoop, fleet: SimFleet, whole: bool) -> list[str]:
+async def _settled(fleet: SimFleet, *, whole: bool) -> list[str]:
     """The checks of live routers, at a moment when nothing is on its way to them."""
     problems: list[str] = []
     for _ in range(100):

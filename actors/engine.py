@@ -30,7 +30,7 @@ from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.frames import FrameSender
 from headwater.actors.tasks import cancel_all
-from headwater.actors.worker_life import WorkerLife
+from headwater.actors.worker_life import Progress, WorkerLife
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo, RequestRejected, Step
 from headwater.events.writer import WriterFenced
@@ -132,7 +132,15 @@ class EngineActor(Actor):
         )
         log = await world.pool_log(self._pool)
         life = WorkerLife(
-            world, held, log, self.name, self._pool, self.engine, self.info, lambda: list(self._held)
+            world,
+            held,
+            log,
+            self.name,
+            self._pool,
+            self.engine,
+            self.info,
+            lambda: list(self._held),
+            self._take_progress,
         )
         self._frames.epoch = held.epoch
         self._held, self._progress = {}, ([], [], [])
@@ -253,10 +261,14 @@ class EngineActor(Actor):
                 async with asyncio.timeout(LOAD_PERIOD_S):
                     await self._moved.wait()
             self._moved.clear()
-            accepted, prefilled, finished = self._progress
-            self._progress = ([], [], [])
-            life.load.offer(life.report(tuple(accepted), tuple(prefilled), tuple(finished)))
+            life.load.offer(life.report(*self._take_progress()))
             await clock.sleep(LOAD_INTERVAL_S)
+
+    def _take_progress(self) -> Progress:
+        """Which requests moved on since the last call."""
+        accepted, prefilled, finished = self._progress
+        self._progress = ([], [], [])
+        return tuple(accepted), tuple(prefilled), tuple(finished)
 
     async def _check(self) -> None:
         """Raises when the engine died: the actor ends, and its supervisor starts a new one."""

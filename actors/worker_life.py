@@ -5,7 +5,7 @@ requests. The same three things are told again whenever a reader asks for them (
 what was said before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -20,11 +20,20 @@ from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.kv import BlocksCleared
 from headwater.schemas.load import LoadReported, RequestsHeld
 
+Progress = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Requests accepted, prefilled and finished."""
+
+OnStored = Callable[[int, Sequence[Event]], None]
+
 _log = structlog.get_logger("headwater.worker")
 
 
 class WorkerLife:
-    """See the module. `active` names the requests that the engine has."""
+    """See the module.
+
+    `active` names the requests that the engine has, `progress` those that were taken, that began to answer and
+    that ended since it was last asked.
+    """
 
     def __init__(
         self,
@@ -36,6 +45,7 @@ class WorkerLife:
         engine: Engine,
         info: EngineInfo,
         active: Callable[[], list[str]],
+        progress: Callable[[], Progress],
     ) -> None:
         self.lease = held
         self._world = world
@@ -44,16 +54,17 @@ class WorkerLife:
         self._engine = engine
         self._info = info
         self._active = active
-        self._announced = 0
+        self._progress = progress
+        self._announcing = 0
         self._kv_lost = False
 
-        def writer(kind: subjects.PoolKind, fence: str = "") -> Writer:
+        def writer(kind: subjects.PoolKind, fence: str = "", on_stored: OnStored | None = None) -> Writer:
             subject = subjects.pool_subject(world.ns, pool, kind, name)
-            return Writer(log, subject, name, held.epoch, world.clock, fence=fence)
+            return Writer(log, subject, name, held.epoch, world.clock, fence=fence, on_stored=on_stored)
 
         self.fleet = writer("fleet")
         # What there is much of is streamed, and the fleet subject, written first in each life, fences it.
-        self.kv = writer("kv", self.fleet.subject)
+        self.kv = writer("kv", self.fleet.subject, self._on_stored)
         self.load = writer("load", self.fleet.subject)
 
     @property
@@ -93,9 +104,8 @@ class WorkerLife:
 
     async def resync(self) -> None:
         """Tell everything anew. Asked again before the last telling is stored, it does nothing."""
-        if self._announced and self.kv.pending:
+        if self._announcing:
             return
-        self._announced += 1
         self.fleet.offer(self._joined())
         await self.fleet.flush()
         self.announce()
@@ -105,7 +115,14 @@ class WorkerLife:
         events: list[Event] = [BlocksCleared(), *self._engine.held_blocks()]
         for event in events:
             self._kv_lost |= not self.kv.offer(event)
+        self._announcing = self.kv.pending
+        # What ended is told as ended first: told behind it, it would be taken for a request yet to be decided.
+        self.load.offer(self.report(*self._progress()))
         self.load.offer(RequestsHeld(tuple(self._active())))
+
+    def _on_stored(self, _: int, events: Sequence[Event]) -> None:
+        """So much less stands between the last announcement's end and the log."""
+        self._announcing = max(0, self._announcing - len(events))
 
     def drain(self) -> None:
         """Tell that nothing new is taken."""

@@ -40,10 +40,10 @@ class Stage:
         process = self.fleet.processes[name] = Process(name, self.clock)
         return process, self.fleet.world(process, name)
 
-    async def engine(self, name: str) -> EngineActor:
+    async def engine(self, name: str, make: type[SimEngine] = SimEngine) -> EngineActor:
         """A worker that has joined."""
         process, world = self.world(name)
-        actor = EngineActor(world, name, SimEngine(SETTINGS, process), Served(MODEL, FILES), drain_s=1.0)
+        actor = EngineActor(world, name, make(SETTINGS, process), Served(MODEL, FILES), drain_s=1.0)
         await self._start(process, actor)
         return actor
 

@@ -54,12 +54,12 @@ class MemoryLog:
             known = self._newest.get(subject, NOTHING)
             if known.epoch > message.epoch:
                 return Fenced(known.epoch)
-        if all(self._has(subject, message) for subject, message in entries):
-            return Stored(self._newest[entries[-1].subject].position, again=True)
-        for subject, message in entries:
+        fresh = [entry for entry in entries if not self._has(entry.subject, entry.message)]
+        for subject, message in fresh:
             self._store(subject, message)
-        self._tell()
-        return Stored(self._newest[entries[-1].subject].position)
+        if fresh:
+            self._tell()
+        return Stored(self._newest[entries[-1].subject].position, again=not fresh)
 
     async def ingest(
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0

@@ -130,6 +130,11 @@ async def _decisions(log: Log, after: int) -> list[Recorded]:
 
 async def _pieces(log: Log, after: int) -> AsyncIterator[Slice]:
     async for piece in log.read(after, follow=False):
+        if piece.gap is not None:
+            print(
+                f"positions {piece.gap.first} to {piece.gap.last} are gone ({piece.gap.reason}): "
+                "decisions made on them come out otherwise"
+            )
         for unreadable in piece.unreadable:
             print(f"position {unreadable.position} is unreadable: {unreadable.reason}")
         yield piece

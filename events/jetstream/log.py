@@ -105,26 +105,29 @@ class JetStreamLog(JetStreamReader):
 
     async def _append_once(self, entries: tuple[Entry, ...], deadline_s: float) -> AppendResult:
         parts: list[Part] = []
-        there = Stored(0)
+        fresh: list[Entry] = []
+        there = 0
         written: set[str] = set()
         for subject, message in entries:
             newest = await self._known(subject, deadline_s)
             if newest.epoch > message.epoch:
                 return Fenced(newest.epoch)
             if _has(newest, message):
-                there = Stored(newest.position, again=True)
+                there = newest.position
+                continue
+            fresh.append(Entry(subject, message))
             headers = {"Nats-Msg-Id": _name(subject, message)}
             if subject not in written:
                 headers[_EXPECTED] = str(newest.position)
                 written.add(subject)
             parts.append(Part(subject, message.data, headers))
-        if there.again:
-            return there
+        if not fresh:
+            return Stored(there, again=True)
         ack = await publish_together(self._client, parts, deadline_s)
         if ack.duplicate:
             raise _Stale("an earlier try got through")
-        first = ack.seq - len(entries) + 1
-        for position, (subject, message) in enumerate(entries, start=first):
+        first = ack.seq - len(fresh) + 1
+        for position, (subject, message) in enumerate(fresh, start=first):
             self._newest[subject] = _newest_of(position, message)
         return Stored(ack.seq)
 

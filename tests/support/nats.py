@@ -59,6 +59,12 @@ class NatsServer:
         self._spawn()
         await wait_until_up(self.port)
 
+    def _room(self) -> dict[str, Any]:
+        """A store that promises any number of streams their greatest size: no test fills the disk."""
+        return {
+            "jetstream": {"store_dir": str(self.folder.resolve() / "jetstream"), "max_file_store": 1 << 50}
+        }
+
     def _spawn(self) -> None:
         assert self._process is None, "the server is already running"
         config = self._config or write_config(
@@ -66,7 +72,7 @@ class NatsServer:
             self.port,
             name=f"test-{self.port}",
             ack_v2=self.ack_v2,
-            settings=self.settings,
+            settings={**self._room(), **(self.settings or {})},
         )
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(

@@ -146,18 +146,19 @@ class EngineActor(Actor):
         self._held, self._progress = {}, ([], [], [])
         try:
             async with asyncio.TaskGroup() as group:
-                loops = [group.create_task(held.hold(), name="lease")]
+                lost = group.create_task(held.hold(), name="lease")
+                loops: list[asyncio.Task[Any]] = [lost]
                 # Requests are taken once the log knows of this life.
                 position = await life.join()
                 await self._listen(life.epoch)
                 loops += [
-                    group.create_task(work, name="log")  # type: ignore[arg-type]
+                    group.create_task(work, name="log")
                     for work in (life.kv.run(), life.load.run(), life.fleet.run(), self._report(life))
                 ]
-                loops.append(group.create_task(self._pump(life), name="kv"))  # type: ignore[arg-type]
+                loops.append(group.create_task(self._pump(life), name="kv"))
                 self._life = life
                 self.log.info("worker_joined", epoch=life.epoch, log_position=position)
-                reason = await loops[0]
+                reason = await lost
                 await cancel_all(loops)
                 return reason
         finally:

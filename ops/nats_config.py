@@ -121,7 +121,7 @@ def users(actors: tuple[str, ...]) -> list[User]:
     named: list[User] = []
     for actor in actors:
         kind, _, name = actor.partition(":")
-        known = {value: value for value in KINDS}.get(kind)  # type: ignore[call-overload]
+        known = next((value for value in KINDS if value == kind), None)
         if known is None or not name:
             raise ConfigError(f"--actor {actor}: give KIND:NAME, with a kind of {', '.join(KINDS)}")
         named.append(User(known, name))

@@ -17,7 +17,7 @@ def warm() -> int:
         return subprocess.run(command, env=child_environment(), check=False).returncode
     began = time.monotonic()
     compile_kernels()
-    # Imports are the rest of a start; importing writes their bytecode.
+    # Imports are the rest of a start; importing writes their bytecode (hence modules that nothing here uses).
     import headwater.ops.run_actor
     import headwater.ops.up  # noqa: F401
 

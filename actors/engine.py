@@ -30,7 +30,7 @@ from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.frames import FrameSender
 from headwater.actors.tasks import cancel_all
-from headwater.actors.worker_life import Progress, WorkerLife
+from headwater.actors.worker_life import Progress, Standing, WorkerLife
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo, RequestRejected, Step
 from headwater.events.writer import WriterFenced
@@ -61,10 +61,18 @@ class EngineActor(Actor):
     kind = "worker"
 
     def __init__(
-        self, world: World, name: str, engine: Engine, served: Served, *, drain_s: float = 30.0
+        self,
+        world: World,
+        name: str,
+        engine: Engine,
+        served: Served,
+        *,
+        drain_s: float = 30.0,
+        standing: Standing | None = None,
     ) -> None:
         super().__init__(world, name)
         self.engine = engine
+        self.standing = standing or Standing(instance=name)
         self._served = served
         self._drain_s = drain_s
         self._frames = FrameSender(world.bus, world.ns, name)
@@ -141,6 +149,7 @@ class EngineActor(Actor):
             self.info,
             lambda: list(self._held),
             self._take_progress,
+            lambda: self.standing,
         )
         self._frames.epoch = held.epoch
         self._held, self._progress = {}, ([], [], [])

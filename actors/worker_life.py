@@ -6,7 +6,9 @@ what was said before.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from headwater.actors import lease
@@ -15,8 +17,18 @@ from headwater.engines.engine import Engine, EngineInfo, KvEvent
 from headwater.events.log import Log
 from headwater.events.writer import Writer, stored
 from headwater.schemas import subjects
+from headwater.schemas.control import ControlReply, ControlRequest
 from headwater.schemas.envelope import Event
-from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.fleet import (
+    LORA_ON_DEMAND,
+    Role,
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerState,
+)
 from headwater.schemas.kv import BlocksCleared
 from headwater.schemas.load import LoadReported, RequestsHeld
 
@@ -28,8 +40,20 @@ OnStored = Callable[[int, Sequence[Event]], None]
 _log = structlog.get_logger("headwater.worker")
 
 
+class Standing(NamedTuple):
+    """How a worker stands in the fleet, over all its lives: what an operator changes, and what it holds."""
+
+    role: Role = "both"
+    state: WorkerState = "ready"
+    loras: tuple[str, ...] = ()
+    instance: str = ""
+    lora_on_demand: bool = False
+
+
 class WorkerLife:
     """See the module.
+
+    `standing` gives how the worker stands now.
 
     `active` names the requests that the engine has, `progress` those that were taken, that began to answer and
     that ended since it was last asked.
@@ -46,6 +70,7 @@ class WorkerLife:
         info: EngineInfo,
         active: Callable[[], list[str]],
         progress: Callable[[], Progress],
+        standing: Callable[[], Standing] = Standing,
     ) -> None:
         self.lease = held
         self._world = world
@@ -55,6 +80,7 @@ class WorkerLife:
         self._info = info
         self._active = active
         self._progress = progress
+        self._standing = standing
         self._announcing = 0
         self._kv_lost = False
 
@@ -75,7 +101,7 @@ class WorkerLife:
     async def join(self) -> int:
         """Begin in the log, all at once; returns the position. Raises `WriterFenced`."""
         entries = [
-            *await self.fleet.begin(self._joined()),
+            *await self.fleet.begin(self._joined(), self._stands()),
             *await self.kv.begin(BlocksCleared(), *self._engine.held_blocks()),
             *await self.load.begin(RequestsHeld(tuple(self._active())), self.report()),
         ]
@@ -107,6 +133,7 @@ class WorkerLife:
         if self._announcing:
             return
         self.fleet.offer(self._joined())
+        self.changed()
         await self.fleet.flush()
         self.announce()
 
@@ -124,6 +151,19 @@ class WorkerLife:
         """So much less stands between the last announcement's end and the log."""
         self._announcing = max(0, self._announcing - len(events))
 
+    def changed(self) -> None:
+        """Tell how the worker stands now."""
+        self.fleet.offer(self._stands())
+
+    def audit(self, request: ControlRequest, reply: ControlReply) -> None:
+        """Put into the log what somebody had this worker do."""
+        arguments = msgspec.json.encode(request.arguments)
+        self.fleet.offer(
+            WorkerControlled(
+                self._name, self.epoch, request.command, arguments, request.by, reply.status, reply.detail
+            )
+        )
+
     def drain(self) -> None:
         """Tell that nothing new is taken."""
         self.fleet.offer(WorkerDraining(self._name, self.epoch))
@@ -137,13 +177,25 @@ class WorkerLife:
 
     def _joined(self) -> WorkerJoined:
         info = self._info
+        standing = self._standing()
+        capabilities: list[str] = sorted(self._engine.capabilities)
+        if info.lora_slots and standing.lora_on_demand:
+            capabilities.append(LORA_ON_DEMAND)
         return WorkerJoined(
             worker=self._name,
             epoch=self.epoch,
             model=info.model,
             engine=self._engine.name,
-            role="both",
+            role=standing.role,
             block_size=info.block_size,
             total_blocks=info.total_blocks,
             max_running=info.max_running,
+            pairs_with=info.pairs_with,
+            capabilities=tuple(capabilities),
+            lora_slots=info.lora_slots,
+            instance=standing.instance,
         )
+
+    def _stands(self) -> WorkerChanged:
+        standing = self._standing()
+        return WorkerChanged(self._name, self.epoch, standing.state, standing.role, standing.loras)

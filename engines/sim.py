@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from headwater.engines.engine import (
+    Basic,
     Capability,
     Emit,
     EngineDied,
@@ -18,6 +19,7 @@ from headwater.engines.engine import (
     KvEvent,
     RequestRejected,
     Step,
+    Transfer,
 )
 from headwater.engines.paged_cache import PagedCache
 from headwater.engines.sim_sequence import SimSequence, SimSettings, seed_of, token_at
@@ -27,7 +29,7 @@ from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
 
-class SimEngine:
+class SimEngine(Basic):
     """See `headwater.engines.engine.Engine`."""
 
     name = "sim"
@@ -57,8 +59,9 @@ class SimEngine:
             settings.context_length,
         )
 
-    def submit(self, request: GenerateRequest, emit: Emit) -> None:
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
+        self._refuse_what_it_lacks(request)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         need = len(tokens) + request.sampling.max_tokens
         if not tokens:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.router.cost import score
+from headwater.router.candidates import Scene, Standing, candidates_for, in_question, why_none
 from headwater.router.index import PrefixIndex
-from headwater.router.load import Loads, Worker
+from headwater.router.load import Loads
 from headwater.schemas.hashing import U64, unpack_hashes
-from headwater.schemas.route import Candidate, Decision, RouteQuery, RouteRefused, Weights
+from headwater.schemas.route import Candidate, Decision, RouteQuery, RouteRefused
 
 POLICY = "kv"
 NO_WORKER_RETRY_S = 1.0
@@ -26,17 +26,6 @@ class Prompt(NamedTuple):
     blocks: int
     hashes: U64
     last: int
-
-
-class Standing(NamedTuple):
-    """Where a decision is made: everything but the query and the state."""
-
-    number: int
-    position: int
-    seen: int
-    wall_ns: int
-    weights: Weights
-    degraded: bool
 
 
 class CannotRecompute(ValueError):
@@ -64,16 +53,14 @@ def decide(
 ) -> Decision | RouteRefused:
     """Choose the worker with the least cost; equal costs are drawn by the recorded seed."""
     deepest, depths = index.find(prompt.hashes)
-    candidates = [
-        _candidate(worker, index, depths, cold, prompt, query, standing)
-        for name, worker in sorted(loads.workers.items())
-        if _eligible(worker, query)
-    ]
+    scene = Scene(index, depths, cold, query, standing)
+    candidates = candidates_for(scene, [worker for _, worker in sorted(loads.workers.items())])
     if not candidates:
-        return RouteRefused(_why_none(loads, query), NO_WORKER_RETRY_S)
+        return RouteRefused(why_none(loads, query), NO_WORKER_RETRY_S)
     seed = seed_of(query.request)
-    best = min(candidate.score for candidate in candidates)
-    ties = [candidate for candidate in candidates if candidate.score == best]
+    choice = in_question(scene, candidates, loads)
+    best = min(candidate.score for candidate in choice)
+    ties = [candidate for candidate in choice if candidate.score == best]
     chosen = ties[seed % len(ties)]
     hashes = prompt.hashes
     return Decision(
@@ -97,7 +84,17 @@ def decide(
         epoch=chosen.epoch,
         candidates=tuple(candidates),
         degraded=standing.degraded,
+        leg=chosen.leg,
+        asked=query.asked,
+        lora_name=query.lora_name,
+        needs=query.needs,
+        pairs_with=query.pairs_with or _pairs_with(loads, chosen),
     )
+
+
+def _pairs_with(loads: Loads, chosen: Candidate) -> str:
+    """Whom the KV of a prefill leg can be handed over to."""
+    return loads.workers[chosen.worker].pairs_with if chosen.leg == "prefill" else ""
 
 
 def recompute(
@@ -119,6 +116,10 @@ def recompute(
         b"",
         recorded.pinned,
         recorded.exclude,
+        recorded.asked,
+        recorded.lora_name,
+        recorded.needs,
+        recorded.pairs_with if recorded.asked == "decode" else "",
     )
     standing = Standing(
         recorded.number,
@@ -132,51 +133,4 @@ def recompute(
     return decide(index, loads, cold, prompt, query, standing)
 
 
-def _eligible(worker: Worker, query: RouteQuery) -> bool:
-    if worker.draining or f"{worker.name}.{worker.epoch}" in query.exclude:
-        return False
-    return not query.pinned or worker.name == query.pinned
-
-
-def _candidate(
-    worker: Worker,
-    index: PrefixIndex,
-    depths: U64,
-    cold: set[str],
-    prompt: Prompt,
-    query: RouteQuery,
-    standing: Standing,
-) -> Candidate:
-    # An engine computes at least the last token itself, however much of the prompt it has.
-    usable = max(0, query.prompt_tokens - 1) // worker.block_size
-    slot = index.slots.get(worker.name)
-    gpu = anywhere = 0
-    if slot is not None and worker.name not in cold:
-        gpu, anywhere = min(int(depths[0, slot]), usable), min(int(depths[1, slot]), usable)
-    prefill_tokens, decode_blocks = worker.promised(standing.wall_ns)
-    return Candidate(
-        worker=worker.name,
-        epoch=worker.epoch,
-        cached_blocks=gpu,
-        lower_blocks=anywhere - gpu,
-        prefill_tokens=prefill_tokens,
-        decode_blocks=decode_blocks,
-        requests=len(worker.requests),
-        score=score(
-            standing.weights,
-            block_size=worker.block_size,
-            prompt_tokens=query.prompt_tokens,
-            cached_blocks=gpu,
-            lower_blocks=anywhere - gpu,
-            prefill_tokens=prefill_tokens,
-            decode_blocks=decode_blocks,
-        ),
-    )
-
-
-def _why_none(loads: Loads, query: RouteQuery) -> str:
-    if not loads.workers:
-        return "no worker has joined this pool"
-    if query.pinned and query.pinned not in loads.workers:
-        return f"worker {query.pinned} is gone"
-    return f"none of the {len(loads.workers)} workers takes requests (draining or just failed)"
+__all__ = ["CannotRecompute", "Prompt", "Standing", "decide", "prompt_of", "recompute", "seed_of"]

@@ -7,7 +7,7 @@ own decisions at once and a replay that reads them from the log reach the same s
 
 import msgspec
 
-from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.fleet import Role, WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft, WorkerState
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.route import Decision, DecisionVoided
 
@@ -35,7 +35,7 @@ class Worker(msgspec.Struct):
     name: str
     epoch: int
     engine: str
-    role: str
+    role: Role
     block_size: int
     total_blocks: int
     max_running: int
@@ -47,6 +47,17 @@ class Worker(msgspec.Struct):
     decode_blocks: int = 0
     requests: dict[str, Active] = {}
     unaccepted: dict[str, None] = {}
+    state: WorkerState = "ready"
+    loras: tuple[str, ...] = ()
+    lora_slots: int = 0
+    capabilities: tuple[str, ...] = ()
+    pairs_with: str = ""
+    instance: str = ""
+
+    @property
+    def takes_requests(self) -> bool:
+        """May it be given anything new?"""
+        return self.state == "ready" and not self.draining
 
     def promised(self, now_ns: int) -> tuple[int, int]:
         """(prompt tokens to compute, blocks held) by the requests given to this worker.
@@ -85,8 +96,18 @@ class Loads(msgspec.Struct):
             block_size=event.block_size,
             total_blocks=event.total_blocks,
             max_running=event.max_running,
+            lora_slots=event.lora_slots,
+            capabilities=event.capabilities,
+            pairs_with=event.pairs_with,
+            instance=event.instance,
         )
         return True
+
+    def change(self, event: WorkerChanged) -> None:
+        """A worker stands otherwise from now on."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is not None:
+            worker.state, worker.role, worker.loras = event.state, event.role, event.loras
 
     def drain(self, event: WorkerDraining) -> None:
         """A worker takes nothing new."""
@@ -117,7 +138,8 @@ class Loads(msgspec.Struct):
         if decision.request in worker.requests:
             return
         cached = decision.chosen.cached_blocks * worker.block_size
-        uncached = 0 if stage == PREFILLED else max(0, decision.prompt_tokens - cached)
+        computed = stage == PREFILLED or decision.leg == "decode"
+        uncached = 0 if computed else max(0, decision.prompt_tokens - cached)
         blocks = -(-decision.prompt_tokens // worker.block_size)
         worker.requests[decision.request] = Active(uncached, blocks, decision.wall_ns, stage)
         worker.prefill_tokens += uncached

@@ -20,7 +20,7 @@ from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads
 from headwater.router.packing import Packed, pack, unpack
 from headwater.schemas.envelope import Batch, Event
-from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
@@ -234,6 +234,8 @@ def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains)
             loads.void(event)
         case WorkerJoined():
             loads.join(event)
+        case WorkerChanged():
+            loads.change(event)
         case WorkerDraining():
             loads.drain(event)
         case WorkerLeft():

@@ -21,6 +21,35 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     capabilities: tuple[str, ...]
     created_s: int
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may use."""
+    engine_version: str = ""
+    total_blocks: int = 0
+    max_running: int = 0
+    """Runtime limits of one worker: KV blocks, and requests that run at once."""
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    logits_processors: tuple[str, ...] = ()
+    """Names that requests may use."""
+    pooling_tasks: tuple[str, ...] = ()
+    """What an embedding model does: embed, classify, score, token_embed."""
+    lora_slots: int = 0
+    lora_rank_max: int = 0
+
+
+class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that is served as a model of its own, on top of the pool's base model. Stored as JSON.
+
+    `source` is where any worker of the pool can load it from (a folder, file://, http(s)://, s3:// or hf://);
+    `digest` is SHA-256 over its files, so that all workers serve the same weights.
+    """
+
+    name: str
+    pool: str
+    source: str
+    digest: str
+    rank: int
+    created_s: int
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,20 @@ from headwater.schemas.envelope import Event
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Role = Literal["both", "prefill", "decode"]
+WorkerState = Literal["ready", "draining", "paused", "sleeping"]
+"""Only a ready worker is given requests."""
+
+LORA_ON_DEMAND = "lora_on_demand"
+"""Among a worker's capabilities: it loads an adapter that a request names."""
 
 
 class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     """A worker serves from now on, with an empty cache. Written by the worker under its new epoch.
 
-    Blocks and requests of the worker's earlier epochs do not exist any more.
+    Blocks and requests of the worker's earlier epochs do not exist any more. `pairs_with` names what its engine
+    can hand KV over to and take it from (engine, version, model): equal names only, "" for none. `capabilities`
+    are the engine's; `lora_slots` is how many adapters it can hold at once. `worker` may be one data-parallel rank
+    of an engine: `instance` is the same for all ranks of one engine.
     """
 
     worker: str
@@ -24,6 +32,38 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     block_size: Positive
     total_blocks: Positive
     max_running: Positive
+    pairs_with: str = ""
+    capabilities: tuple[str, ...] = ()
+    lora_slots: int = 0
+    instance: str = ""
+
+
+class WorkerChanged(Event, frozen=True, tag="fleet.changed"):
+    """How a worker stands from now on: all of it, so that the newest event alone tells.
+
+    `loras` are the adapters that it holds.
+    """
+
+    worker: str
+    epoch: int
+    state: WorkerState
+    role: Role
+    loras: tuple[str, ...] = ()
+
+
+class WorkerControlled(Event, frozen=True, tag="fleet.controlled"):
+    """Somebody had a worker do something: the audit. Changes nothing by itself.
+
+    `arguments` are JSON; `status` follows HTTP, as in `schemas.control`; `by` is who asked, as they said.
+    """
+
+    worker: str
+    epoch: int
+    command: str
+    arguments: bytes
+    by: str
+    status: int
+    detail: str
 
 
 class WorkerDraining(Event, frozen=True, tag="fleet.draining"):

@@ -1,6 +1,22 @@
 """Requests on their way to an engine and tokens on their way back. Core NATS, never the log."""
 
+from typing import Any, Literal
+
 import msgspec
+
+from headwater.schemas.handoff import Handoff
+
+Leg = Literal["", "prefill", "decode"]
+"""Which part of a request a worker does: all of it, the prompt only, or what follows a prompt computed elsewhere."""
+
+GuideKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+class Guide(msgspec.Struct, frozen=True, array_like=True):
+    """What the answer must conform to. `value` is the schema or the choices as JSON, the regex, or the grammar."""
+
+    kind: GuideKind
+    value: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -20,13 +36,17 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     logit_bias: dict[int, float] = {}
+    guide: Guide | None = None
+    processors: dict[str, dict[str, Any]] = {}
+    """Logits processors by the name the engine was started with, each with its arguments."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
     """One prompt for one engine, as token ids (packed little-endian u32).
 
     `handle` is the edge's own short name of the stream; frames carry it instead of the request id.
-    `emitted` tokens at the end of the prompt were generated elsewhere before a migration.
+    `emitted` tokens at the end of the prompt were generated elsewhere before a migration. For the decode leg
+    `handoff` names where the prompt's KV is.
     """
 
     request: str
@@ -38,17 +58,22 @@ class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
     lora_name: str = ""
     cache_salt: str = ""
     priority: int = 0
+    leg: Leg = ""
+    handoff: Handoff | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="ok"):
-    """The engine has the request."""
+    """The engine has the request. `handoff` comes here where both legs run at the same time."""
+
+    handoff: Handoff | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="no"):
-    """The engine will not take it. `retryable`: another worker may."""
+    """The engine will not take it. `retryable`: another worker may. `spent`: its hand-off can not be used again."""
 
     reason: str
     retryable: bool
+    spent: bool = False
 
 
 GenerateReply = Accepted | Refused
@@ -65,7 +90,8 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one stream.
 
     `position` counts the tokens this engine sent for it before these, so the edge sees a lost or
-    repeated frame. `finish` is empty until the last entry: stop, length, abort or error (with `detail`).
+    repeated frame. `finish` is empty until the last entry: stop, length, abort, error (with `detail`), or handoff at
+    the end of a prefill leg, which sends no tokens (`handoff` is None if nothing was worth handing over).
     `cached_tokens` is the engine's own count of prompt tokens it did not have to compute, -1: not told.
     """
 
@@ -76,6 +102,7 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = -1
     logprobs: tuple[TokenLogprob, ...] = ()
     detail: str = ""
+    handoff: Handoff | None = None
 
 
 class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -104,3 +131,25 @@ class StatusReply(msgspec.Struct, frozen=True, array_like=True):
 
     known: bool
     entry: FrameEntry | None = None
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Prompts to pool into vectors. `task` is the engine's: embed, classify, score, token_embed.
+
+    `dimensions` cuts vectors of models that were trained for it, 0: as they are.
+    """
+
+    request: str
+    prompts: tuple[bytes, ...]
+    task: str = "embed"
+    lora_name: str = ""
+    dimensions: int = 0
+
+
+class Embedded(msgspec.Struct, frozen=True, array_like=True, tag="vectors"):
+    """One vector per prompt, packed little-endian float32."""
+
+    vectors: tuple[bytes, ...]
+
+
+EmbedReply = Embedded | Refused

@@ -18,8 +18,8 @@ KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "worker", "operator", "obser
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "ask routers and workers, write and read the request log, read leases, model cards and their files",
     "router": "answer routing queries, write route and fleet events, read the pool log, keep snapshots",
-    "worker": "take requests, send tokens, write its fleet, kv and load events and its model card",
-    "operator": "make and change streams, read everything, drain and resync workers; writes no events",
+    "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events and its cards",
+    "operator": "make and change streams, read everything, control workers; writes no events",
     "observer": "read streams and statistics; writes nothing",
 }
 """What each kind does, in a line."""
@@ -62,7 +62,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
 
 def _edge(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
-    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status")
+    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed")
     return Rights(
         publish=(
             *(f"hw.{ns}.route.{pool}" for pool in pools or (_ANY,)),
@@ -107,8 +107,11 @@ def _worker(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
         publish=(
             *_events(ns, pools, ("fleet", "kv", "load"), who),
             f"hw.{ns}.edge.*.frames",
+            # A decode worker claims the KV of its prompt from the worker that computed it.
+            f"hw.{ns}.engine.*.*.claim",
             f"$KV.{subjects.lease_bucket(ns)}.worker.{who}",
             *(f"$KV.{subjects.card_bucket(ns)}.{pool}" for pool in pools or (_ANY,)),
+            *(f"$KV.{subjects.card_bucket(ns)}.{pool}.lora.*" for pool in pools or (_ANY,)),
             f"$O.{subjects.blob_bucket(ns)}.>",
             # Two workers may store the same file at once, and the later one takes the earlier one's bytes away.
             # No more power than the bucket's subjects give: a roll-up header deletes as well.
@@ -141,6 +144,7 @@ def _operator(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             f"hw.{ns}.route.*",
             *(f"hw.{ns}.engine.*.*.{verb}" for verb in verbs),
             f"hw.{ns}.worker.*.resync",
+            f"hw.{ns}.worker.*.control",
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "operator", who), "$JS.EVENT.>"),

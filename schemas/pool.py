@@ -14,7 +14,13 @@ from headwater.schemas.envelope import (
     Sealed,
     digest_of,
 )
-from headwater.schemas.fleet import WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.fleet import (
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
 from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
@@ -32,6 +38,8 @@ PoolEvent = (
     | Decision
     | DecisionVoided
     | WorkerJoined
+    | WorkerChanged
+    | WorkerControlled
     | WorkerDraining
     | WorkerLeft
 )
@@ -129,6 +137,10 @@ def size_of(event: Event) -> int:
             return 4 * EVENT_BYTES + EVENT_BYTES * len(candidates)
         case RequestAccepted(body=body):
             return EVENT_BYTES + len(body)
+        case WorkerControlled(arguments=arguments, detail=detail):
+            return EVENT_BYTES + len(arguments) + len(detail)
+        case WorkerChanged(loras=loras):
+            return EVENT_BYTES + NAME_BYTES * len(loras)
         case RequestCheckpoint(tokens=tokens):
             return EVENT_BYTES + len(tokens)
         case RequestEnded(answers=answers):

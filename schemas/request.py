@@ -3,6 +3,9 @@
     accepted ── routed ── started ── checkpoint … ── ended        per request; the middle ones per choice,
                   └────────── again after each move ──┘            ended exactly once
 
+    routed (prefill) ── prefilled ── routed (decode)              where two workers share it
+                    stepped                                        whenever a state is left by a failure
+
 What clients said and were told is in it only if the edge is set to record it: `payload` says whether `body` and
 `answers` are empty ("off"), SHA-256 digests ("hashed") or the bytes themselves ("full").
 """
@@ -10,7 +13,9 @@ What clients said and were told is in it only if the edge is set to record it: `
 from typing import Literal
 
 from headwater.schemas.envelope import Event
+from headwater.schemas.inference import Leg
 
+SagaState = Literal["routing", "prefill", "handoff", "decode", "ended"]
 PayloadKind = Literal["off", "hashed", "full"]
 
 
@@ -29,9 +34,9 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
 
 
 class RequestRouted(Event, frozen=True, tag="req.routed.2"):
-    """A choice, or what is left of it after `emitted_tokens`, was given to a worker.
+    """A choice, or what is left of it after `emitted_tokens`, was given to a worker, which does the `leg`.
 
-    `attempt` names the decision in the pool log.
+    `attempt` names the decision in the pool log. For the decode leg `handoff` names the KV it begins with.
     """
 
     request: str
@@ -40,6 +45,37 @@ class RequestRouted(Event, frozen=True, tag="req.routed.2"):
     worker: str
     epoch: int
     emitted_tokens: int
+    leg: Leg = ""
+    handoff: str = ""
+
+
+class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):
+    """The prefill leg of a choice is done after `prefill_ms`; `handoff` names its KV, "" where there is none."""
+
+    request: str
+    choice: int
+    worker: str
+    epoch: int
+    handoff: str
+    prefill_ms: float
+
+
+class RequestStepped(Event, frozen=True, tag="req.stepped"):
+    """A choice left a state of its saga other than by going on: it was lost, refused or timed out there.
+
+    `before` and `after` are states of the saga, `cause` is one of its inputs, `reason` says it for people. `worker`
+    is the one concerned, empty while there was none; `handoff` is the one that was given up with it.
+    """
+
+    request: str
+    choice: int
+    before: SagaState
+    cause: str
+    after: SagaState
+    worker: str
+    epoch: int
+    reason: str
+    handoff: str = ""
 
 
 class RequestStarted(Event, frozen=True, tag="req.started"):
@@ -90,5 +126,12 @@ class RequestsOpen(Event, frozen=True, tag="req.open"):
 
 
 RequestEvent = (
-    RequestAccepted | RequestRouted | RequestStarted | RequestCheckpoint | RequestEnded | RequestsOpen
+    RequestAccepted
+    | RequestRouted
+    | RequestPrefilled
+    | RequestStepped
+    | RequestStarted
+    | RequestCheckpoint
+    | RequestEnded
+    | RequestsOpen
 )

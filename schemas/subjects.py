@@ -9,21 +9,23 @@ subject                                   carried by   what
 hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load and route events of one pool
 hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
-hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, drain
+hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, drain, claim (of a hand-off)
 hw.<ns>.worker.<worker>.resync            core NATS    asks a worker, in whatever life, to announce itself anew
+hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, in whatever life
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool asks it
 _INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; nobody else may read them
 ========================================= ============ ====================================================
 """
 
+from hashlib import blake2b
 from typing import Final, Literal
 
 from headwater.schemas.names import slug, token
 
 PoolKind = Literal["fleet", "kv", "load", "route"]
 InboxKind = Literal["edge", "router", "worker", "operator", "observer"]
-EngineVerb = Literal["generate", "cancel", "status", "drain"]
+EngineVerb = Literal["generate", "cancel", "status", "embed", "drain", "claim"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")
 
@@ -93,6 +95,11 @@ def resync(ns: str, worker: str) -> str:
     return f"hw.{token('namespace', ns)}.worker.{token('worker', worker)}.resync"
 
 
+def control(ns: str, worker: str) -> str:
+    """Where a worker takes an operator's commands. Not by epoch: they are meant for the worker, whoever it is now."""
+    return f"hw.{token('namespace', ns)}.worker.{token('worker', worker)}.control"
+
+
 def edge_frames(ns: str, edge: str) -> str:
     """Where engines send token frames for one edge process."""
     return f"hw.{token('namespace', ns)}.edge.{token('edge', edge)}.frames"
@@ -116,6 +123,11 @@ def card_bucket(ns: str) -> str:
 def card_key(pool: str) -> str:
     """Key of a pool's model card."""
     return token("pool", pool)
+
+
+def adapter_key(pool: str, name: str) -> str:
+    """Key of a LoRA adapter's card, among the model cards. Adapters have names of any form: the key is a digest."""
+    return f"{token('pool', pool)}.lora.{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
 def blob_bucket(ns: str) -> str:

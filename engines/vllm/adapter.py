@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from headwater.engines.engine import (
+    Basic,
     Capability,
     Emit,
     EngineDied,
@@ -22,6 +23,7 @@ from headwater.engines.engine import (
     KvEvent,
     RequestRejected,
     Step,
+    Transfer,
 )
 from headwater.engines.vllm.kv_events import KvTranslator
 from headwater.engines.vllm.kv_socket import KvSocket
@@ -49,7 +51,7 @@ class VllmSettings(NamedTuple):
     kv_cache_mib: int = 0
 
 
-class VllmEngine:
+class VllmEngine(Basic):
     """See `headwater.engines.engine.Engine`."""
 
     name = "vllm"
@@ -157,8 +159,9 @@ class VllmEngine:
 
         return Load
 
-    def submit(self, request: GenerateRequest, emit: Emit) -> None:
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
+        self._refuse_what_it_lacks(request)
         tokens = hashing.unpack_tokens(request.tokens)
         if not len(tokens):
             raise RequestRejected("the prompt is empty")

@@ -32,8 +32,8 @@ async def test_length_ends_an_answer_with_exactly_one_last_step(engine_case: Eng
 async def test_one_token_is_one_step(engine_case: EngineCase) -> None:
     """The first step may be the last."""
     answer = await engine_case.generate(engine_case.prompt(1.5), max_tokens=1)
-    ((tokens, finish, cached, _, _),) = answer.steps
-    assert (len(tokens), finish, cached) == (1, "length", 0)
+    [step] = answer.steps
+    assert (len(step.tokens), step.finish, step.cached_tokens) == (1, "length", 0)
 
 
 async def test_stop_token_ends_an_answer(engine_case: EngineCase) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.router.cost import score
+from headwater.router.cost import Work, whole
 from headwater.router.decide import Standing, decide, prompt_of
 from headwater.router.state import RouterState
 from headwater.schemas.fleet import WorkerDraining
@@ -104,15 +104,8 @@ def test_cost_falls_with_what_is_cached_and_rises_with_load(
     cached = min(cached, blocks - 1)
 
     def cost(gpu: int, lower: int, more_prefill: int = 0, more_decode: int = 0) -> float:
-        return score(
-            Weights(),
-            block_size=16,
-            prompt_tokens=blocks * 16 + 1,
-            cached_blocks=gpu,
-            lower_blocks=lower,
-            prefill_tokens=prefill + more_prefill,
-            decode_blocks=decode + more_decode,
-        )
+        work = Work(16, blocks * 16 + 1, gpu, lower, prefill + more_prefill, decode + more_decode, 0)
+        return whole(Weights(), work)
 
     assert cost(cached + 1, 0) < cost(cached, 1) < cost(cached, 0)
     assert cost(cached, 0) < cost(cached, 0, more_prefill=1)
@@ -223,9 +216,8 @@ def test_the_chosen_worker_has_the_least_score_of_all_candidates(
     for one in decision.candidates:
         assert 0 <= one.cached_blocks <= one.cached_blocks + one.lower_blocks <= decision.blocks
         assert one.cached_blocks * 16 < wanted.prompt_tokens
-        inputs = {name: getattr(one, name) for name in score.__annotations__ if hasattr(one, name)}
-        assert one.score == score(
-            decision.weights, block_size=16, prompt_tokens=wanted.prompt_tokens, **inputs
-        )
+        inputs = {name: getattr(one, name) for name in Work._fields if hasattr(one, name)}
+        work = Work(block_size=16, prompt_tokens=wanted.prompt_tokens, **inputs)
+        assert one.score == whole(decision.weights, work)
     best = min(one.score for one in decision.candidates)
     assert best == next(one.score for one in decision.candidates if one.worker == decision.worker)

@@ -17,7 +17,7 @@ from headwater.events.memory_log import MemoryLog
 from headwater.ops.sim.fleet import NAMESPACE, POOL, SETTINGS
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.fleet import WorkerJoined
+from headwater.schemas.fleet import WorkerChanged, WorkerJoined
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.inference import GenerateRequest, Sampling
 from headwater.schemas.kv import BlocksCleared, BlocksStored
@@ -77,6 +77,7 @@ def test_a_life_begins_in_one_append() -> None:
         records = await stage.records()
         assert [type(event) for one in records for event in one.batch.events] == [
             WorkerJoined,
+            WorkerChanged,
             BlocksCleared,
             RequestsHeld,
             LoadReported,

@@ -1,11 +1,12 @@
 """The engine actor: one engine as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain}; hw.<ns>.worker.<worker>.resync
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,claim,drain}; hw.<ns>.worker.<worker>.resync
 Subjects out
-    hw.<ns>.edge.<edge>.frames, and the pool log: fleet, kv and load events of this worker
+    hw.<ns>.edge.<edge>.frames, hw.<ns>.engine.<worker>.<epoch>.claim (of another worker), and the pool log: fleet,
+    kv and load events of this worker
 State
-    requests the engine has, with their tokens so far; the lease and its epoch
+    requests the engine has, with their tokens so far; hand-offs it holds; the lease and its epoch
 On lag
     kv events wait in a bounded queue; past its bound they are given up, and once the log takes appends
     again the worker announces its cache anew
@@ -22,37 +23,22 @@ import asyncio
 import contextlib
 from typing import Any
 
-import msgspec
-
 from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
-from headwater.actors.frames import FrameSender
+from headwater.actors.intake import Intake
 from headwater.actors.tasks import cancel_all
-from headwater.actors.worker_life import Progress, Standing, WorkerLife
+from headwater.actors.worker_life import Standing, WorkerLife
 from headwater.actors.world import World
-from headwater.engines.engine import Engine, EngineInfo, RequestRejected, Step
+from headwater.engines.engine import Engine, EngineInfo
 from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
-from headwater.schemas.inference import (
-    Accepted,
-    Cancel,
-    GenerateReply,
-    GenerateRequest,
-    Refused,
-    StatusQuery,
-)
 from headwater.schemas.names import pool_name
 
 LOAD_PERIOD_S = 1.0
 LOAD_INTERVAL_S = 0.005
 CHECK_PERIOD_S = 1.0
-
-_encode = msgspec.msgpack.Encoder().encode
-_generate = msgspec.msgpack.Decoder(GenerateRequest)
-_cancel = msgspec.msgpack.Decoder(Cancel)
-_status = msgspec.msgpack.Decoder(StatusQuery)
 
 
 class EngineActor(Actor):
@@ -75,16 +61,11 @@ class EngineActor(Actor):
         self.standing = standing or Standing(instance=name)
         self._served = served
         self._drain_s = drain_s
-        self._frames = FrameSender(world.bus, world.ns, name)
+        self.intake = Intake(world, name, engine, self.spawn, self._refuses)
         self._info: EngineInfo | None = None
         self._pool = ""
         self._life: WorkerLife | None = None
         self._subscriptions: list[Subscription] = []
-        self._held: dict[str, None] = {}
-        self._progress: tuple[list[str], list[str], list[str]] = ([], [], [])
-        self._moved = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def info(self) -> EngineInfo:
@@ -101,12 +82,13 @@ class EngineActor(Actor):
         return {
             "state": "draining" if self.stopping else "ready",
             "pool": self._pool,
-            "epoch": self._frames.epoch,
+            "epoch": self.intake.frames.epoch,
             "running": load.running,
             "waiting": load.waiting,
             "used_blocks": load.used_blocks,
             "total_blocks": load.total_blocks,
-            "tokens_total": self._frames.tokens,
+            "tokens_total": self.intake.frames.tokens,
+            "handoffs_held": len(self.intake.handoffs),
             "kv_events_pending": self._life.kv.pending if self._life else 0,
         }
 
@@ -116,7 +98,8 @@ class EngineActor(Actor):
         self._pool = pool_name(self._info.model, self._info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await publish(self.world, self._served, self.engine, self._info)
-        self.spawn(self._frames.run(), "frames")
+        self.spawn(self.intake.frames.run(), "frames")
+        self.spawn(self.intake.expire(), "hand-offs")
         self.spawn(self._live(), "life")
         self.spawn(self._check(), "check")
         while self._life is None:
@@ -129,8 +112,8 @@ class EngineActor(Actor):
                 reason = await self._one_life()
             except* WriterFenced as errors:
                 reason = str(errors.exceptions[0])
-            self.log.warning("lease_lost", reason=reason, epoch=self._frames.epoch)
-            for request in list(self._frames.active):
+            self.log.warning("lease_lost", reason=reason, epoch=self.intake.frames.epoch)
+            for request in list(self.intake.frames.active):
                 self.engine.abort(request)
 
     async def _one_life(self) -> str:
@@ -147,12 +130,11 @@ class EngineActor(Actor):
             self._pool,
             self.engine,
             self.info,
-            lambda: list(self._held),
-            self._take_progress,
+            lambda: list(self.intake.held),
+            self.intake.take_progress,
             lambda: self.standing,
         )
-        self._frames.epoch = held.epoch
-        self._held, self._progress = {}, ([], [], [])
+        self.intake.begin(held.epoch)
         try:
             async with asyncio.TaskGroup() as group:
                 lost = group.create_task(held.hold(), name="lease")
@@ -174,11 +156,16 @@ class EngineActor(Actor):
             self._life = None
             await self._unsubscribe()
 
+    def _refuses(self) -> str:
+        """Why nothing is taken at present, for whoever asks; "" where something is."""
+        return f"worker {self.name} drains" if self.stopping else ""
+
     async def _listen(self, epoch: int) -> None:
         verbs: list[tuple[subjects.EngineVerb, Any]] = [
-            ("generate", self._on_generate),
-            ("cancel", self._on_cancel),
-            ("status", self._on_status),
+            ("generate", self.intake.on_generate),
+            ("cancel", self.intake.on_cancel),
+            ("status", self.intake.on_status),
+            ("claim", self.intake.on_claim),
             ("drain", self._on_drain),
         ]
         for verb, handler in verbs:
@@ -191,59 +178,6 @@ class EngineActor(Actor):
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
-
-    async def _on_generate(self, message: Message) -> None:
-        await self.world.bus.publish(message.reply, _encode(self._take(message.data)))
-
-    def _take(self, data: bytes) -> GenerateReply:
-        try:
-            request = _generate.decode(data)
-        except msgspec.DecodeError as error:
-            return Refused(f"unreadable request: {error}", False)
-        if self.stopping:
-            return Refused(f"worker {self.name} drains", True)
-        if request.request in self._frames.active:
-            return Accepted()
-        self._frames.open(request)
-        epoch = self._frames.epoch
-        first = True
-
-        def emit(step: Step) -> None:
-            nonlocal first
-            # What a life before this one took ended for the log when that life did.
-            mine = epoch == self._frames.epoch
-            if first and mine:
-                first = False
-                self._progress[1].append(request.request)
-                self._moved.set()
-            self._frames.step(request.request, step)
-            if step.finish:
-                if mine:
-                    self._held.pop(request.request, None)
-                    self._progress[2].append(request.request)
-                    self._moved.set()
-                if not self._frames.active:
-                    self._idle.set()
-
-        try:
-            self.engine.submit(request, emit)
-        except RequestRejected as error:
-            self._frames.active.pop(request.request, None)
-            return Refused(str(error), False)
-        self._idle.clear()
-        self._held[request.request] = None
-        self._progress[0].append(request.request)
-        self._moved.set()
-        return Accepted()
-
-    async def _on_cancel(self, message: Message) -> None:
-        for request in _cancel.decode(message.data).requests:
-            self.engine.abort(request)
-
-    async def _on_status(self, message: Message) -> None:
-        query = _status.decode(message.data)
-        reply = self._frames.status(query.request, query.received)
-        await self.world.bus.publish(message.reply, _encode(reply))
 
     async def _on_drain(self, message: Message) -> None:
         self.log.info("drain_asked")
@@ -269,16 +203,10 @@ class EngineActor(Actor):
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_PERIOD_S):
-                    await self._moved.wait()
-            self._moved.clear()
-            life.load.offer(life.report(*self._take_progress()))
+                    await self.intake.moved.wait()
+            self.intake.moved.clear()
+            life.load.offer(life.report(*self.intake.take_progress()))
             await clock.sleep(LOAD_INTERVAL_S)
-
-    def _take_progress(self) -> Progress:
-        """Which requests moved on since the last call."""
-        accepted, prefilled, finished = self._progress
-        self._progress = ([], [], [])
-        return tuple(accepted), tuple(prefilled), tuple(finished)
 
     async def _check(self) -> None:
         """Raises when the engine died: the actor ends, and its supervisor starts a new one."""
@@ -291,19 +219,21 @@ class EngineActor(Actor):
         life = self._life
         if life is not None:
             life.drain()
-        self.log.info("draining", requests=len(self._frames.active))
+        self.log.info("draining", requests=len(self.intake.frames.active))
         try:
             async with asyncio.timeout(self._drain_s):
-                await self._idle.wait()
+                await self.intake.idle.wait()
         except TimeoutError:
-            self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
-            for request in list(self._frames.active):
+            self.log.warning(
+                "drain_cut_short", requests=len(self.intake.frames.active), after_s=self._drain_s
+            )
+            for request in list(self.intake.frames.active):
                 self.engine.abort(request)
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
             try:
                 async with asyncio.timeout(2.0):
-                    await self._frames.flush()
+                    await self.intake.frames.flush()
                     await life.leave()
             except TimeoutError:
                 self.log.warning("left_without_telling_the_log")

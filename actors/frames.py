@@ -12,6 +12,7 @@ import structlog
 
 from headwater.actors.bus_port import Bus, BusError
 from headwater.engines.engine import Step
+from headwater.schemas.handoff import Handoff
 from headwater.schemas.inference import (
     FrameEntry,
     GenerateRequest,
@@ -31,7 +32,7 @@ _log = structlog.get_logger("headwater.frames")
 class Outgoing:
     """One request's tokens so far."""
 
-    __slots__ = ("cached", "detail", "edge", "finish", "handle", "logprobs", "tokens")
+    __slots__ = ("cached", "detail", "edge", "finish", "handle", "handoff", "logprobs", "tokens")
 
     def __init__(self, request: GenerateRequest) -> None:
         self.edge = request.edge
@@ -41,6 +42,7 @@ class Outgoing:
         self.cached = -1
         self.finish = ""
         self.detail = ""
+        self.handoff: Handoff | None = None
 
     def entry(self, received: int) -> FrameEntry:
         """Everything after the first `received` tokens."""
@@ -52,6 +54,7 @@ class Outgoing:
             self.cached,
             tuple(self.logprobs[received:]),
             self.detail,
+            self.handoff,
         )
 
 
@@ -95,10 +98,31 @@ class FrameSender:
         if step.cached_tokens >= 0:
             stream.cached = step.cached_tokens
         if step.finish:
-            stream.finish, stream.detail = step.finish, step.detail
-            self._ended[request] = self.active.pop(request)
-            if len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
+            self._end(request, stream, step.finish, step.detail)
+        self._send(stream, entry)
+
+    def prefilled(self, request: str, step: Step, handoff: Handoff | None) -> None:
+        """The engine has something for a prefill leg: its tokens are nobody's, what it leaves is told."""
+        stream = self.active.get(request)
+        if stream is None:
+            return
+        stream.cached = max(stream.cached, step.cached_tokens)
+        stream.handoff = handoff
+        if step.finish in ("stop", "length"):
+            self._end(request, stream, "handoff", "")
+        elif step.finish:
+            self._end(request, stream, step.finish, step.detail)
+        elif step.pinned is None:
+            return
+        self._send(stream, stream.entry(0))
+
+    def _end(self, request: str, stream: Outgoing, finish: str, detail: str) -> None:
+        stream.finish, stream.detail = finish, detail
+        self._ended[request] = self.active.pop(request)
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def _send(self, stream: Outgoing, entry: FrameEntry) -> None:
         self._outbox.setdefault(stream.edge, []).append(entry)
         self._sent.clear()
         self._wake.set()

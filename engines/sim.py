@@ -8,6 +8,7 @@ so a request that moves to another worker goes on with the same tokens.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 
 from headwater.engines.engine import (
     Basic,
@@ -17,11 +18,13 @@ from headwater.engines.engine import (
     EngineInfo,
     EngineLoad,
     KvEvent,
+    Pinned,
     RequestRejected,
     Step,
     Transfer,
 )
 from headwater.engines.paged_cache import PagedCache
+from headwater.engines.sim_handoff import KvGone, SimHandoff
 from headwater.engines.sim_sequence import SimSequence, SimSettings, seed_of, token_at
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
@@ -33,10 +36,15 @@ class SimEngine(Basic):
     """See `headwater.engines.engine.Engine`."""
 
     name = "sim"
-    capabilities: frozenset[Capability] = frozenset({"generate", "seed", "kv_events", "kv_dump", "clear_kv"})
+    capabilities: frozenset[Capability] = frozenset(
+        {"generate", "seed", "handoff", "kv_events", "kv_dump", "clear_kv"}
+    )
 
-    def __init__(self, settings: SimSettings, clock: Clock) -> None:
+    def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
         self._settings = settings
+        self._handoff = handoff or SimHandoff(settings.model, clock)
+        self.choreography = self._handoff.choreography
+        self._fetches: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
         self._cache = PagedCache(settings.total_blocks)
         self._waiting: deque[SimSequence] = deque()
@@ -57,6 +65,7 @@ class SimEngine(Basic):
             settings.total_blocks,
             settings.sequences_max,
             settings.context_length,
+            pairs_with=f"sim/{settings.model}",
         )
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
@@ -79,8 +88,46 @@ class SimEngine(Basic):
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
         sequence = SimSequence(request, emit, tokens, len(tokens), seed, answer)
         self._by_id[request.request] = sequence
+        if transfer is not None:
+            fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
+            self._fetches[request.request] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(request.request, None))
+            return
         self._waiting.append(sequence)
         self._work.set()
+        if request.leg == "prefill" and self.choreography == "room":
+            # Both legs run at the same time: the other engine waits in the room that this one opens now.
+            asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
+
+    def _pin(self, sequence: SimSequence, first_tokens: tuple[int, ...]) -> Pinned:
+        return self._handoff.pin(sequence.request, partial(self._let_go, sequence), first_tokens)
+
+    def _let_go(self, sequence: SimSequence) -> None:
+        """Nobody needs the blocks of a prefill leg any more."""
+        if sequence.ended:
+            self._cache.release(sequence.blocks, sequence.private)
+            sequence.blocks, sequence.private = [], 0
+
+    async def _fetch(self, sequence: SimSequence, transfer: Transfer) -> None:
+        """Wait for the KV of a prompt that another engine computed, then go on behind it."""
+        try:
+            fetched = await self._handoff.fetch(sequence.request, transfer)
+        except KvGone as error:
+            self._finish(sequence, Step((), "error", detail=str(error)))
+            return
+        if sequence.ended:
+            return
+        sequence.arrived, sequence.spoiled = fetched
+        self._waiting.append(sequence)
+        self._work.set()
+        if transfer.first_tokens:
+            sequence.tokens += transfer.first_tokens
+            sequence.produced = len(transfer.first_tokens)
+            self._emit(sequence, transfer.first_tokens, -1)
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        self._handoff.release(params)
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""
@@ -123,15 +170,18 @@ class SimEngine(Basic):
         """See `Engine.stop`. Requests still here are aborted."""
         for sequence in list(self._by_id.values()):
             self._finish(sequence, Step((), "abort"))
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+        self._handoff.stop()
+        ending = [*self._fetches.values(), *([self._loop] if self._loop is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             if not self._running and not self._waiting:
                 self._work.clear()
                 await self._work.wait()
+            self._handoff.expire()
             chunks, prompt_tokens = self._schedule()
             emitting = [s for s, n in chunks if s.computed + n >= len(s.tokens)]
             used = self._cache.used / self._cache.capacity
@@ -193,6 +243,9 @@ class SimEngine(Basic):
         sequence.target = len(sequence.tokens)
         if sequence.cached < 0:
             sequence.cached = sequence.computed
+        if sequence.arrived:
+            # All but the last token, which every engine computes itself. A preemption loses it like any other.
+            sequence.computed, sequence.arrived = max(sequence.computed, sequence.arrived - 1), 0
         sequence.waiting = False
         return True
 
@@ -227,18 +280,20 @@ class SimEngine(Basic):
             return
         token = self._token(sequence)
         cached = -1 if sequence.produced else sequence.cached
+        if sequence.request.leg == "prefill":
+            self._finish(sequence, Step((token,), "length", cached))
+            return
         sequence.produced += 1
         sequence.tokens.append(token)
+        self._emit(sequence, (token,), cached)
+
+    def _emit(self, sequence: SimSequence, tokens: tuple[int, ...], cached: int) -> None:
+        """Send new tokens; the last of them may end the answer."""
         sampling = sequence.request.sampling
-        finish = ""
-        if token == self._settings.eos_token_id or token in sampling.stop_token_ids:
-            finish = "stop"
-        elif sequence.produced >= sampling.max_tokens:
-            finish = "length"
-        step = Step((token,), "", cached)
-        if finish == "stop":
+        step = Step(tokens, "", cached)
+        if tokens[-1] == self._settings.eos_token_id or tokens[-1] in sampling.stop_token_ids:
             self._finish(sequence, step._replace(finish="stop"))
-        elif finish == "length":
+        elif sequence.produced >= sampling.max_tokens:
             self._finish(sequence, step._replace(finish="length"))
         else:
             sequence.emit(step)
@@ -269,7 +324,7 @@ class SimEngine(Basic):
         ends = not sampling.ignore_eos and self._settings.eos_token_id >= 0
         if ends and number >= sequence.answer and sequence.produced >= sampling.min_tokens:
             return self._settings.eos_token_id
-        return token_at(self._settings.script, sequence.seed, number)
+        return token_at(self._settings.script, sequence.seed + sequence.spoiled, number)
 
     def _finish(self, sequence: SimSequence, step: Step) -> None:
         if sequence.ended:
@@ -280,8 +335,18 @@ class SimEngine(Basic):
             self._running.remove(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
-        self._cache.release(sequence.blocks, sequence.private)
-        sequence.blocks, sequence.private = [], 0
+        fetch = self._fetches.get(sequence.request.request)
+        if fetch is not None and not sequence.arrived:
+            fetch.cancel()
+        if sequence.request.leg == "prefill" and step.finish == "length":
+            if self.choreography != "room":
+                first = step.tokens if self.choreography == "opaque" else ()
+                step = step._replace(pinned=self._pin(sequence, first))
+            if not self._handoff.computed(sequence.request):
+                self._let_go(sequence)
+        else:
+            self._handoff.withdraw(sequence.request)
+            self._let_go(sequence)
         sequence.emit(step)
 
     def _publish_events(self) -> None:

@@ -32,7 +32,8 @@ class SimSequence(msgspec.Struct, eq=False):
     """One request in the scheduler.
 
     `blocks` are cached under their hash, `private` are not (yet). Up to `target` tokens are computed as a
-    prompt: after a preemption that includes tokens generated before.
+    prompt: after a preemption that includes tokens generated before. `arrived`: so many tokens' KV came from another
+    engine, `spoiled` if it was another prompt's.
     """
 
     request: GenerateRequest
@@ -47,6 +48,8 @@ class SimSequence(msgspec.Struct, eq=False):
     computed: int = 0
     produced: int = 0
     cached: int = -1
+    arrived: int = 0
+    spoiled: bool = False
     waiting: bool = True
     ended: bool = False
 

@@ -4,6 +4,7 @@ The worker that computed it keeps the engine's parameters and gives them away on
 first. What the edge carries from one worker to the other names the hand-off; it does not open it.
 """
 
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
@@ -16,14 +17,22 @@ Spent = Literal["unknown", "consumed", "expired", "released", "other prompt"]
 """Why a hand-off is not given: this life of the worker never made it (or forgot it), it was given already, its time
 is over, it was given up, or it belongs to other tokens."""
 
-REFERENCE_BYTES = 16
+PROMPT_DIGEST_BYTES = 16
+
+
+def prompt_digest(lora_name: str, cache_salt: str, tokens: bytes) -> bytes:
+    """What a prompt's KV is good for: these tokens (packed), under this adapter and salt, and nothing else."""
+    digest = blake2b(digest_size=PROMPT_DIGEST_BYTES)
+    for text in (lora_name.encode(), cache_salt.encode()):
+        digest.update(len(text).to_bytes(4, "little") + text)
+    digest.update(tokens)
+    return digest.digest()
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
     """The name of a hand-off: `id` is not to be guessed, `worker` in its life `epoch` holds it.
 
-    `prompt` is a digest over model, adapter, salt and tokens (`headwater.engines.handoffs.prompt_digest`): the KV
-    is good for nothing else. It may be claimed within `expires_ms` of being made.
+    `prompt` is its `prompt_digest`: the KV is good for nothing else. It may be claimed within `expires_ms` of being made.
     """
 
     id: str

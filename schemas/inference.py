@@ -63,9 +63,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="ok"):
-    """The engine has the request. `handoff` comes here where both legs run at the same time."""
-
-    handoff: Handoff | None = None
+    """The engine has the request."""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="no"):
@@ -91,7 +89,8 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
 
     `position` counts the tokens this engine sent for it before these, so the edge sees a lost or
     repeated frame. `finish` is empty until the last entry: stop, length, abort, error (with `detail`), or handoff at
-    the end of a prefill leg, which sends no tokens (`handoff` is None if nothing was worth handing over).
+    the end of a prefill leg, which sends no tokens: `handoff` is what it leaves, None if nothing was worth handing
+    over. Where both legs run at the same time `handoff` comes before that end.
     `cached_tokens` is the engine's own count of prompt tokens it did not have to compute, -1: not told.
     """
 

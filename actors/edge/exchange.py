@@ -11,11 +11,13 @@ from headwater.actors.edge.answer import Answer
 from headwater.actors.edge.errors import ApiError
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.http import PING, PING_S, Disconnect, EventStream, Headers, Send, respond
+from headwater.actors.edge.machine import Cause
 from headwater.actors.edge.models import Model
 from headwater.actors.edge.record import RequestRecord
 from headwater.actors.edge.saga import Saga
 from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Sampling, TokenLogprob
+from headwater.schemas.request import SagaState
 
 
 class Choice:
@@ -213,6 +215,14 @@ class Exchange:
     def on_placed(self, saga: Saga) -> None:
         """See `Sink.on_placed`."""
         self._record.routed(saga)
+
+    def on_prefilled(self, saga: Saga, handoff: str, seconds: float) -> None:
+        """See `Sink.on_prefilled`."""
+        self._record.prefilled(saga, handoff, seconds)
+
+    def on_setback(self, saga: Saga, before: SagaState, cause: Cause, reason: str, handoff: str) -> None:
+        """See `Sink.on_setback`."""
+        self._record.setback(saga, before, cause, reason, handoff)
 
     def on_tokens(self, saga: Saga, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """See `Sink.on_tokens`."""

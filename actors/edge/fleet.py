@@ -137,7 +137,9 @@ class Fleet:
             await self.world.clock.sleep(SILENCE_S_MAX / 2)
             now = self.world.clock.monotonic_s()
             for saga in list(self.sagas.values()):
-                if saga.streaming and not saga.asking and now - saga.heard_s > SILENCE_S_MAX:
+                if saga.overdue(now):
+                    saga.lost(f"worker {saga.worker}: its prefill takes too long", "timed out")
+                elif saga.streaming and not saga.asking and now - saga.heard_s > SILENCE_S_MAX:
                     saga.asking = True
                     self.spawn(self.ask(saga), "status")
 

@@ -12,11 +12,16 @@ from headwater.schemas.request import (
     RequestAccepted,
     RequestCheckpoint,
     RequestEnded,
+    RequestEvent,
+    RequestPrefilled,
     RequestRouted,
     RequestStarted,
+    RequestStepped,
+    SagaState,
 )
 
 CHECKPOINT_TOKENS: Final = 64
+REASON_CHARACTERS_MAX: Final = 300
 
 
 class RequestRecord:
@@ -50,9 +55,44 @@ class RequestRecord:
         )
 
     def routed(self, saga: Saga) -> None:
-        """A worker took a choice, or the rest of it."""
+        """A worker took a choice, the rest of it, or its prompt."""
+        holder = saga.holder
+        handoff = holder.handoff.id if saga.leg == "decode" and holder and holder.handoff else ""
         self._write(
-            RequestRouted(self._request, saga.index, saga.attempt, saga.worker, saga.epoch, len(saga.emitted))
+            RequestRouted(
+                self._request,
+                saga.index,
+                saga.attempt,
+                saga.worker,
+                saga.epoch,
+                len(saga.emitted),
+                saga.leg,
+                handoff,
+            )
+        )
+
+    def prefilled(self, saga: Saga, handoff: str, seconds: float) -> None:
+        """The prompt of a choice is computed."""
+        self._write(
+            RequestPrefilled(
+                self._request, saga.index, saga.worker, saga.epoch, handoff, round(seconds * 1000, 3)
+            )
+        )
+
+    def setback(self, saga: Saga, before: SagaState, cause: str, reason: str, handoff: str) -> None:
+        """A choice left a state backwards."""
+        self._write(
+            RequestStepped(
+                self._request,
+                saga.index,
+                before,
+                cause,
+                saga.state,
+                saga.worker,
+                saga.epoch,
+                reason[:REASON_CHARACTERS_MAX],
+                handoff,
+            )
         )
 
     def got(self, saga: Saga, tokens: int, text: str, since_accepted_s: float) -> None:
@@ -112,7 +152,5 @@ class RequestRecord:
             return b""
         return sha256(data).digest() if self._kind == "hashed" else data
 
-    def _write(
-        self, event: RequestAccepted | RequestRouted | RequestStarted | RequestCheckpoint | RequestEnded
-    ) -> None:
+    def _write(self, event: RequestEvent) -> None:
         self._ledger.write(event, self._trace)

@@ -1,50 +1,69 @@
 """The life of one choice of one request: place it, stream it, move it when its worker dies, end it once.
 
-    placing ──accepted──► streaming ──finish──► ended
-       ▲                      │
-       └──────── lost ────────┘     at most MIGRATIONS_MAX times
-
+Its states and what leads from one to another are in `headwater.actors.edge.machine`; here is what is done in each.
 Frames are taken by position: what was received already is skipped, a hole is asked for. So the client gets each
 token once, in order, whatever happens underneath. A move sends the prompt with all tokens so far to another
-worker.
+worker. Where the router splits a request, the prompt goes to one worker first; its KV is then claimed, once, by the
+worker that decodes. Whenever that fails the prompt is computed again.
 """
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import msgspec
-import numpy as np
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.bus_port import BusError
-from headwater.actors.edge.errors import ApiError, bad_request, overloaded, upstream_failed
+from headwater.actors.edge.errors import ApiError, upstream_failed
+from headwater.actors.edge.machine import SETBACKS, Cause, after
+from headwater.actors.edge.placing import MIGRATIONS_MAX, Placing
 from headwater.schemas import hashing
+from headwater.schemas.handoff import Handoff
 from headwater.schemas.hashing import U32
-from headwater.schemas.inference import Accepted, FrameEntry, GenerateRequest, Sampling, TokenLogprob
-from headwater.schemas.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.inference import FrameEntry, Leg, Sampling, TokenLogprob
+from headwater.schemas.request import SagaState
+from headwater.schemas.route import Decision
 
 if TYPE_CHECKING:
     from headwater.actors.edge.fleet import Fleet
 
-MIGRATIONS_MAX = 5
 PLACE_S_MAX = 10.0
 """How long a new request waits for a worker before the client is told to come back."""
 
 MOVE_S_MAX = 60.0
 """How long a request under way waits for another worker."""
 
-RETRY_S = 0.1
+PREFILL_S_MAX = 300.0
+"""How long a prefill leg may take, its queue included, before the prompt is given to another worker."""
 
 End = Literal["stop", "length", "cancelled", "error"]
 
 _log = structlog.get_logger("headwater.saga")
 
 
+class Holder:
+    """Who holds the KV of a finished prefill leg: it is to be told when that is fetched, or not wanted."""
+
+    __slots__ = ("attempt", "epoch", "handoff", "pairs_with", "until_s", "worker")
+
+    def __init__(self, saga: "Saga", handoff: Handoff | None, now_s: float) -> None:
+        self.worker, self.epoch, self.attempt = saga.worker, saga.epoch, saga.attempt
+        self.pairs_with = saga.decision.pairs_with if saga.decision is not None else ""
+        self.handoff = handoff
+        self.until_s = now_s + handoff.expires_ms / 1000 if handoff is not None else 0.0
+
+
 class Sink(Protocol):
     """Whoever turns a choice's tokens into an HTTP response. Called on the event loop; must not wait."""
 
     def on_placed(self, saga: "Saga") -> None:
-        """A worker took the choice, or the rest of it."""
+        """A worker took the choice, the rest of it, or its prompt: `saga.leg` says which."""
+        ...
+
+    def on_prefilled(self, saga: "Saga", handoff: str, seconds: float) -> None:
+        """The prompt is computed."""
+        ...
+
+    def on_setback(self, saga: "Saga", before: SagaState, cause: Cause, reason: str, handoff: str) -> None:
+        """A state was left backwards; `saga.state` is the one it is in now."""
         ...
 
     def on_tokens(self, saga: "Saga", tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
@@ -57,7 +76,10 @@ class Sink(Protocol):
 
 
 class Saga:
-    """One choice. `emitted` are all tokens so far, over all workers."""
+    """One choice. `emitted` are all tokens so far, over all workers.
+
+    `worker`, `epoch` and `attempt` are of the leg that runs, or ran last; `streaming` says that one runs.
+    """
 
     def __init__(
         self,
@@ -72,153 +94,106 @@ class Saga:
         sampling: Sampling,
         cache_salt: str = "",
         priority: int = 0,
+        lora_name: str = "",
+        needs: tuple[str, ...] = (),
     ) -> None:
         self.request = request
         self.index = index
         self.pool = pool
         self.prompt = prompt
+        self.sampling = sampling
+        self.cache_salt = cache_salt
+        self.lora_name = lora_name
+        self.priority = priority
+        self.needs = needs
         self.emitted: list[int] = []
         self.cached_tokens = -1
         self.migrations = 0
+        self.state: SagaState = "routing"
         self.decision: Decision | None = None
         self.end: End | None = None
         self.error: ApiError | None = None
         self.handle = 0
+        self.leg: Leg = ""
         self.worker = ""
         self.epoch = 0
         self.attempt = ""
         self.received = 0
         self.heard_s = 0.0
+        self.began_s = 0.0
         self.first_token_s = 0.0
         self.asking = False
         self.unanswered = 0
         self.streaming = False
+        self.accepted = 0
+        self.holder: Holder | None = None
         self._fleet = fleet
         self._sink = sink
-        self._block_size = block_size
-        self._sampling = sampling
-        self._cache_salt = cache_salt
-        self._priority = priority
+        self._number = 0
         self._attempts = 0
-        self._placed = False
-        self._root = hashing.seed("", cache_salt)
-        self._hashes = hashing.sequence_hashes(prompt, block_size, parent=self._root)
+        self._placing = Placing(fleet, self, block_size, hashing.seed(lora_name, cache_salt))
 
     async def place(self, *, pinned: str = "", wait_s: float = PLACE_S_MAX) -> None:
-        """Find a worker that takes the request. Raises `ApiError` when none does in time."""
-        clock = self._fleet.world.clock
-        deadline = clock.monotonic_s() + wait_s
-        exclude: list[str] = []
-        reason = "no router answers"
-        retry_after_s = 1.0
-        while self.end is None:
-            decision = None
-            tokens = self._tokens()
-            self._attempts += 1
-            attempt = f"{self.request}-{self.index}-{self._attempts}"
-            query = RouteQuery(
-                attempt,
-                len(tokens),
-                self._sampling.max_tokens - len(self.emitted),
-                hashing.pack_hashes(self._hashes),
-                pinned,
-                tuple(exclude),
-            )
-            try:
-                reply = await self._fleet.route(self.pool, query)
-                if isinstance(reply, RouteRefused):
-                    reason, retry_after_s = reply.reason, reply.retry_after_s
-                    exclude.clear()
-                else:
-                    decision = reply
-            except BusError as error:
-                reason = f"no router answers ({error})"
-            if decision is not None:
-                refusal = await self._send(decision, attempt, tokens)
-                if refusal is None:
-                    return
-                reason = refusal
-                exclude.append(f"{decision.worker}.{decision.epoch}")
-                pinned = ""
-            if clock.monotonic_s() >= deadline:
-                raise overloaded(f"No worker could take the request: {reason}.", retry_after_s)
-            if decision is None:
-                await clock.sleep(RETRY_S)
+        """Find a worker that takes the request, or its prompt. Raises `ApiError` when none does in time."""
+        await self._placing.place(pinned=pinned, wait_s=wait_s)
 
-    async def _send(self, decision: Decision, attempt: str, tokens: U32) -> str | None:
-        """Hand the request to the chosen worker; returns why it did not take it."""
-        fleet = self._fleet
+    def next_attempt(self) -> tuple[int, str]:
+        """Number and name of the next try to place the choice: no two are ever the same."""
+        self._attempts += 1
+        return self._attempts, f"{self.request}-{self.index}-{self._attempts}"
+
+    def begin_leg(self, decision: Decision, number: int, attempt: str, leg: Leg) -> None:
+        """A worker is about to be given a leg: its frames may come before its answer does."""
         self.decision = decision
-        self.worker, self.epoch, self.attempt = decision.worker, decision.epoch, attempt
+        self.worker, self.epoch, self.attempt, self.leg = decision.worker, decision.epoch, attempt, leg
         self.received, self.unanswered = 0, 0
-        self._placed = False
-        self.heard_s = fleet.world.clock.monotonic_s()
-        self.handle = fleet.adopt(self)
-        sampling = self._sampling
-        if self.emitted:
-            sampling = msgspec.structs.replace(
-                sampling,
-                max_tokens=sampling.max_tokens - len(self.emitted),
-                min_tokens=max(0, sampling.min_tokens - len(self.emitted)),
-            )
-        request = GenerateRequest(
-            request=attempt,
-            edge=fleet.edge,
-            handle=self.handle,
-            tokens=hashing.pack_tokens(tokens),
-            sampling=sampling,
-            emitted=len(self.emitted),
-            cache_salt=self._cache_salt,
-            priority=self._priority,
-        )
-        # Frames may come before the answer to this does.
+        self._number = number
+        self.began_s = self.heard_s = self._fleet.world.clock.monotonic_s()
+        self.handle = self._fleet.adopt(self)
         self.streaming = True
-        try:
-            reply = await fleet.generate(self.worker, self.epoch, request)
-        except BusError as error:
-            if self._moved_on(attempt):
-                return None
-            self._leave()
-            # It may have been taken after all: nobody wants it any more.
-            fleet.cancel(decision.worker, decision.epoch, attempt)
-            return str(error)
-        if isinstance(reply, Accepted):
-            if self.end == "cancelled":
-                fleet.cancel(decision.worker, decision.epoch, attempt)
-            elif not self._moved_on(attempt):
-                self._note_placed()
-            return None
-        if self._moved_on(attempt):
-            return None
-        self._leave()
-        if not reply.retryable:
-            raise bad_request(reply.reason)
-        return reply.reason
 
-    def _note_placed(self) -> None:
-        """The worker has the request: its answer says so, or a frame that overtook it."""
-        if not self._placed:
-            self._placed = True
+    def note_accepted(self) -> None:
+        """The worker has the leg: its answer says so, or a frame that overtook it."""
+        if self.accepted < self._number:
+            self.accepted = self._number
+            self._go("prefill accepted" if self.leg == "prefill" else "accepted")
             self._sink.on_placed(self)
 
-    def _moved_on(self, attempt: str) -> bool:
-        """Did the choice end, or move to another worker, while this attempt was being sent?"""
+    def moved_on(self, attempt: str) -> bool:
+        """Did the choice end, or leave this attempt behind, while it was being sent?"""
         return self.end is not None or not self.streaming or self.attempt != attempt
 
-    def _tokens(self) -> U32:
-        """Prompt and everything generated so far; the hashes of its full blocks are kept beside it."""
-        if not self.emitted:
-            return self.prompt
-        tokens: U32 = np.concatenate([self.prompt, np.array(self.emitted, np.uint32)])
-        self._hashes = hashing.sequence_hashes(tokens, self._block_size, parent=self._root)
-        return tokens
+    def turned_down(self, cause: Cause, reason: str) -> None:
+        """The worker asked did not take its leg. `spent`: its hand-off can not be used by another one either."""
+        self.leave()
+        if cause == "spent":
+            self.drop_handoff(cause, reason)
+        else:
+            self._go(cause, reason)
+
+    def handoff_is_over(self) -> bool:
+        """Is the KV that waits for a second worker too old to be claimed?"""
+        if self.state != "handoff" or self.holder is None or self.holder.handoff is None:
+            return False
+        return self._fleet.world.clock.monotonic_s() >= self.holder.until_s
+
+    def drop_handoff(self, cause: Cause, reason: str) -> None:
+        """Give up the prompt's KV: it must be computed again."""
+        self.migrations += 1
+        self._go(cause, reason, self._release())
+
+    def _go(self, cause: Cause, reason: str = "", handoff: str = "") -> None:
+        before = self.state
+        self.state = after(before, cause)
+        if cause in SETBACKS:
+            self._sink.on_setback(self, before, cause, reason, handoff)
 
     def on_entry(self, entry: FrameEntry, now_s: float) -> None:
-        """Tokens from the worker, from a frame or a status answer."""
+        """News from the worker, from a frame or a status answer."""
         if self.end is not None:
             return
         self.heard_s = now_s
-        self._note_placed()
+        self.note_accepted()
         skip = self.received - entry.position
         if skip < 0:
             metrics.FRAME_GAPS.inc()
@@ -228,10 +203,15 @@ class Saga:
             return
         if self.cached_tokens < 0 <= entry.cached_tokens:
             self.cached_tokens = entry.cached_tokens
+        if entry.handoff is not None or entry.finish == "handoff":
+            self._on_prefilled(entry.handoff, now_s)
+            return
         tokens = entry.tokens[skip:] if skip else entry.tokens
         if tokens:
             if not self.first_token_s:
                 self.first_token_s = now_s
+            # The KV was fetched, so who held it may forget it.
+            self._release()
             self.received += len(tokens)
             self.emitted.extend(tokens)
             self._sink.on_tokens(self, tokens, entry.logprobs[skip:])
@@ -243,45 +223,63 @@ class Saga:
             else:
                 self.lost(f"worker {self.worker}: {entry.detail or 'it gave the request up'}")
 
-    def lost(self, reason: str) -> None:
-        """The worker is gone or gave the request up: move it."""
+    def _on_prefilled(self, handoff: Handoff | None, now_s: float) -> None:
+        if self.state != "prefill":
+            return
+        self.holder = Holder(self, handoff, now_s)
+        self.leave()
+        self._go("prefilled")
+        self._sink.on_prefilled(self, handoff.id if handoff is not None else "", now_s - self.began_s)
+        self._fleet.spawn(self._go_on(f"{self.worker}.{self.epoch}"), "hand-off")
+
+    def overdue(self, now_s: float) -> bool:
+        """Has the prefill leg been under way for longer than one may be?"""
+        return self.state == "prefill" and now_s - self.began_s > PREFILL_S_MAX
+
+    def lost(self, reason: str, cause: Cause = "lost") -> None:
+        """The worker is gone, gave the request up or took too long: move it."""
         if self.end is not None or not self.streaming:
             return
-        before = f"{self.worker}.{self.epoch}"
         self._fleet.cancel(self.worker, self.epoch, self.attempt)
-        self._leave()
-        self.migrations += 1
+        self.leave()
         _log.warning(
             "request_moves",
             request=self.request,
             choice=self.index,
+            state=self.state,
             reason=reason,
             emitted_tokens=len(self.emitted),
-            migrations=self.migrations,
+            migrations=self.migrations + 1,
         )
+        if self.accepted < self._number:
+            # Whoever places it sees that this attempt is over, and goes on.
+            self.turned_down("spent" if self.leg == "decode" else "refused", reason)
+            return
+        self.migrations += 1
+        self._go(cause, reason, self._release())
+        self._go_on_or_fail(reason)
+
+    def _go_on_or_fail(self, reason: str) -> None:
         if self.migrations > MIGRATIONS_MAX:
             self.fail(upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last: {reason}."))
-        elif len(self.emitted) >= self._sampling.max_tokens:
+        elif len(self.emitted) >= self.sampling.max_tokens:
             self.finish("length")
         else:
-            self._fleet.spawn(self._move(before), "move")
+            self._fleet.spawn(self._go_on(f"{self.worker}.{self.epoch}"), "move")
 
-    async def _move(self, before: str) -> None:
+    async def _go_on(self, before: str) -> None:
         try:
             await self.place(wait_s=MOVE_S_MAX)
         except ApiError as error:
             self.fail(upstream_failed(f"Worker {before} failed and the request found no other: {error}"))
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: Literal["stop", "length", "cancelled"]) -> None:
         """End the choice: its first end counts. A worker that still generates is told to stop."""
         if self.end is not None:
             return
-        generating = self.streaming and end == "cancelled"
-        if generating:
+        if self.streaming and end == "cancelled":
             self._fleet.cancel(self.worker, self.epoch, self.attempt)
-        self._leave()
-        self.end = end
-        self._sink.on_end(self)
+        self._end(end, "cancelled" if end == "cancelled" else "finished")
 
     def stop_early(self) -> None:
         """A stop string came: the answer is whole although the worker goes on."""
@@ -292,10 +290,27 @@ class Saga:
     def fail(self, error: ApiError) -> None:
         """End the choice with an error."""
         if self.end is None:
-            self._leave()
-            self.end, self.error = "error", error
-            self._sink.on_end(self)
+            if self.streaming:
+                self._fleet.cancel(self.worker, self.epoch, self.attempt)
+            self.error = error
+            self._end("error", "failed")
 
-    def _leave(self) -> None:
+    def _end(self, end: End, cause: Cause) -> None:
+        self.leave()
+        self._release()
+        self._go(cause)
+        self.end = end
+        self._sink.on_end(self)
+
+    def leave(self) -> None:
+        """Listen no more to the worker."""
         self.streaming = False
         self._fleet.forget(self.handle)
+
+    def _release(self) -> str:
+        """Tell who holds the prompt's KV that it is fetched, or not wanted; returns the hand-off's name."""
+        holder, self.holder = self.holder, None
+        if holder is None or holder.handoff is None:
+            return ""
+        self._fleet.cancel(holder.worker, holder.epoch, holder.attempt)
+        return holder.handoff.id

@@ -231,3 +231,11 @@ def grouped(problems: list[str]) -> dict[str, int]:
     for problem in problems:
         counts[" ".join(problem.split()[:3])] += 1
     return dict(counts)
+
+
+def handoffs(fleet: SimFleet) -> Iterator[str]:
+    """No KV was fetched twice or for another prompt, and after the end none is pinned."""
+    if fleet.fabric.spoiled:
+        yield f"{fleet.fabric.spoiled} hand-offs were used twice, or for another prompt"
+    for name in fleet.fabric.pins:
+        yield f"the KV of {name} is still pinned"

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from headwater.actors.actor import Actor
@@ -11,9 +12,11 @@ from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.engine import EngineActor
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import RestartPolicy, supervise
+from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
 from headwater.engines import sim_model
 from headwater.engines.sim import SimEngine, SimSettings
+from headwater.engines.sim_handoff import Fabric, SimHandoff
 from headwater.engines.step_time import StepTime
 from headwater.events.log import Log
 from headwater.ops.sim.http import SimHttpServer
@@ -21,7 +24,10 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Network, SimBus, Trace
 from headwater.ops.sim.process import Process
 from headwater.ops.sim.store import SimBlobs, SimLog, SimTable, Store
+from headwater.schemas.fleet import Role
+from headwater.schemas.handoff import Choreography
 from headwater.schemas.names import pool_name
+from headwater.schemas.route import Weights
 
 NAMESPACE: Final = "sim"
 MODEL: Final = "sim"
@@ -41,6 +47,9 @@ SETTINGS: Final = SimSettings(
     script=SCRIPT,
 )
 """Small caches, so that blocks are evicted and sequences preempted within a minute."""
+
+WEIGHTS: Final = Weights(local_tokens=32)
+"""Prompts are short here: some are to be handed over nevertheless."""
 
 POLICY: Final = RestartPolicy(restarts_max=1_000)
 """Faults come faster here than a supervisor that gives up would bear."""
@@ -62,8 +71,13 @@ class SimFleet:
         engines: list[str],
         routers: list[str],
         edges: list[str],
+        roles: Sequence[Role] = (),
+        choreography: Choreography = "returned",
     ) -> None:
         self.loop = loop
+        self.fabric = Fabric()
+        self.roles: dict[str, Role] = dict(zip(engines, roles, strict=False))
+        self._choreography: Choreography = choreography
         self.network = Network(loop, draw, trace)
         self.store = Store(loop, self.network, draw, trace)
         self.engines, self.routers, self.edges = engines, routers, edges
@@ -131,13 +145,17 @@ class SimFleet:
         process = self.processes[name]
 
         def engine() -> Actor:
-            made = SimEngine(SETTINGS, process)
+            unique = f"{name}-{self._lives}-{process.ids}"
+            handoff = SimHandoff(unique, process, self.fabric, self._choreography)
+            made = SimEngine(SETTINGS, process, handoff)
+            process.on_kill(partial(self.fabric.drop_engine, unique))
             if self.processes[name] is process:
                 self.sim_engines[name] = made
-            return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S)
+            standing = Standing(role=self.roles.get(name, "both"), instance=name)
+            return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, standing=standing)
 
         def router() -> Actor:
-            return RouterActor(world, name, POOL)
+            return RouterActor(world, name, POOL, weights=WEIGHTS)
 
         def edge() -> Actor:
             server = SimHttpServer(self.network, self.loop, name)

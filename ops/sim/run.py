@@ -6,6 +6,7 @@ start        clients and faults     quiet: at most 30 s    probes, checks, a cle
 
 import asyncio
 import random
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -19,6 +20,8 @@ from headwater.ops.sim.faults import UNTIL_S, Fault, schedule
 from headwater.ops.sim.fleet import POOL, SimFleet, names
 from headwater.ops.sim.inject import Injector
 from headwater.ops.sim.loop import Deadlock, VirtualLoop
+from headwater.schemas.fleet import Role
+from headwater.schemas.handoff import Choreography
 
 ENGINES: Final = 8
 ROUTERS: Final = 2
@@ -26,6 +29,7 @@ EDGES: Final = 2
 REQUESTS: Final = 72
 CLIENTS_FROM_S: Final = 2.0
 CLIENTS_UNTIL_S: Final = 30.0
+SPLIT: Final[tuple[Role, ...]] = ("prefill",) * 3 + ("decode",) * 4 + ("both",)
 QUIET_S: Final = 30.0
 RUN_S: Final = 60.0
 PROBES: Final = 4
@@ -78,6 +82,12 @@ def fleet_names() -> tuple[list[str], list[str], list[str]]:
     return names("engine", ENGINES), names("router", ROUTERS), names("edge", EDGES)
 
 
+def parts(seed: int) -> tuple[Sequence[Role], Choreography]:
+    """Who does what in this seed: half of them have prefill and decode apart, in one choreography or another."""
+    choreographies: tuple[Choreography, ...] = ("returned", "room", "opaque")
+    return (SPLIT if seed % 2 else ()), choreographies[seed // 2 % 3]
+
+
 def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False) -> Outcome:
     """Run one seed, with its own faults or with those given."""
     return loop.run(lambda made: _run(made, seed, faults, show=show))
@@ -85,7 +95,7 @@ def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False
 
 async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> Outcome:
     tracer = Tracer(clock, show=show)
-    fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names())
+    fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names(), *parts(seed))
     if faults is None:
         faults = schedule(seed, *fleet_names())
     injector = Injector(fleet, faults, tracer)
@@ -114,6 +124,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
             problems += list(checks.decisions(pool))
         await fleet.stop()
         problems += list(checks.leaks(fleet))
+        problems += list(checks.handoffs(fleet))
         problems += await checks.lease_leaks(fleet)
         found = await checks.messages(fleet.store.requests)
         problems += list(checks.fences(found))

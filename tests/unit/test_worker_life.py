@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.actors import lease
+from headwater.actors.bus_port import Message
 from headwater.actors.engine import EngineActor
 from headwater.actors.worker_life import WorkerLife
 from headwater.engines.engine import KvEvent
@@ -37,7 +38,7 @@ def generate(number: int, tokens: int = 20) -> GenerateRequest:
 async def give(stage: Stage, worker: EngineActor, *requests: GenerateRequest) -> None:
     """Hand requests to the worker's engine as its `generate` subject does."""
     for request in requests:
-        worker._take(msgspec.msgpack.encode(request))
+        await worker.intake.on_generate(Message("", msgspec.msgpack.encode(request), "_INBOX.nobody"))
     await asyncio.sleep(0)
 
 
@@ -193,7 +194,7 @@ def test_progress_is_told_before_what_is_held() -> None:
         worker.engine.abort("r1-0-1")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert worker._progress[2] == ["r1-0-1"], "ended, and not told yet"
+        assert worker.intake.progress.finished == ["r1-0-1"], "ended, and not told yet"
         assert worker._life is not None
         worker._life.announce()
         await asyncio.sleep(1.0)
@@ -206,7 +207,7 @@ def test_progress_is_told_before_what_is_held() -> None:
         state = RouterState()
         for one in await stage.records():
             state.apply(one)
-        assert set(state.loads.early) == {f"w1.{worker._frames.epoch}/r1-0-1"}, (
+        assert set(state.loads.early) == {f"w1.{worker.intake.frames.epoch}/r1-0-1"}, (
             "its decision is not there yet"
         )
 
@@ -228,16 +229,16 @@ def test_progress_of_an_earlier_life_is_not_told_in_the_next() -> None:
         worker = await stage.engine("w1", SlowToAbort)
         await give(stage, worker, *(generate(number, 400) for number in range(3)))
         await asyncio.sleep(0.2)
-        assert len(worker._frames.active) == 3
-        first = worker._frames.epoch
+        assert len(worker.intake.frames.active) == 3
+        first = worker.intake.frames.epoch
         process = stage.fleet.processes["w1"]
         process.cut()
         await asyncio.sleep(lease.TTL_S + 1.0)
         assert await stage.fleet.store.leases.get(subjects.lease_key("worker", "w1")) is None
         process.heal()
-        await until(lambda: worker._frames.epoch > first and worker.stats()["state"] == "ready")
+        await until(lambda: worker.intake.frames.epoch > first and worker.stats()["state"] == "ready")
         await until(lambda: worker._life is not None)
-        assert len(worker._frames.active) == 3, "the engine still has them"
+        assert len(worker.intake.frames.active) == 3, "the engine still has them"
         await give(stage, worker, generate(9))
         await asyncio.sleep(5.0)
         later = [one for one in await stage.records() if one.batch.epoch > first]

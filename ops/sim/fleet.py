@@ -48,7 +48,7 @@ SETTINGS: Final = SimSettings(
 )
 """Small caches, so that blocks are evicted and sequences preempted within a minute."""
 
-WEIGHTS: Final = Weights(local_tokens=32)
+WEIGHTS: Final = Weights(transfer=0.0, interference=8.0, local_tokens=16)
 """Prompts are short here: some are to be handed over nevertheless."""
 
 POLICY: Final = RestartPolicy(restarts_max=1_000)

@@ -8,8 +8,11 @@ from headwater.ops.config import Settings
 from headwater.ops.replay import pool_of
 from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
+from headwater.schemas.inference import Leg
 from headwater.schemas.route import Decision
 from headwater.schemas.subjects import pool_kind
+
+LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
 
 
 async def show_log(settings: Settings) -> int:
@@ -68,10 +71,13 @@ async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision]]:
 
 def describe(decision: Decision, position: int) -> str:
     """A decision for people: what each worker had, what it would have cost, and which was taken."""
+    split = any(candidate.leg for candidate in decision.candidates)
     rows = [
         (
             "->" if candidate.worker == decision.worker else "",
             candidate.worker,
+            *((LEGS[candidate.leg],) if split else ()),
+            *(("must load" if candidate.loads_lora else "holds",) if decision.lora_name else ()),
             f"{candidate.cached_blocks} of {decision.blocks}",
             candidate.lower_blocks,
             candidate.prefill_tokens,
@@ -92,8 +98,15 @@ def describe(decision: Decision, position: int) -> str:
         f"{decision.request}: {decision.prompt_tokens} prompt tokens in {decision.blocks} full blocks; "
         f"decided at log position {decision.position}, stored at {position}"
     )
-    columns = ("", "worker", "cached", "lower tier", "queued tokens", "held blocks", "requests", "cost")
-    return f"{head}\n{table(columns, rows)}\n{decision.worker}: {why}"
+    columns = (
+        "",
+        "worker",
+        *(("does",) if split else ()),
+        *((decision.lora_name,) if decision.lora_name else ()),
+        *("cached", "lower tier", "queued tokens", "held blocks", "requests", "cost"),
+    )
+    does = f" ({LEGS[decision.leg]})" if split else ""
+    return f"{head}\n{table(columns, rows)}\n{decision.worker}{does}: {why}"
 
 
 async def _print_life(world: World, request: str) -> None:

@@ -7,7 +7,7 @@ worker. Where the router splits a request, the prompt goes to one worker first; 
 worker that decodes. Whenever that fails the prompt is computed again.
 """
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -15,10 +15,11 @@ from headwater.actors import metrics
 from headwater.actors.edge.errors import ApiError, upstream_failed
 from headwater.actors.edge.machine import SETBACKS, Cause, after
 from headwater.actors.edge.placing import MIGRATIONS_MAX, Placing
+from headwater.actors.edge.sink import Holder, Sink
 from headwater.schemas import hashing
 from headwater.schemas.handoff import Handoff
 from headwater.schemas.hashing import U32
-from headwater.schemas.inference import FrameEntry, Leg, Sampling, TokenLogprob
+from headwater.schemas.inference import FrameEntry, Leg, Sampling
 from headwater.schemas.request import SagaState
 from headwater.schemas.route import Decision
 
@@ -37,42 +38,6 @@ PREFILL_S_MAX = 300.0
 End = Literal["stop", "length", "cancelled", "error"]
 
 _log = structlog.get_logger("headwater.saga")
-
-
-class Holder:
-    """Who holds the KV of a finished prefill leg: it is to be told when that is fetched, or not wanted."""
-
-    __slots__ = ("attempt", "epoch", "handoff", "pairs_with", "until_s", "worker")
-
-    def __init__(self, saga: "Saga", handoff: Handoff | None, now_s: float) -> None:
-        self.worker, self.epoch, self.attempt = saga.worker, saga.epoch, saga.attempt
-        self.pairs_with = saga.decision.pairs_with if saga.decision is not None else ""
-        self.handoff = handoff
-        self.until_s = now_s + handoff.expires_ms / 1000 if handoff is not None else 0.0
-
-
-class Sink(Protocol):
-    """Whoever turns a choice's tokens into an HTTP response. Called on the event loop; must not wait."""
-
-    def on_placed(self, saga: "Saga") -> None:
-        """A worker took the choice, the rest of it, or its prompt: `saga.leg` says which."""
-        ...
-
-    def on_prefilled(self, saga: "Saga", handoff: str, seconds: float) -> None:
-        """The prompt is computed."""
-        ...
-
-    def on_setback(self, saga: "Saga", before: SagaState, cause: Cause, reason: str, handoff: str) -> None:
-        """A state was left backwards; `saga.state` is the one it is in now."""
-        ...
-
-    def on_tokens(self, saga: "Saga", tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        """New tokens, in order, each once."""
-        ...
-
-    def on_end(self, saga: "Saga") -> None:
-        """The choice ended; `saga.end` says how."""
-        ...
 
 
 class Saga:

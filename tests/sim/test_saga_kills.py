@@ -1,0 +1,122 @@
+"""kill -9 of each party at each state of a request's saga: one right answer, or one clear error, and nothing pinned."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headwater.actors.edge.saga import Saga
+from headwater.ops.sim import checks, loop
+from headwater.ops.sim.clients import Clients, Told
+from headwater.ops.sim.fleet import SimFleet
+from headwater.ops.sim.loop import VirtualLoop
+from headwater.schemas.fleet import Role
+from headwater.schemas.handoff import Choreography
+from headwater.schemas.request import SagaState
+
+ENGINES = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
+CHOREOGRAPHIES: tuple[Choreography, ...] = ("returned", "room", "opaque")
+STATES: tuple[SagaState, ...] = ("routing", "prefill", "handoff", "decode")
+REQUESTS = 6
+
+Victim = Callable[[Saga], str]
+
+VICTIMS: dict[str, Victim] = {
+    "prefill worker": lambda saga: _part(saga, "prefill"),
+    "decode worker": lambda saga: _part(saga, "decode"),
+    "router": lambda _: "router-0",
+    "edge": lambda _: "edge-0",
+}
+
+
+def _part(saga: Saga, role: str) -> str:
+    """The worker of this role that the saga is with, else the first one."""
+    named = [saga.worker, saga.holder.worker if saga.holder else ""]
+    return next((name for name in named if name.startswith(role)), f"{role}-0")
+
+
+class Watch:
+    """Calls `strike` once, when the first saga has come to `state`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, state: SagaState, strike: Callable[[Saga], None]) -> None:
+        self.struck = False
+        go, begin = Saga._go, Saga.begin_leg
+
+        def hit(saga: Saga) -> None:
+            if not self.struck:
+                self.struck = True
+                strike(saga)
+
+        def on_go(saga: Saga, *arguments: Any) -> None:
+            go(saga, *arguments)
+            if saga.state == state:
+                hit(saga)
+
+        def on_begin(saga: Saga, *arguments: Any) -> None:
+            begin(saga, *arguments)
+            if state in ("routing", "handoff") and saga.state == state:
+                hit(saga)
+
+        patch.setattr(Saga, "_go", on_go)
+        patch.setattr(Saga, "begin_leg", on_begin)
+
+
+async def _run(
+    clock: VirtualLoop, patch: pytest.MonkeyPatch, state: SagaState, victim: Victim, how: Choreography
+) -> tuple[list[Told], list[str], bool]:
+    draw = random.Random(f"{state} {how}")
+    fleet = SimFleet(clock, draw, lambda *_: None, ENGINES, ["router-0"], ["edge-0"], ROLES, how)
+    clients = Clients(clock, fleet, draw)
+    doomed: asyncio.Future[str] = clock.create_future()
+
+    async def kill() -> None:
+        # A task of nobody's: one that the edge had started would die with it.
+        name = await doomed
+        await fleet.kill(name)
+        await asyncio.sleep(1.0)
+        fleet.start(name)
+
+    problems: list[str] = []
+    try:
+        for name in fleet.names:
+            fleet.start(name)
+        await asyncio.sleep(2.0)
+        killing = clock.create_task(kill())
+        watch = Watch(patch, state, lambda saga: doomed.set_result(victim(saga)))
+        told = await asyncio.gather(*(clients.ask("edge-0", patient=True) for _ in range(REQUESTS)))
+        await asyncio.wait({killing}, timeout=30.0)
+        # The pins of a killed worker's partner end with their leases.
+        await asyncio.sleep(35.0)
+        again = await clients.ask("edge-0", patient=True)
+        problems += checks.streams([*told, again])
+        await fleet.stop()
+        problems += checks.leaks(fleet)
+        problems += checks.handoffs(fleet)
+        problems += checks.terminal_events(await checks.messages(fleet.store.requests))
+    finally:
+        for name in fleet.names:
+            await fleet.kill(name)
+    problems += [*fleet.unexpected, *clock.failures]
+    if again.end != "stop":
+        problems.append(f"afterwards: {again.end}")
+    return told, problems, watch.struck
+
+
+@pytest.mark.parametrize("how", CHOREOGRAPHIES)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("state", STATES)
+def test_a_kill_in_any_state_costs_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch, state: SagaState, victim: str, how: Choreography
+) -> None:
+    """Every client has its whole answer; only the edge's own death may cut it, and then it is cut, not wrong."""
+    told, problems, struck = loop.run(lambda clock: _run(clock, monkeypatch, state, VICTIMS[victim], how))
+    assert struck, f"no request came to {state}"
+    assert problems == []
+    ends = [one.end for one in told]
+    if victim == "edge":
+        assert set(ends) <= {"stop", "reset", "error", "refused"}
+    else:
+        assert ends == ["stop"] * REQUESTS

@@ -108,7 +108,7 @@ def _log(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, show
 
     settings = _settings(arguments)
-    return process.run(lambda _: show.show_log(settings))
+    return process.run(lambda _: show.show_log(settings, requests=arguments.requests))
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -224,7 +224,8 @@ def parser() -> argparse.ArgumentParser:
     kept.add_argument(
         "--position", type=int, default=None, help="which one --bookmark names (default: the newest)"
     )
-    add("log", "count a pool log's events", LOG, _log)
+    log = add("log", "count a pool log's events", LOG, _log)
+    log.add_argument("--requests", action="store_true", help="count those of the request log")
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
     streams = add("streams", "every stream: how full, and whether it is as it should be", STREAMS, _streams)

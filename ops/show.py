@@ -9,17 +9,37 @@ from headwater.ops.replay import pool_of
 from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
 from headwater.schemas.inference import Leg
+from headwater.schemas.request import RequestRouted, RequestStepped
 from headwater.schemas.route import Decision
 from headwater.schemas.subjects import pool_kind
 
 LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
 
 
-async def show_log(settings: Settings) -> int:
-    """Print a pool log's events by kind, and its position."""
+async def show_log(settings: Settings, *, requests: bool = False) -> int:
+    """Print a pool log's events by kind, and its position; or those of the request log."""
     async with operator_world(settings, "log") as world:
-        print(await summary(world, await pool_of(world, settings)))
+        if requests:
+            print(await request_summary(world))
+        else:
+            print(await summary(world, await pool_of(world, settings)))
     return 0
+
+
+async def request_summary(world: World) -> str:
+    """Events of the request log by type; what went back in its saga by where and why."""
+    events: Counter[str] = Counter()
+    async for piece in world.requests.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                name = type(event).__name__
+                if isinstance(event, RequestStepped):
+                    name += f" ({event.before}: {event.cause})"
+                elif isinstance(event, RequestRouted) and event.leg:
+                    name += f" ({event.leg})"
+                events[name] += 1
+    rows = sorted(events.items())
+    return f"request log: {sum(events.values())} events\n{table(('event', 'count'), rows)}"
 
 
 async def summary(world: World, pool: str) -> str:

@@ -77,8 +77,10 @@ def in_question(scene: Scene, candidates: Sequence[Candidate], loads: Loads) -> 
     if not alone or len(alone) == len(candidates):
         return candidates
     nearest = loads.workers[min(alone, key=lambda candidate: candidate.score).worker]
-    short = _work(scene, nearest).uncached_tokens <= scene.standing.weights.local_tokens
-    return alone if short else candidates
+    weights = scene.standing.weights
+    if _work(scene, nearest).uncached_tokens <= weights.local_tokens:
+        return alone
+    return [candidate for candidate in candidates if candidate.leg] if weights.apart else candidates
 
 
 def why_none(loads: Loads, query: RouteQuery) -> str:

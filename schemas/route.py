@@ -37,7 +37,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
 
     `transfer` is what handing one block over costs, `interference` what computing one costs the requests that
     decode on the same worker; prompts of which at most `local_tokens` must be computed are never handed over.
-    `lora_load` is the cost of loading an adapter that a worker does not hold.
+    `lora_load` is the cost of loading an adapter that a worker does not hold. `apart`: every longer prompt goes to a
+    prefill worker, whatever it costs.
     """
 
     prefill: float = 1.0
@@ -47,6 +48,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     interference: float = 1.0
     local_tokens: int = 256
     lora_load: float = 64.0
+    apart: bool = False
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):

@@ -149,6 +149,11 @@ class Exchange:
                 (b"x-headwater-log-position", b"%d" % decision.position),
                 (b"x-headwater-cached-blocks", b"%d" % chosen.cached_blocks),
             ]
+            if decision.leg:
+                # A stream's headers go out when the prompt is taken: who decodes it is not known then.
+                headers.append((b"x-headwater-leg", decision.leg.encode()))
+        if self.sagas[0].prefilled_by:
+            headers.append((b"x-headwater-prefill-worker", self.sagas[0].prefilled_by.encode()))
         return headers
 
     async def _run_stream(self, send: Send, client: Disconnect) -> None:

@@ -91,6 +91,7 @@ class Saga:
         self.unanswered = 0
         self.streaming = False
         self.accepted = 0
+        self.prefilled_by = ""
         self.holder: Holder | None = None
         self._fleet = fleet
         self._sink = sink
@@ -192,6 +193,7 @@ class Saga:
         if self.state != "prefill":
             return
         self.holder = Holder(self, handoff, now_s)
+        self.prefilled_by = self.worker
         self.leave()
         self._go("prefilled")
         self._sink.on_prefilled(self, handoff.id if handoff is not None else "", now_s - self.began_s)

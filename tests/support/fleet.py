@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from headwater.ops.children import child_environment
+from headwater.schemas import subjects
 
 READY = re.compile(rb"ready at (http://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
 
@@ -48,6 +49,20 @@ class FleetProcess:
     def kill(self, what: str) -> int:
         """SIGKILL the first process whose command line holds `what`; returns its id."""
         pid = self.pids(what)[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def kill_worker(self, name: str) -> int:
+        """SIGKILL the worker that holds this lease, wherever it runs on this machine; returns its id."""
+        import nats
+
+        client = await nats.connect(self.nats)
+        try:
+            table = await client.jetstream().key_value(subjects.lease_bucket("default"))
+            entry = await table.get(subjects.lease_key("worker", name))
+            pid: int = msgspec.json.decode(entry.value or b"{}")["pid"]
+        finally:
+            await client.close()
         os.kill(pid, signal.SIGKILL)
         return pid
 

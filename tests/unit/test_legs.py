@@ -138,6 +138,14 @@ def test_a_queue_at_the_prefill_workers_sends_prompts_to_the_decode_workers() ->
     assert chosen(ask(state)) == ("d", "")
 
 
+def test_prompts_can_be_kept_apart_whatever_it_costs() -> None:
+    """For whoever wants decode workers that never compute a long prompt."""
+    state = fleet(p="prefill", d="decode")
+    assert chosen(ask(state)) == ("d", "")
+    assert chosen(ask(state, weights=Weights(apart=True))) == ("p", "prefill")
+    assert chosen(ask(state, 200, weights=Weights(apart=True))) == ("d", "")
+
+
 def test_a_decode_leg_brings_no_prompt_to_compute() -> None:
     """The load of a worker that gets its KV from another one."""
     state = fleet(p="prefill", d="decode")

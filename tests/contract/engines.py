@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headwater.engines.engine import Engine, EngineInfo, KvEvent, Step
+from headwater.engines.engine import Engine, EngineInfo, KvEvent, Step, Transfer
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.step_time import StepTime
 from headwater.events.clock import SystemClock
 from headwater.schemas import hashing
-from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Leg, Sampling
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from tests.contract.waiting import eventually
 
@@ -110,28 +111,38 @@ class EngineCase:
         """Random token ids, some blocks long: no two prompts share a block."""
         return [self._random.randrange(20, 250) for _ in range(int(blocks * self.info.block_size))]
 
-    def hashes(self, prompt: list[int], salt: str = "") -> hashing.U64:
+    def hashes(self, prompt: list[int], salt: str = "", lora: str = "") -> hashing.U64:
         """Sequence hashes of a prompt's full blocks, as an edge computes them."""
-        root = hashing.seed("", salt)
+        root = hashing.seed(lora, salt)
         return hashing.sequence_hashes(np.array(prompt, np.uint32), self.info.block_size, parent=root)
 
-    def request(self, prompt: list[int], salt: str = "", **sampling: Any) -> GenerateRequest:
+    def request(
+        self, prompt: list[int], salt: str = "", lora: str = "", leg: Leg = "", **sampling: Any
+    ) -> GenerateRequest:
         """A request with a new id; greedy unless said otherwise."""
         self._count += 1
         settings = Sampling(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **sampling})
-        packed = hashing.pack_tokens(prompt)
-        return GenerateRequest(f"r{self._count}-1", "e0", self._count, packed, settings, cache_salt=salt)
+        return GenerateRequest(
+            f"r{self._count}-1",
+            "e0",
+            self._count,
+            hashing.pack_tokens(prompt),
+            settings,
+            cache_salt=salt,
+            lora_name=lora,
+            leg=leg,
+        )
 
-    def submit(self, request: GenerateRequest) -> Answer:
+    def submit(self, request: GenerateRequest, transfer: Transfer | None = None) -> Answer:
         """Begin a request."""
         answer = Answer()
-        self.engine.submit(request, answer.emit)
+        self.engine.submit(request, answer.emit, transfer)
         assert not answer.steps, "emit was called before submit returned"
         return answer
 
-    async def generate(self, prompt: list[int], salt: str = "", **sampling: Any) -> Answer:
+    async def generate(self, prompt: list[int], salt: str = "", lora: str = "", **sampling: Any) -> Answer:
         """One request from begin to end, until it left the engine's load."""
-        answer = await self.submit(self.request(prompt, salt, **sampling)).ended()
+        answer = await self.submit(self.request(prompt, salt, lora, **sampling)).ended()
         await self.idle()
         return answer
 
@@ -173,12 +184,35 @@ def sim_engine(step_time: StepTime, *, small: bool = False) -> Engine:
     return SimEngine(settings, SystemClock())
 
 
-def vllm_engine(model: str, *, small: bool = False) -> Engine:
-    """A real engine with the small model."""
+def vllm_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
+    """A real engine with the small model. `settings` are fields of VllmSettings."""
     from headwater.engines.vllm import VllmEngine, VllmSettings
 
-    settings = VllmSettings(model=model, name="small", worker="w0", kv_cache_mib=512)
-    return VllmEngine(settings._replace(kv_cache_mib=32, max_model_len=512) if small else settings)
+    made = VllmSettings(model=model, name="small", worker="w0", kv_cache_mib=512)
+    if small:
+        made = made._replace(kv_cache_mib=32, max_model_len=512)
+    return VllmEngine(made._replace(**settings))
+
+
+def nixl_engine(model: str) -> Engine:
+    """A real engine that hands its KV over and takes that of others. Start it before the next one is made."""
+    from vllm.config.kv_transfer import KVTransferConfig
+
+    # VLLM takes the place of its side channel from the environment only.
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
+    transfer = KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both", kv_buffer_device="cpu")
+    return vllm_engine(
+        model, max_model_len=1024, kv_cache_mib=128, overrides={"kv_transfer_config": transfer}
+    )
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.vllm.kv_events import KvTranslator, decode
+from headwater.engines.vllm.kv_events import KvTranslator
+from headwater.engines.vllm.kv_wire import decode
 from headwater.schemas.hashing import chain_plain, seed, sequence_hashes, unpack_hashes
 from headwater.schemas.kv import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 
@@ -68,7 +69,9 @@ def test_both_encodings_are_read(shape: str, rank: list[Any]) -> None:
     if shape == "array":
         full = [*events[0].values()]
         events = [full, ["BlockRemoved", [1], "GPU"], ["AllBlocksCleared"]]
-    first, second, third = decode(msgspec.msgpack.encode([1.5, events, *rank]))
+    batch = decode(msgspec.msgpack.encode([1.5, events, *rank]))
+    first, second, third = batch.events
+    assert batch.at_s == 1.5
     assert first == stored([1, b"\x02" * 32], lora_name="l")
     assert second == removed([1])
     assert third == {"type": "AllBlocksCleared"}
@@ -77,10 +80,10 @@ def test_both_encodings_are_read(shape: str, rank: list[Any]) -> None:
 def test_fields_in_an_array_are_taken_by_their_place() -> None:
     """Also the later ones, and without the trailing ones that are not set."""
     full = ["BlockStored", [1], None, [1], 4, None, "CPU", "lora", [["salt"]], 2, "mla_attention", "more"]
-    [event] = decode(msgspec.msgpack.encode([0.0, [full]]))
+    [event] = decode(msgspec.msgpack.encode([0.0, [full]])).events
     assert (event["medium"], event["extra_keys"], event["group_idx"]) == ("CPU", [["salt"]], 2)
     assert event["kv_cache_spec_kind"] == "mla_attention"
-    [short] = decode(msgspec.msgpack.encode([0.0, [full[:6]]]))
+    [short] = decode(msgspec.msgpack.encode([0.0, [full[:6]]])).events
     assert "medium" not in short
 
 
@@ -211,7 +214,7 @@ def test_a_clear_and_a_loss_forget_everything() -> None:
     assert translator.translate([{"type": "AllBlocksCleared"}]) == [BlocksCleared()]
     assert (len(translator), translator.held()) == (0, [])
     translator.translate([stored([1, 2])])
-    assert translator.lost(3) == [KvGap(3)]
+    assert translator.lost(3) == [KvGap(3), BlocksCleared()]
     assert (len(translator), translator.held()) == (0, [])
 
 

@@ -19,7 +19,7 @@ from headwater.engines.vllm import kv_socket
 from headwater.engines.vllm.kv_events import KvTranslator
 from headwater.engines.vllm.kv_socket import KvSocket
 from headwater.schemas.hashing import chain_plain, pack_hashes, sequence_hashes, unpack_tokens
-from headwater.schemas.kv import BlocksStored, KvGap
+from headwater.schemas.kv import BlocksCleared, BlocksStored, KvGap
 from tests.unit.clock import running
 
 SIZE = 4
@@ -148,9 +148,7 @@ async def test_a_hole_that_is_too_old_is_a_gap(tmp_path: Path) -> None:
         assert await take(events) == ours(0)
         await publisher.publish(1, 2, 3, lost=True)
         await publisher.publish(4)
-        gap, *rest = await take(events)
-        assert gap == KvGap(3)
-        assert rest == ours(4)
+        assert await take(events) == [KvGap(3), BlocksCleared(), *ours(4)]
         assert len(translator) == 1, "only what came after the gap is known"
         await publisher.publish(5)
         assert await take(events) == ours(5)
@@ -161,10 +159,10 @@ async def test_a_hole_that_is_only_partly_there_is_a_gap_for_the_rest(tmp_path: 
     async with connected(tmp_path) as (publisher, events, _):
         await publisher.publish(0, 1, lost=True)
         await publisher.send(3, payload(3))
-        gap, *rest = await take(events)
+        gap, clear, *rest = await take(events)
         assert isinstance(gap, KvGap)
         assert gap.missing >= 1
-        assert rest == ours(3)
+        assert [clear, *rest] == [BlocksCleared(), *ours(3)]
         await publisher.publish(4)
         assert await take(events) == ours(4)
 
@@ -176,7 +174,7 @@ async def test_an_unanswered_question_is_a_gap(tmp_path: Path, monkeypatch: pyte
         publisher.answers = False
         await publisher.publish(0, 1, lost=True)
         await publisher.publish(2)
-        assert await take(events) == [KvGap(2), *ours(2)]
+        assert await take(events) == [KvGap(2), BlocksCleared(), *ours(2)]
         publisher.answers = True
         await publisher.publish(3)
         assert await take(events) == ours(3)
@@ -208,7 +206,7 @@ async def test_an_unreadable_batch_is_a_gap_and_not_the_end(tmp_path: Path, data
     async with connected(tmp_path) as (publisher, events, _):
         await publisher.send(0, data)
         await publisher.publish(1)
-        assert await take(events) == [KvGap(1)]
+        assert await take(events) == [KvGap(1), BlocksCleared()]
         assert await take(events) == ours(1)
 
 

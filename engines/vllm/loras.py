@@ -1,0 +1,102 @@
+"""LoRA adapters in one vLLM: its numbers for their names, how many fit, and what a changed one means."""
+
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headwater.engines.engine import Adapter, EngineError, RequestRejected
+
+
+class Loaded(NamedTuple):
+    """An adapter that vLLM holds; `content` tells its files from others of the same name."""
+
+    request: Any
+    content: str
+
+
+def number(name: str) -> int:
+    """VLLM's id of an adapter: the same for a name in every engine and every life, above 0, 31 bits."""
+    return (int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF) or 1
+
+
+class Loras:
+    """What an engine with these slots holds. Calls vLLM, and keeps only what vLLM took."""
+
+    def __init__(self, engine: Any, slots: int, rank_max: int, clear: Callable[[], Awaitable[None]]) -> None:
+        self._engine = engine
+        self._clear = clear
+        self.slots = slots
+        self.rank_max = rank_max
+        self._loaded: dict[str, Loaded] = {}
+        self._had: dict[str, str] = {}
+
+    def request(self, name: str) -> Any:
+        """VLLM's LoRARequest, None for no adapter. Raises `RequestRejected` for one that is not loaded."""
+        if not name:
+            return None
+        found = self._loaded.get(name)
+        if found is None:
+            names = ", ".join(sorted(self._loaded)) or "none"
+            raise RequestRejected(f"no adapter {name!r} is loaded here; loaded are: {names}")
+        return found.request
+
+    async def load(self, adapter: Adapter) -> None:
+        """See `Engine.load_lora`. The same files once more are fine."""
+        from vllm.lora.request import LoRARequest
+
+        content = _content(adapter)
+        at = self._loaded.get(adapter.name)
+        if at is not None:
+            if at.content == content:
+                return
+            raise EngineError(f"adapter {adapter.name!r} is loaded from other files: unload it first")
+        if adapter.rank > self.rank_max:
+            raise EngineError(
+                f"adapter {adapter.name!r} has rank {adapter.rank}, this engine takes up to {self.rank_max}: "
+                "start it with a larger max_lora_rank"
+            )
+        if len(self._loaded) >= self.slots:
+            raise EngineError(f"all {self.slots} adapter slots are taken: {', '.join(sorted(self._loaded))}")
+        clash = [name for name in self._loaded if number(name) == number(adapter.name)]
+        if clash:
+            raise EngineError(
+                f"adapter {adapter.name!r} has the same number as {clash[0]!r}: rename one of them"
+            )
+        # VLLM tells cached blocks of adapters apart by name: those of other files with this name have to go.
+        if self._had.get(adapter.name, content) != content:
+            await self._clear()
+        request = LoRARequest(adapter.name, number(adapter.name), adapter.folder)
+        try:
+            taken = await self._engine.add_lora(request)
+        except Exception as error:  # whatever vLLM raises: the adapter is not there
+            raise EngineError(f"vLLM can not load adapter {adapter.name!r}: {error}") from error
+        # In data parallel vLLM gives one answer for all ranks, older releases none.
+        if taken is False:
+            raise EngineError(f"vLLM refused adapter {adapter.name!r} from {adapter.folder}")
+        self._loaded[adapter.name] = Loaded(request, content)
+        self._had[adapter.name] = content
+
+    async def unload(self, name: str) -> None:
+        """See `Engine.unload_lora`. Unknown names are fine."""
+        found = self._loaded.pop(name, None)
+        if found is not None:
+            await self._engine.remove_lora(found.request.lora_int_id)
+
+    async def load_again(self) -> None:
+        """Once more all of them: their memory was given away."""
+        for found in self._loaded.values():
+            await self._engine.remove_lora(found.request.lora_int_id)
+            await self._engine.add_lora(found.request)
+
+
+def _content(adapter: Adapter) -> str:
+    """Name, size and time of every file: other weights under the same name are noticed."""
+    digest = blake2b(digest_size=16)
+    folder = Path(adapter.folder)
+    if not (folder / "adapter_config.json").is_file():
+        raise EngineError(f"adapter {adapter.name!r}: {adapter.folder} has no adapter_config.json")
+    for path in sorted(folder.iterdir()):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,136 @@
+"""Our sampling settings as vLLM's SamplingParams, and vLLM's log probabilities as ours.
+
+What vLLM calls `extra_args` (hand-off parameters, arguments of logits processors) is made here and nowhere else:
+nothing that a client sends gets into it by its own name.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from headwater.engines.engine import RequestRejected
+from headwater.schemas.inference import Guide, Sampling, TokenLogprob
+
+PROCESSORS = "headwater.processors"
+"""Key of `SamplingParams.extra_args` with the arguments of logits processors, by name."""
+
+_TRANSFER = "kv_transfer_params"
+_REPORT = "kv_cache_report_mode"
+
+
+def answer(sampling: Sampling, *, fetch: dict[str, Any] | None = None, report_hits: bool = False) -> Any:
+    """SamplingParams for an answer.
+
+    `fetch` is where the prompt's KV comes from (see `headwater.engines.vllm.handoff`); with `report_hits` the engine
+    announces the cached blocks that it uses once more. Raises `RequestRejected` for a guide that is none.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    extra: dict[str, Any] = {}
+    if sampling.processors:
+        extra[PROCESSORS] = sampling.processors
+    if fetch:
+        extra[_TRANSFER] = fetch
+    if report_hits:
+        extra[_REPORT] = "full"
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=list(sampling.stop_token_ids),
+        logprobs=sampling.logprobs,
+        logit_bias=sampling.logit_bias or None,
+        structured_outputs=_structured(sampling.guide) if sampling.guide else None,
+        extra_args=extra or None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def prefill(hand_over: dict[str, Any], *, report_hits: bool = False) -> Any:
+    """SamplingParams for a prompt whose one token nobody reads: what would shape the answer is left out."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    extra: dict[str, Any] = {_TRANSFER: hand_over}
+    if report_hits:
+        extra[_REPORT] = "full"
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        extra_args=extra,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _structured(guide: Guide) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    match guide.kind:
+        case "json_object":
+            return StructuredOutputsParams(json_object=True)
+        case "json_schema":
+            schema: dict[str, Any] = _json(guide, dict[str, Any])
+            return StructuredOutputsParams(json=schema)
+        case "choice":
+            choices: list[str] = _json(guide, list[str])
+            if not choices:
+                raise RequestRejected("guide choice: give one or more texts to choose from")
+            return StructuredOutputsParams(choice=choices)
+        case "regex" | "grammar":
+            if not guide.value:
+                raise RequestRejected(f"guide {guide.kind}: it is empty")
+            return StructuredOutputsParams(**{guide.kind: guide.value})
+
+
+def _json(guide: Guide, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(guide.value.encode(), type=kind)
+    except msgspec.DecodeError as error:
+        raise RequestRejected(f"guide {guide.kind}: {error}") from error
+
+
+def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
+    """Why these logits processors can not be had, or empty."""
+    for name in wanted:
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            return f"no logits processor {name!r} here; known are: {names}"
+    return ""
+
+
+def arguments(params: Any, name: str) -> dict[str, Any] | None:
+    """For authors of logits processors: what the request behind `params` gives the one that is called `name` here.
+
+    None if the request does not use it. See `VllmSettings.processors`.
+    """
+    given = (params.extra_args or {}).get(PROCESSORS, {})
+    found: dict[str, Any] | None = given.get(name)
+    return found
+
+
+def logprobs(output: Any, count: int) -> tuple[TokenLogprob, ...]:
+    """The chosen token's and the `count` likeliest; vLLM adds the chosen one to those."""
+    if not output.logprobs:
+        return ()
+    found: list[TokenLogprob] = []
+    for token, entries in zip(output.token_ids, output.logprobs, strict=True):
+        ranked = sorted(
+            (item for item in entries.items() if item[1].rank and item[1].rank <= count),
+            key=lambda item: (item[1].rank, item[0]),
+        )
+        chosen = entries[token].logprob
+        found.append(TokenLogprob(chosen, tuple((number, entry.logprob) for number, entry in ranked)))
+    return tuple(found)

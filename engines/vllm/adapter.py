@@ -1,13 +1,12 @@
 """vLLM's AsyncLLM as an `Engine`: tokens in, tokens out."""
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -25,30 +24,23 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.engines.vllm.arguments import (
+    CPU_BLOCK_SIZE,
+    VllmSettings,
+    connectable,
+    environment,
+    keyword_arguments,
+)
 from headwater.engines.vllm.kv_events import KvTranslator
 from headwater.engines.vllm.kv_socket import KvSocket
+from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.inference import GenerateRequest, Sampling, TokenLogprob
 from headwater.schemas.kv import BlocksStored
 
-CPU_BLOCK_SIZE = 32
-CPU_KV_CACHE_MIB = 512
-MIB = 1024 * 1024
 FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 _log = structlog.get_logger("headwater.vllm")
-
-
-class VllmSettings(NamedTuple):
-    """What we decide; everything else is vLLM's default. Zero and empty mean: choose for this machine."""
-
-    model: str
-    name: str
-    worker: str
-    block_size: int = 0
-    max_model_len: int = 0
-    dtype: str = ""
-    kv_cache_mib: int = 0
 
 
 class VllmEngine(Basic):
@@ -84,15 +76,20 @@ class VllmEngine(Basic):
         # Unix sockets in a private folder: no port to clash, nobody else can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
         events, replay = (f"ipc://{Path(self._folder, name)}" for name in ("events", "replay"))
-        arguments = AsyncEngineArgs(**self._arguments(events, replay, cpu=current_platform.is_cpu()))
+        environment(self._settings)
+        arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
+        told = arguments["kv_events_config"]
+        loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
         try:
-            self._engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
         except (ValueError, OSError, RuntimeError) as error:
             raise EngineUnavailable(f"vLLM can not start with {self._settings.model}: {error}") from error
         config = self._engine.vllm_config
         block_size = int(config.cache_config.block_size)
         self._translator = KvTranslator(block_size)
-        self._socket = KvSocket(events, replay, self._translator)
+        self._socket = KvSocket(
+            connectable(told.endpoint), connectable(told.replay_endpoint), self._translator
+        )
         self._context_length = int(config.model_config.max_model_len)
         total = int(config.cache_config.num_gpu_blocks)
         self._load = EngineLoad(0, 0, 0, total)
@@ -104,60 +101,10 @@ class VllmEngine(Basic):
             self._context_length,
         )
 
-    def _arguments(self, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:
-        from vllm.config.kv_events import KVEventsConfig
-
-        settings = self._settings
-        arguments: dict[str, Any] = {
-            "model": settings.model,
-            "enable_prefix_caching": True,
-            "kv_events_config": KVEventsConfig(
-                enable_kv_cache_events=True, publisher="zmq", endpoint=events, replay_endpoint=replay
-            ),
-            # Ours count; vLLM's own would print every ten seconds.
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-        }
-        if settings.max_model_len:
-            arguments["max_model_len"] = settings.max_model_len
-        if settings.dtype or cpu:
-            # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
-            arguments["dtype"] = settings.dtype or "float32"
-        if cpu:
-            arguments["enforce_eager"] = True
-            arguments["block_size"] = settings.block_size or CPU_BLOCK_SIZE
-            # In the environment it is whole GiB, and it would win over this argument.
-            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-            arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
-        elif settings.block_size:
-            arguments["block_size"] = settings.block_size
-        return arguments
-
-    def _stat_logger(self) -> Any:
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        engine = self
-
-        class Load(StatLoggerBase):  # type: ignore[misc]
-            """Takes the load from the engine's own statistics, once per step."""
-
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                pass
-
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if scheduler_stats is not None:
-                    total = engine._load.total_blocks
-                    engine._load = EngineLoad(
-                        scheduler_stats.num_running_reqs,
-                        scheduler_stats.num_waiting_reqs,
-                        round(scheduler_stats.kv_cache_usage * total),
-                        total,
-                    )
-
-            def log_engine_initialized(self) -> None:
-                pass
-
-        return Load
+    def _record(self, stats: Any, _rank: int) -> None:
+        total = self._load.total_blocks
+        used = round(stats.kv_cache_usage * total)
+        self._load = EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, used, total)
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""

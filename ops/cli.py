@@ -13,16 +13,29 @@ ENGINE = (
     "engine",
     "model",
     "served_model_name",
+    "chat_template",
     "workers",
+    "prefill_workers",
+    "decode_workers",
     "block_size",
     "max_model_len",
     "kv_cache_mib",
     "dtype",
     "sim_step_time",
     "sim_blocks",
+    "native",
+    "connector",
+    "connector_options",
+    "nixl_host",
+    "nixl_port",
+    "allow_mixed_versions",
+    "allow_vulnerable_engine",
 )
 UP = (
     *ENGINE,
+    "gpus_per_worker",
+    "local_prefill_tokens",
+    "metrics_port",
     "host",
     "port",
     *config.NATS,
@@ -61,15 +74,14 @@ def _router(arguments: argparse.Namespace) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from headwater.ops import process, run_actor
+    from headwater.ops import engine_command
 
+    named = arguments.engine_name
+    if named and arguments.engine not in (None, named):
+        raise config.ConfigError(f"engine {named} and --engine {arguments.engine}: say it once")
+    arguments.engine = named or arguments.engine
     settings = _settings(arguments)
-    if settings.engine == "vllm":
-        from headwater.ops import engine_host
-
-        if engine_host.shares_imports():
-            return engine_host.run(settings)
-    return process.run(lambda stop: run_actor.run_engine(settings, stop))
+    return engine_command.run(settings)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -207,8 +219,14 @@ def parser() -> argparse.ArgumentParser:
 
     add("up", "start a whole fleet on this machine", UP, _up)
     add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port", "record_payloads"), _edge)
-    add("router", "run one router", (*ACTOR, "pool", "cache_dir"), _router)
-    add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
+    add("router", "run one router", (*ACTOR, "pool", "cache_dir", "local_prefill_tokens"), _router)
+    engine = add("engine", "run engine workers", (*ACTOR, *ENGINE, "role"), _engine)
+    engine.add_argument(
+        "engine_name",
+        nargs="?",
+        choices=("vllm", "sim"),
+        help="the same as --engine; vLLM's own arguments may follow behind `--`",
+    )
     add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)
     replay = add("replay", "fold a pool's log again", LOG, _replay)
     replay.add_argument("--verify", action="store_true", help="make every decision again and compare")
@@ -258,9 +276,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our words, and those of the engine behind `--`."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
 def main() -> int:
     """Entry point. Problems that a user can mend are one line on standard error and exit code 2."""
-    arguments = parser().parse_args()
+    ours, behind = _split(sys.argv[1:])
+    top = parser()
+    arguments = top.parse_args(ours)
+    if behind and not hasattr(arguments, "native"):
+        top.error(f"headwater {arguments.command} takes no engine's arguments: nothing may follow `--`")
+    arguments.behind = behind
     try:
         code: int = arguments.run(arguments)
         return code

@@ -1,25 +1,26 @@
-"""Settings: flags, then environment (HEADWATER_<NAME>), then a TOML file, then defaults. One table of names."""
+"""Settings: flags, then environment (HEADWATER_<NAME>), then a file, then defaults. One table of names."""
 
 import os
-import tomllib
+import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from headwater.engines.vllm import native
+from headwater.ops import config_file
+from headwater.ops.config_file import ConfigError as ConfigError
+from headwater.schemas.fleet import Role
 from headwater.schemas.request import PayloadKind
 
 ENV_PREFIX = "HEADWATER_"
-
+KEY_VARIABLE = ENV_PREFIX + "CONFIG_KEY"
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Size = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class ConfigError(ValueError):
-    """A setting that can not be used; the message names it, its source and what it takes."""
+YesNo = Literal["no", "yes"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +35,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nats_tls_ca: str = ""
     nats_tls_cert: str = ""
     nats_tls_key: str = ""
-    nats_tls_first: Literal["no", "yes"] = "no"
+    nats_tls_first: YesNo = "no"
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     data_dir: str = "headwater-data"
     cache_dir: str = ""
     engine: Literal["vllm", "sim"] = "vllm"
     model: str = ""
     served_model_name: str = ""
-    workers: Annotated[int, msgspec.Meta(ge=1)] = 2
+    workers: Size = 0
+    prefill_workers: Size = 0
+    decode_workers: Size = 0
+    role: Role = "both"
+    native: tuple[str, ...] = ()
+    connector: str = ""
+    connector_options: dict[str, dict[str, Any]] = {}
+    nixl_host: str = "127.0.0.1"
+    nixl_port: Port = 0
+    gpus_per_worker: Size = 0
+    chat_template: str = ""
+    allow_mixed_versions: YesNo = "no"
+    allow_vulnerable_engine: YesNo = "no"
+    local_prefill_tokens: Size = 256
     host: str = "127.0.0.1"
     port: Port = 8000
     name: str = ""
@@ -76,7 +90,20 @@ HELP = {
     "engine": "what generates: vllm or sim",
     "model": "model folder or name (default: SmolLM2-135M-Instruct from its wheel)",
     "served_model_name": "model name that clients use (default: the model folder's name)",
-    "workers": "how many engine workers",
+    "workers": "how many engine workers that prefill and decode (default: 2, none beside workers with a role)",
+    "prefill_workers": "how many workers that compute prompts for others",
+    "decode_workers": "how many workers that go on behind prompts computed elsewhere",
+    "role": "what the workers of `engine` do: both, prefill or decode",
+    "native": "the engine's own arguments as one text; on a command line rather behind `--`",
+    "connector": "where vLLM's KV goes, in order, with commas: nixl, offload, lmcache, kvbm, example … or none (default: nixl for workers with a role)",
+    "connector_options": 'options of each connector, as JSON or a table: {"offload": {"cpu_bytes_to_use": 1073741824}}',
+    "nixl_host": "address at which other workers reach this machine's NIXL side channels",
+    "nixl_port": "first port of NIXL's side channels, one per worker and data-parallel rank (default: free ones)",
+    "gpus_per_worker": "GPUs of each worker of `up` (default: tensor-parallel times pipeline-parallel size)",
+    "chat_template": "file with the chat template to use instead of the model's own",
+    "allow_mixed_versions": "let prefill and decode workers of other vLLM versions into a pool",
+    "allow_vulnerable_engine": "start a vLLM with known holes",
+    "local_prefill_tokens": "prompts with at most so many tokens to compute stay on the worker that decodes them",
     "host": "address the edge listens on",
     "port": "port the edge listens on; 0 takes a free one",
     "name": "name of this actor (default: made up)",
@@ -108,6 +135,10 @@ NATS = (
 """Settings of every command that connects."""
 
 _TYPES = get_type_hints(Settings, include_extras=True)
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "native": shlex.split,
+    "connector_options": msgspec.json.decode,
+}
 
 
 def cache_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -124,7 +155,13 @@ def cache_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> Pa
 
 def add_flags(parser: ArgumentParser, names: tuple[str, ...]) -> None:
     """Flags for these settings, and --config."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings by name")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with settings by name")
+    if "native" in names:
+        parser.add_argument(
+            "--config-key",
+            metavar="KEY",
+            help=f"table of that file with the engine's own arguments, as engines.prefill [{KEY_VARIABLE}]",
+        )
     for name in names:
         kind = _TYPES[name]
         choices = get_args(kind) if get_origin(kind) is Literal else None
@@ -142,8 +179,15 @@ def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settin
     """Settings from all sources. Raises `ConfigError`."""
     values: dict[str, Any] = {}
     path = getattr(flags, "config", None) or environ.get(ENV_PREFIX + "CONFIG")
+    key = getattr(flags, "config_key", None) or environ.get(KEY_VARIABLE)
+    section: tuple[str, ...] = ()
+    if key and not path:
+        raise ConfigError(f"--config-key {key} says which table of a file to use: give --config FILE with it")
     if path:
-        values |= _from_file(Path(path))
+        document = config_file.read(Path(path))
+        if key:
+            section = config_file.section(document, key, path)
+        values |= _from_file(document, path, key or "")
     for name in _TYPES:
         text = environ.get(ENV_PREFIX + name.upper())
         if text is not None:
@@ -152,24 +196,41 @@ def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settin
         text = getattr(flags, name, None)
         if text is not None:
             values[name] = _convert(name, text, "--" + name.replace("_", "-"))
-    return Settings(**values)
+    # The nearer to the one who types, the later: vLLM's parser lets the last word win.
+    words = (*section, *values.get("native", ()), *native.with_model_flag(getattr(flags, "behind", ())))
+    return Settings(**_lifted(values, words))
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
-    unknown = sorted(set(document) - set(_TYPES))
+def _lifted(values: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
+    """Settings of ours that came as the engine's own arguments; both given must be the same."""
+    lifted = dict(values)
+    for name in ("model", "served_model_name", "chat_template"):
+        theirs, ours = native.value(words, name), values.get(name)
+        if ours and theirs and ours != theirs:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {ours} and, among the engine's own arguments, {flag} {theirs} say different things: leave one out"
+            )
+        if theirs:
+            lifted[name] = theirs
+    # vLLM's HTTP server has it, its engine has not.
+    return lifted | {"native": native.without(words, "chat_template", takes_value=True)}
+
+
+def _from_file(document: dict[str, Any], path: str, key: str) -> dict[str, Any]:
+    # Tables that a key names hold an engine's arguments, for whichever process asks for them.
+    tables = {config_file.SECTIONS, key.partition(".")[0]}
+    settings = {name: value for name, value in document.items() if name not in tables}
+    unknown = sorted(set(settings) - set(_TYPES))
     if unknown:
         raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(sorted(_TYPES))}")
-    return {name: _convert(name, value, str(path)) for name, value in document.items()}
+    return {name: _convert(name, value, path) for name, value in settings.items()}
 
 
 def _convert(name: str, value: Any, source: str) -> Any:
     try:
+        if isinstance(value, str) and name in _FROM_TEXT:
+            value = _FROM_TEXT[name](value)
         return msgspec.convert(value, _TYPES[name], strict=False)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{source}: {name} = {value!r} is not usable: {error}") from error

@@ -31,7 +31,7 @@ async def demo(settings: Settings, stop: asyncio.Event) -> int:
     began = time.monotonic()
     fleet = Fleet(settings)
     try:
-        print(f"starting {settings.workers} {settings.engine} workers …", flush=True)
+        print(f"starting {len(fleet.workers)} {settings.engine} workers …", flush=True)
         await fleet.start()
         ready = asyncio.ensure_future(fleet.ready())
         waiting = asyncio.ensure_future(stop.wait())

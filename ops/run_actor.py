@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-import prometheus_client
 import structlog
 
 from headwater.actors.actor import Actor
@@ -17,14 +16,17 @@ from headwater.actors.edge.server import UvicornServer
 from headwater.actors.engine import EngineActor
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
+from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
-from headwater.ops import engines
+from headwater.engines.engine import EngineUnavailable
+from headwater.ops import engines, metrics, metrics_folder, preflight
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
+from headwater.schemas.route import Weights
 from headwater.schemas.subjects import InboxKind
 
 _log = structlog.get_logger("headwater.main")
@@ -83,7 +85,8 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
     name = settings.name or f"router-{secrets.token_hex(3)}"
 
     async def make(world: World) -> Actor:
-        return RouterActor(world, name, settings.pool or await first_pool(world))
+        weights = Weights(local_tokens=settings.local_prefill_tokens)
+        return RouterActor(world, name, settings.pool or await first_pool(world), weights=weights)
 
     return await _run(settings, "router", name, make, stop)
 
@@ -92,11 +95,38 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
     """One engine worker until stopped or its engine died: then the process ends, to be started afresh."""
     name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
 
-    async def make(world: World) -> Actor:
-        engine, served = engines.make(settings, name)
-        return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
+    actors: list[EngineActor] = []
 
-    return await _run(settings, "worker", name, make, stop, restarts=False)
+    async def make(world: World) -> Actor:
+        try:
+            engine, served = engines.make(settings, name)
+            if restricted(settings):
+                _log.info("fleet_not_compared", reason="this key may not list model cards")
+            else:
+                model = served.files.name
+                await preflight.against_fleet(world, settings, model, cpu=engines.on_cpu())
+        except EngineUnavailable as error:
+            _log.error("engine_cannot_start", reason=str(error))
+            raise Hopeless(str(error)) from error
+        standing = Standing(role=settings.role, instance=name)
+        actors[:] = [EngineActor(world, name, engine, served, drain_s=settings.drain_s, standing=standing)]
+        return actors[0]
+
+    def labels() -> dict[str, str]:
+        actor = actors[0] if actors else None
+        pool = str(actor.stats().get("pool", "")) if actor else ""
+        role = actor.standing.role if actor else settings.role
+        return {"worker": name, "pool": pool, "role": role, "rank": "0"}
+
+    if settings.engine == "vllm" and settings.metrics_port:
+        with metrics_folder.per_life():
+            return await _run(settings, "worker", name, make, stop, restarts=False, labels=labels)
+    return await _run(settings, "worker", name, make, stop, restarts=False, labels=labels)
+
+
+def restricted(settings: Settings) -> bool:
+    """Does this process log in with a key of its own kind, which may do what its kind needs and no more?"""
+    return bool(settings.nats_keys_dir or settings.nats_nkey_file or settings.nats_creds_file)
 
 
 async def first_pool(world: World) -> str:
@@ -116,11 +146,12 @@ async def _run(
     stop: asyncio.Event,
     *,
     restarts: bool = True,
+    labels: metrics.Labels | None = None,
 ) -> int:
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
     if settings.metrics_port:
-        prometheus_client.start_http_server(settings.metrics_port, settings.host)
+        metrics.serve(settings.metrics_port, settings.host, labels)
     opening = open_world(
         nats_url(settings),
         settings.namespace,

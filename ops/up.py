@@ -11,8 +11,10 @@ Stops in the order in which nobody is left waiting: edge, workers, router, serve
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
 from headwater.events.clock import SystemClock
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, connect, ensure_namespace, without_secret
-from headwater.ops import engines, nats_server
+from headwater.ops import engines, nats_server, preflight, worker_flags, workers
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
@@ -43,6 +45,8 @@ class Fleet:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        gpus = workers.visible_gpus(os.environ) if settings.engine == "vllm" and not engines.on_cpu() else ()
+        self.workers = workers.plan(settings, devices=gpus)
         self._data = Path(settings.data_dir)
         self._children: list[tuple[Child, asyncio.Task[None]]] = []
         self._leases: JetStreamTable | None = None
@@ -59,6 +63,7 @@ class Fleet:
             raise ConfigError(
                 f"--replicas {settings.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
+        preflight.check(settings, self.workers)
         if settings.engine == "vllm":
             # Made here, where its progress shows, not in a worker's log.
             engines.model_folder(settings)
@@ -84,17 +89,24 @@ class Fleet:
         common = self._common()
         # Next to the log: who removes one removes the other.
         cache = settings.cache_dir or str(self._data / "cache")
-        self._add("router", [*common, "--name", "router-0", "--cache-dir", cache], "router")
+        local = ["--local-prefill-tokens", str(settings.local_prefill_tokens)]
+        self._add("router", [*common, "--name", "router-0", "--cache-dir", cache, *local], "router")
         edge = ["--name", "edge-0", "--port", str(port), "--host", str(host)]
         self._add("edge", [*common, *edge, "--record-payloads", settings.record_payloads], "edge")
-        if settings.engine == "vllm":
-            self._add(
-                "engines", [*common, *self._engine_flags(), "--workers", str(settings.workers)], "engine"
-            )
-        else:
-            for number in range(settings.workers):
-                name = f"worker-{number}"
-                self._add(name, [*common, *self._engine_flags(), "--name", name], "engine", lease=name)
+        self._add_engines(common)
+
+    def _add_engines(self, common: list[str]) -> None:
+        """Start the workers: in one process that imports for all of them where that can be, else each in its own."""
+        settings = self._settings
+        flags = [*common, *worker_flags.common(settings)]
+        behind = ["--", *settings.native] if settings.native else []
+        if settings.engine == "vllm" and engines.on_cpu():
+            self._add("engines", [*flags, *worker_flags.together(settings), *behind], "engine")
+            return
+        for worker in self.workers:
+            own = worker_flags.of(worker)
+            environ = {workers.DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
+            self._add(worker.name, [*flags, *own, *behind], "engine", lease=worker.name, environ=environ)
 
     def _common(self) -> list[str]:
         settings = self._settings
@@ -118,24 +130,6 @@ class Fleet:
     def _environ(self) -> dict[str, str]:
         return {ENV_PREFIX + "NATS": self.nats} if "@" in self.nats else {}
 
-    def _engine_flags(self) -> list[str]:
-        settings = self._settings
-        flags = ["--engine", settings.engine]
-        for name in (
-            "model",
-            "served_model_name",
-            "block_size",
-            "max_model_len",
-            "kv_cache_mib",
-            "dtype",
-            "sim_step_time",
-            "sim_blocks",
-        ):
-            value = getattr(settings, name)
-            if value:
-                flags += ["--" + name.replace("_", "-"), str(value)]
-        return flags
-
     async def _start_nats(self) -> None:
         settings = self._settings
         port = nats_server.free_port(settings.nats_port)
@@ -148,7 +142,15 @@ class Fleet:
         await nats_server.wait_until_up(port)
         self.nats = f"nats://127.0.0.1:{port}"
 
-    def _add(self, name: str, arguments: list[str], command: str, *, lease: str = "") -> None:
+    def _add(
+        self,
+        name: str,
+        arguments: list[str],
+        command: str,
+        *,
+        lease: str = "",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         async def on_exit(pid: int) -> None:
             if self._leases is not None and lease:
                 with contextlib.suppress(TimeoutError):
@@ -156,7 +158,12 @@ class Fleet:
                         await bury(self._leases, "worker", lease, pid)
 
         self._supervise(
-            Child(name, headwater_command(command, *arguments), on_exit=on_exit, environ=self._environ())
+            Child(
+                name,
+                headwater_command(command, *arguments),
+                on_exit=on_exit,
+                environ=self._environ() | dict(environ or {}),
+            )
         )
 
     def _supervise(self, child: Child) -> None:
@@ -174,13 +181,13 @@ class Fleet:
         started = told = time.monotonic()
         while True:
             health = await _health(self.url)
-            workers = sum(health.get("workers", {}).values())
-            if health.get("status") == "ok" and workers >= self._settings.workers:
+            joined = sum(health.get("workers", {}).values())
+            if health.get("status") == "ok" and joined >= len(self.workers):
                 return
             now = time.monotonic()
             if now - told >= PROGRESS_S:
                 told = now
-                what = "edge and router" if not health else f"workers ({workers} of {self._settings.workers})"
+                what = "edge and router" if not health else f"workers ({joined} of {len(self.workers)})"
                 print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
             await asyncio.sleep(READY_POLL_S)
 
@@ -217,7 +224,7 @@ async def up(settings: Settings, stop: asyncio.Event) -> int:
     fleet = Fleet(settings)
     waiting = asyncio.ensure_future(stop.wait())
     try:
-        print(f"starting {settings.workers} {settings.engine} worker(s) …", file=sys.stderr, flush=True)
+        print(f"starting {len(fleet.workers)} {settings.engine} worker(s) …", file=sys.stderr, flush=True)
         await fleet.start()
         ready = asyncio.ensure_future(fleet.ready())
         ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}

@@ -1,12 +1,11 @@
 """vLLM's AsyncLLM as an `Engine`: tokens in, tokens out."""
 
 import asyncio
-import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -24,39 +23,19 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.vllm import handoff, sampling, worker_extension
+from headwater.engines.vllm.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.control import VllmControl
 from headwater.engines.vllm.loras import Loras
 from headwater.engines.vllm.rank import endpoints, of_engine
+from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
-CPU_BLOCK_SIZE = 32
-CPU_KV_CACHE_MIB = 512
-MIB = 1024 * 1024
 FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 _log = structlog.get_logger("headwater.vllm")
-
-
-class VllmSettings(NamedTuple):
-    """What we decide; everything else is vLLM's default. Zero and empty mean: choose for this machine.
-
-    `ranks` is vLLM's data_parallel_size. `processors` are logits processors that requests may use, "module:Class" by
-    name; see `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs that win over all others.
-    """
-
-    model: str
-    name: str
-    worker: str
-    block_size: int = 0
-    max_model_len: int = 0
-    dtype: str = ""
-    kv_cache_mib: int = 0
-    ranks: int = 1
-    processors: Mapping[str, str] = {}
-    overrides: Mapping[str, Any] = {}
 
 
 class VllmEngine(VllmControl):
@@ -88,14 +67,13 @@ class VllmEngine(VllmControl):
         # A private folder: nobody else can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
         events, replay = endpoints(self._folder)
-        arguments = self._arguments(events, replay, cpu=current_platform.is_cpu()) | dict(
-            self._settings.overrides
-        )
+        environment(self._settings)
+        arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
+        arguments |= self._settings.overrides
         self._complete(arguments)
+        loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
         try:
-            self._engine = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**arguments), stat_loggers=[self._stat_logger()]
-            )
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
         except (ValueError, OSError, RuntimeError) as error:
             raise EngineUnavailable(f"vLLM can not start with {self._settings.model}: {error}") from error
         config = self._engine.vllm_config
@@ -136,55 +114,6 @@ class VllmEngine(VllmControl):
         if arguments.get("kv_transfer_config") is not None:
             # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.
             arguments.setdefault("worker_extension_cls", worker_extension.NAME)
-
-    def _arguments(self, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:
-        from vllm.config.kv_events import KVEventsConfig
-
-        settings = self._settings
-        arguments: dict[str, Any] = {
-            "model": settings.model,
-            "enable_prefix_caching": True,
-            "kv_events_config": KVEventsConfig(
-                enable_kv_cache_events=True, publisher="zmq", endpoint=events, replay_endpoint=replay
-            ),
-            # Ours count; vLLM's own would print every ten seconds.
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-        }
-        if settings.max_model_len:
-            arguments["max_model_len"] = settings.max_model_len
-        if settings.dtype or cpu:
-            # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
-            arguments["dtype"] = settings.dtype or "float32"
-        if cpu:
-            arguments["enforce_eager"] = True
-            arguments["block_size"] = settings.block_size or CPU_BLOCK_SIZE
-            # In the environment it is whole GiB, and it would win over this argument.
-            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-            arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
-        elif settings.block_size:
-            arguments["block_size"] = settings.block_size
-        return arguments
-
-    def _stat_logger(self) -> Any:
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        engine = self
-
-        class Load(StatLoggerBase):  # type: ignore[misc]
-            """Takes the load from the engine's own statistics, once per step."""
-
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                self._index = engine_index
-
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if scheduler_stats is not None:
-                    engine._record(scheduler_stats, self._index)
-
-            def log_engine_initialized(self) -> None:
-                pass
-
-        return Load
 
     def _record(self, stats: Any, number: int) -> None:
         """Load of the rank that vLLM counts as engine `number`, from its scheduler's statistics."""

@@ -1,0 +1,62 @@
+"""vLLM processes that take no requests: data-parallel ranks without a front (`--headless`), later nodes of an engine.
+
+Their leader is an engine actor elsewhere and speaks for them in the fleet: they join nothing, and only work and
+export metrics.
+"""
+
+from typing import Any
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.vllm import connectors, native
+from headwater.engines.vllm.arguments import VllmSettings, environment
+
+
+def words(settings: VllmSettings, transfer: str = "") -> tuple[str, ...]:
+    """All arguments as words for vLLM's own command line; ours before its own. `transfer` is KVTransferConfig in JSON."""
+    made: dict[str, Any] = {"model": settings.model, "enable-prefix-caching": True}
+    for name in ("block_size", "max_model_len", "dtype"):
+        value = getattr(settings, name)
+        if value and not native.has(settings.native, name):
+            made[name] = value
+    if settings.kv_cache_mib:
+        made["kv_cache_memory_bytes"] = settings.kv_cache_mib * 1024 * 1024
+    if transfer:
+        made["kv_transfer_config"] = transfer
+    rest = native.without(settings.native, "headless", takes_value=False)
+    rest = native.without(rest, "model", takes_value=True)
+    return (*native.tokens_of(made, "settings"), "--headless", *rest)
+
+
+def run(settings: VllmSettings) -> None:
+    """Work until told to stop (SIGTERM, SIGINT) or until the leader is gone. Raises `EngineUnavailable`."""
+    import json
+
+    try:
+        from vllm.entrypoints.cli.serve import run_headless
+        from vllm.platforms import current_platform
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        make_arg_parser = _front_parser()
+    except ImportError as error:
+        raise EngineUnavailable(f"this vLLM can not run without a front: {error}") from error
+    # Its errors name the argument; the parser below would end the process with a page of help.
+    native.parse(native.without(settings.native, "headless", takes_value=False))
+    cpu = bool(current_platform.is_cpu())
+    transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
+    environment(settings)
+    parser = make_arg_parser(FlexibleArgumentParser(prog="headwater engine vllm --"))
+    arguments = parser.parse_args(list(words(settings, json.dumps(transfer) if transfer else "")))
+    arguments.api_server_count = 0
+    try:
+        run_headless(arguments)
+    except (ValueError, OSError, RuntimeError, AssertionError) as error:
+        raise EngineUnavailable(f"vLLM can not work headless: {error}") from error
+
+
+def _front_parser() -> Any:
+    """`make_arg_parser`, where this release has it."""
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+    return make_arg_parser

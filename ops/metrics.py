@@ -1,0 +1,66 @@
+"""Prometheus metrics of a process over HTTP: ours, and those that an engine's processes left in their folder."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from headwater.ops import metrics_folder
+from headwater.ops.config import ConfigError
+
+Labels = Callable[[], Mapping[str, str]]
+
+
+def serve(port: int, host: str, labels: Labels | None = None) -> None:
+    """Serve the metrics from a thread, every sample with these labels. Raises `ConfigError` for a taken port."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Labelled(labels or dict))
+    try:
+        prometheus_client.start_http_server(port, host, registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-port: cannot listen on {host}:{port}: {error.strerror}. Choose another one, or 0 for none"
+        ) from error
+
+
+class Labelled(Collector):
+    """Everything there is to tell, with more labels.
+
+    `rank` is vLLM's own label for its data-parallel rank under the name that it has here.
+    """
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        labels = self._labels()
+        for family in _families():
+            told = Metric(family.name, family.documentation, family.type, family.unit)
+            for sample in family.samples:
+                own = dict(sample.labels)
+                if "engine" in own:
+                    own["rank"] = own["engine"]
+                # A sample's own label is the nearer one.
+                told.samples.append(sample._replace(labels={**labels, **own}))
+            yield told
+
+
+def _families() -> Iterable[Metric]:
+    folder = os.environ.get(metrics_folder.VARIABLE)
+    if not folder:
+        yield from prometheus_client.REGISTRY.collect()
+        return
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # as published
+    yield from registry.collect()
+    # What describes this process is in no folder.
+    for collector in (
+        prometheus_client.PROCESS_COLLECTOR,
+        prometheus_client.PLATFORM_COLLECTOR,
+        prometheus_client.GC_COLLECTOR,
+    ):
+        yield from collector.collect()

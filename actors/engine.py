@@ -1,7 +1,7 @@
 """The engine actor: one engine as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain}; hw.<ns>.worker.<worker>.resync
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain}; hw.<ns>.worker.<worker>.{resync,control}
 Subjects out
     hw.<ns>.edge.<edge>.frames, and the pool log: fleet, kv and load events of this worker
 State
@@ -14,21 +14,28 @@ On loss of the log
 On loss of the lease
     aborts what runs (the edges move it elsewhere), takes a new lease and joins as a new epoch, announcing
     what the engine still has cached; the engine itself goes on
+On death of the engine (`actors.health` notices)
+    gives its requests up, gives the lease back, tells the log why (`actors.departure`), and ends with the reason
 On stop
     says that it drains, finishes what runs within `drain_s`, aborts the rest, leaves, stops the engine
 """
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
-from headwater.actors.bus_port import Message, Subscription
+from headwater.actors.bus_port import Handler, Message, Subscription
 from headwater.actors.cards import Served, publish
+from headwater.actors.control import Adapters, WorkerControl
+from headwater.actors.departure import depart, why
 from headwater.actors.frames import FrameSender
+from headwater.actors.gate import Gate
+from headwater.actors.health import EngineHealth, HealthSettings
 from headwater.actors.tasks import cancel_all
 from headwater.actors.worker_life import Progress, Standing, WorkerLife
 from headwater.actors.world import World
@@ -47,7 +54,8 @@ from headwater.schemas.names import pool_name
 
 LOAD_PERIOD_S = 1.0
 LOAD_INTERVAL_S = 0.005
-CHECK_PERIOD_S = 1.0
+STOP_DEAD_S_MAX = 10.0
+"""How long an engine that died may take to end; its processes are killed with this one."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _generate = msgspec.msgpack.Decoder(GenerateRequest)
@@ -69,12 +77,14 @@ class EngineActor(Actor):
         *,
         drain_s: float = 30.0,
         standing: Standing | None = None,
+        health: HealthSettings | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         super().__init__(world, name)
         self.engine = engine
         self.standing = standing or Standing(instance=name)
         self._served = served
-        self._drain_s = drain_s
+        self.drain_s = drain_s
         self._frames = FrameSender(world.bus, world.ns, name)
         self._info: EngineInfo | None = None
         self._pool = ""
@@ -83,8 +93,20 @@ class EngineActor(Actor):
         self._held: dict[str, None] = {}
         self._progress: tuple[list[str], list[str], list[str]] = ([], [], [])
         self._moved = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._lease: lease.LeaseHandle | None = None
+        self._fallen = ""
+        self._gate = Gate(self.spawn, self._refuse)
+        self.control = WorkerControl(self, adapters)
+        self.health = EngineHealth(
+            engine,
+            world.clock,
+            world.ids,
+            health or HealthSettings(),
+            running=lambda: len(self._frames.active),
+            judged=lambda: not self.stopping and self.standing.state in ("ready", "draining"),
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -93,13 +115,34 @@ class EngineActor(Actor):
             raise RuntimeError("the engine is not started")
         return self._info
 
+    @property
+    def pool(self) -> str:
+        """The pool that it serves, empty before the engine told."""
+        return self._pool
+
+    @property
+    def life(self) -> WorkerLife | None:
+        """The present life in the log, None between two."""
+        return self._life
+
+    @property
+    def epoch(self) -> int:
+        """Of the present life, or the last one."""
+        return self._frames.epoch
+
+    @property
+    def running(self) -> list[str]:
+        """The requests that the engine has."""
+        return list(self._frames.active)
+
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
         if self._info is None:
             return {"state": "starting", "pool": self._pool}
         load = self.engine.load()
         return {
-            "state": "draining" if self.stopping else "ready",
+            "state": "draining" if self.stopping else self.standing.state,
+            "role": self.standing.role,
             "pool": self._pool,
             "epoch": self._frames.epoch,
             "running": load.running,
@@ -112,19 +155,21 @@ class EngineActor(Actor):
 
     async def start(self) -> None:
         """See `Actor.start`. The engine comes up first, so a lease always stands for a working engine."""
-        self._info = await self.engine.start()
+        info = await self.engine.start()
+        await self.health.first(info, self.standing.role)
+        self._info = info
         self._pool = pool_name(self._info.model, self._info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await publish(self.world, self._served, self.engine, self._info)
         self.spawn(self._frames.run(), "frames")
-        self.spawn(self._live(), "life")
-        self.spawn(self._check(), "check")
+        self.spawn(self._or_depart(self._live()), "life")
+        self.spawn(self._or_depart(self.health.run(info)), "health")
         while self._life is None:
             await self.world.clock.sleep(0.01)
 
     async def _live(self) -> None:
-        """One epoch after the other."""
-        while True:
+        """One epoch after the other, while there is an engine."""
+        while not self._fallen:
             try:
                 reason = await self._one_life()
             except* WriterFenced as errors:
@@ -152,26 +197,30 @@ class EngineActor(Actor):
             lambda: self.standing,
         )
         self._frames.epoch = held.epoch
+        self._lease = held
         self._held, self._progress = {}, ([], [], [])
         try:
             async with asyncio.TaskGroup() as group:
                 lost = group.create_task(held.hold(), name="lease")
                 loops: list[asyncio.Task[Any]] = [lost]
-                # Requests are taken once the log knows of this life.
-                position = await life.join()
+                # Requests are taken once the log knows of this life: until then they wait at the gate.
                 await self._listen(life.epoch)
+                position = await life.join()
                 loops += [
                     group.create_task(work, name="log")
                     for work in (life.kv.run(), life.load.run(), life.fleet.run(), self._report(life))
                 ]
                 loops.append(group.create_task(self._pump(life), name="kv"))
                 self._life = life
+                self._gate.open()
+                self.control.joined()
                 self.log.info("worker_joined", epoch=life.epoch, log_position=position)
                 reason = await lost
                 await cancel_all(loops)
                 return reason
         finally:
             self._life = None
+            self._gate.shut()
             await self._unsubscribe()
 
     async def _listen(self, epoch: int) -> None:
@@ -184,8 +233,12 @@ class EngineActor(Actor):
         for verb, handler in verbs:
             subject = subjects.engine(self.world.ns, self.name, epoch, verb)
             self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
-        subject = subjects.resync(self.world.ns, self.name)
-        self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_resync))
+        of_the_worker: list[tuple[str, Handler]] = [
+            (subjects.resync(self.world.ns, self.name), self._on_resync),
+            (subjects.control(self.world.ns, self.name), self.control.on_message),
+        ]
+        for subject, handler in of_the_worker:
+            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
 
     async def _unsubscribe(self) -> None:
         for subscription in self._subscriptions:
@@ -193,6 +246,17 @@ class EngineActor(Actor):
         self._subscriptions.clear()
 
     async def _on_generate(self, message: Message) -> None:
+        if self._gate.holds(message, self._generate_now):
+            return
+        await self._generate_now(message)
+
+    async def _refuse(self, message: Message, reason: str) -> None:
+        if message.reply:
+            await self.world.bus.publish(
+                message.reply, _encode(Refused(f"worker {self.name}: {reason}", True))
+            )
+
+    async def _generate_now(self, message: Message) -> None:
         await self.world.bus.publish(message.reply, _encode(self._take(message.data)))
 
     def _take(self, data: bytes) -> GenerateReply:
@@ -200,8 +264,9 @@ class EngineActor(Actor):
             request = _generate.decode(data)
         except msgspec.DecodeError as error:
             return Refused(f"unreadable request: {error}", False)
-        if self.stopping:
-            return Refused(f"worker {self.name} drains", True)
+        refusal = self._fallen or self.control.refusal()
+        if refusal:
+            return Refused(refusal, True)
         if request.request in self._frames.active:
             return Accepted()
         self._frames.open(request)
@@ -210,6 +275,7 @@ class EngineActor(Actor):
 
         def emit(step: Step) -> None:
             nonlocal first
+            self.health.heard()
             # What a life before this one took ended for the log when that life did.
             mine = epoch == self._frames.epoch
             if first and mine:
@@ -223,20 +289,24 @@ class EngineActor(Actor):
                     self._progress[2].append(request.request)
                     self._moved.set()
                 if not self._frames.active:
-                    self._idle.set()
+                    self.idle.set()
 
         try:
             self.engine.submit(request, emit)
         except RequestRejected as error:
             self._frames.active.pop(request.request, None)
             return Refused(str(error), False)
-        self._idle.clear()
+        self.idle.clear()
         self._held[request.request] = None
         self._progress[0].append(request.request)
         self._moved.set()
         return Accepted()
 
     async def _on_cancel(self, message: Message) -> None:
+        if not self._gate.holds(message, self._cancel_now):
+            await self._cancel_now(message)
+
+    async def _cancel_now(self, message: Message) -> None:
         for request in _cancel.decode(message.data).requests:
             self.engine.abort(request)
 
@@ -270,6 +340,9 @@ class EngineActor(Actor):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_PERIOD_S):
                     await self._moved.wait()
+            if self.health.probing and not self._moved.is_set():
+                # What the engine runs is a canary.
+                continue
             self._moved.clear()
             life.load.offer(life.report(*self._take_progress()))
             await clock.sleep(LOAD_INTERVAL_S)
@@ -280,11 +353,15 @@ class EngineActor(Actor):
         self._progress = ([], [], [])
         return tuple(accepted), tuple(prefilled), tuple(finished)
 
-    async def _check(self) -> None:
-        """Raises when the engine died: the actor ends, and its supervisor starts a new one."""
-        while True:
-            await self.world.clock.sleep(CHECK_PERIOD_S)
-            await self.engine.check()
+    async def _or_depart(self, work: Coroutine[Any, Any, None]) -> None:
+        """What ends this actor with an error is told to everybody before it does."""
+        try:
+            await work
+        except Exception as error:
+            if not self._fallen:
+                self._fallen = f"worker {self.name} failed: {why(error)}"
+                await depart(self._frames, self._lease, self._life, why(error))
+            raise
 
     async def drain(self) -> None:
         """See `Actor.drain`."""
@@ -293,10 +370,10 @@ class EngineActor(Actor):
             life.drain()
         self.log.info("draining", requests=len(self._frames.active))
         try:
-            async with asyncio.timeout(self._drain_s):
-                await self._idle.wait()
+            async with asyncio.timeout(self.drain_s):
+                await self.idle.wait()
         except TimeoutError:
-            self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
+            self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self.drain_s)
             for request in list(self._frames.active):
                 self.engine.abort(request)
             await self.world.clock.sleep(0.1)
@@ -312,4 +389,8 @@ class EngineActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._unsubscribe()
-        await self.engine.stop()
+        try:
+            async with asyncio.timeout(STOP_DEAD_S_MAX if self._fallen else None):
+                await self.engine.stop()
+        except TimeoutError:
+            self.log.error("dead_engine_does_not_end", after_s=STOP_DEAD_S_MAX)

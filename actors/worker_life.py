@@ -29,7 +29,7 @@ from headwater.schemas.fleet import (
     WorkerLeft,
     WorkerState,
 )
-from headwater.schemas.kv import BlocksCleared
+from headwater.schemas.kv import BlocksCleared, BlocksStored
 from headwater.schemas.load import LoadReported, RequestsHeld
 
 Progress = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -102,7 +102,7 @@ class WorkerLife:
         """Begin in the log, all at once; returns the position. Raises `WriterFenced`."""
         entries = [
             *await self.fleet.begin(self._joined(), self._stands()),
-            *await self.kv.begin(BlocksCleared(), *self._engine.held_blocks()),
+            *await self.kv.begin(BlocksCleared(), *self._held_blocks()),
             *await self.load.begin(RequestsHeld(tuple(self._active())), self.report()),
         ]
         return await stored(lambda: self._log.append(*entries), self._world.clock, self.fleet.subject)
@@ -139,13 +139,18 @@ class WorkerLife:
 
     def announce(self) -> None:
         """Everything cached and every request, from nothing: ends any doubt about what came before."""
-        events: list[Event] = [BlocksCleared(), *self._engine.held_blocks()]
+        events: list[Event] = [BlocksCleared(), *self._held_blocks()]
         for event in events:
             self._kv_lost |= not self.kv.offer(event)
         self._announcing = self.kv.pending
         # What ended is told as ended first: told behind it, it would be taken for a request yet to be decided.
         self.load.offer(self.report(*self._progress()))
         self.load.offer(RequestsHeld(tuple(self._active())))
+
+    def _held_blocks(self) -> list[BlocksStored]:
+        """What the engine has cached; asleep it has nothing, whatever its books say."""
+        held = self._engine.held_blocks()
+        return [] if self._standing().state == "sleeping" else held
 
     def _on_stored(self, _: int, events: Sequence[Event]) -> None:
         """So much less stands between the last announcement's end and the log."""
@@ -174,6 +179,11 @@ class WorkerLife:
         for writer in (self.kv, self.load, self.fleet):
             await writer.flush()
         await self.lease.release()
+
+    async def fallen(self, reason: str) -> None:
+        """Tell that the worker is gone because of `reason`. Its lease is another matter: see `actors.departure`."""
+        self.fleet.offer(WorkerLeft(self._name, self.epoch, reason))
+        await self.fleet.flush()
 
     def _joined(self) -> WorkerJoined:
         info = self._info

@@ -15,6 +15,7 @@ from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.server import UvicornServer
 from headwater.actors.engine import EngineActor
+from headwater.actors.health import HealthSettings
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
@@ -39,7 +40,11 @@ def nats_url(settings: Settings) -> str:
 
 def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager[World]:
     """The world of a command that looks: as the operator, or as an observer with only an observer's key."""
-    kind = onlooker(settings)
+    return world_of(settings, onlooker(settings), name)
+
+
+def world_of(settings: Settings, kind: InboxKind, name: str) -> AbstractAsyncContextManager[World]:
+    """The world of a command that is no actor, with what a kind of client may do."""
     return open_world(
         nats_url(settings),
         settings.namespace,
@@ -50,7 +55,7 @@ def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A bound, not yet listening socket. Raises `ConfigError` naming the address."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -58,8 +63,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
+        free = ", or 0 for a free one" if flag == "--port" else ""
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one"
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another {flag}{free}"
         ) from error
     sock.set_inheritable(True)
     return sock
@@ -94,7 +100,8 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
 
     async def make(world: World) -> Actor:
         engine, served = engines.make(settings, name)
-        return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
+        health = HealthSettings(settings.canary_s, settings.probe_idle_s, settings.probe_s)
+        return EngineActor(world, name, engine, served, drain_s=settings.drain_s, health=health)
 
     return await _run(settings, "worker", name, make, stop, restarts=False)
 

@@ -1,6 +1,10 @@
 """Looking at the log: `headwater log` counts it, `headwater explain REQUEST` says why a request went where."""
 
 from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
 
 from headwater.actors.world import World
 from headwater.events.log import Log
@@ -8,15 +12,43 @@ from headwater.ops.config import Settings
 from headwater.ops.replay import pool_of
 from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
+from headwater.schemas.fleet import WorkerControlled
 from headwater.schemas.route import Decision
 from headwater.schemas.subjects import pool_kind
 
 
-async def show_log(settings: Settings) -> int:
-    """Print a pool log's events by kind, and its position."""
+async def show_log(settings: Settings, *, audit: bool = False, as_json: bool = False) -> int:
+    """Print a pool log's events by kind, and its position; with `audit` who had workers do what."""
     async with operator_world(settings, "log") as world:
+        if audit:
+            found = await audited(await world.pool_log(await pool_of(world, settings)))
+            print("\n".join(msgspec.json.encode(one).decode() for one in found) if as_json else _audit(found))
+            return 0
         print(await summary(world, await pool_of(world, settings)))
     return 0
+
+
+async def audited(log: Log) -> list[dict[str, Any]]:
+    """Every control command in the log, oldest first: when, where, what, by whom and what came of it."""
+    found: list[dict[str, Any]] = []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            when = datetime.fromtimestamp(record.batch.wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+            for event in record.batch.events:
+                if isinstance(event, WorkerControlled):
+                    arguments = msgspec.json.decode(event.arguments)
+                    facts = {**msgspec.structs.asdict(event), "arguments": arguments}
+                    found.append({"position": record.position, "time": when, **facts})
+    return found
+
+
+def _audit(found: list[dict[str, Any]]) -> str:
+    columns = ("time", "worker", "epoch", "command", "arguments", "by", "status", "detail")
+    rows = [
+        [msgspec.json.encode(one[key]).decode() if key == "arguments" else one[key] for key in columns]
+        for one in found
+    ]
+    return f"{len(found)} control commands\n{table(columns, rows)}"
 
 
 async def summary(world: World, pool: str) -> str:

@@ -3,6 +3,7 @@
     up ─┬─ nats-server      JetStream in the data folder, loopback only
         ├─ router
         ├─ edge
+        ├─ admin            only with --admin-port
         └─ engine host (vLLM on CPU: one process that imports, then forks the workers)
            or one process per worker
 
@@ -23,7 +24,7 @@ from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
 from headwater.events.clock import SystemClock
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, connect, ensure_namespace, without_secret
-from headwater.ops import engines, nats_server
+from headwater.ops import admin, engines, nats_server
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
@@ -62,6 +63,8 @@ class Fleet:
         if settings.engine == "vllm":
             # Made here, where its progress shows, not in a worker's log.
             engines.model_folder(settings)
+        if settings.admin_port:
+            admin.check(settings)
         listener = listen(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         listener.close()
@@ -85,6 +88,10 @@ class Fleet:
         # Next to the log: who removes one removes the other.
         cache = settings.cache_dir or str(self._data / "cache")
         self._add("router", [*common, "--name", "router-0", "--cache-dir", cache], "router")
+        if settings.admin_port:
+            at = ["--admin-host", settings.admin_host, "--admin-port", str(settings.admin_port)]
+            tokens = ["--admin-token-file", str(Path(settings.admin_token_file).resolve())]
+            self._add("admin", [*self._plain(), *at, *tokens], "admin")
         edge = ["--name", "edge-0", "--port", str(port), "--host", str(host)]
         self._add("edge", [*common, *edge, "--record-payloads", settings.record_payloads], "edge")
         if settings.engine == "vllm":
@@ -96,15 +103,17 @@ class Fleet:
                 name = f"worker-{number}"
                 self._add(name, [*common, *self._engine_flags(), "--name", name], "engine", lease=name)
 
-    def _common(self) -> list[str]:
+    def _plain(self) -> list[str]:
         settings = self._settings
         return [
             *self._access(),
             "--namespace", settings.namespace,
             "--log-level", settings.log_level,
             "--log-format", settings.log_format,
-            "--drain-s", str(settings.drain_s),
         ]  # fmt: skip
+
+    def _common(self) -> list[str]:
+        return [*self._plain(), "--drain-s", str(self._settings.drain_s)]
 
     def _access(self) -> list[str]:
         """How a child reaches the server. A URL with a secret goes by environment: everybody sees flags."""
@@ -130,11 +139,13 @@ class Fleet:
             "dtype",
             "sim_step_time",
             "sim_blocks",
+            "canary_s",
+            "probe_s",
         ):
             value = getattr(settings, name)
             if value:
                 flags += ["--" + name.replace("_", "-"), str(value)]
-        return flags
+        return [*flags, "--probe-idle-s", str(settings.probe_idle_s)]
 
     async def _start_nats(self) -> None:
         settings = self._settings
@@ -156,7 +167,14 @@ class Fleet:
                         await bury(self._leases, "worker", lease, pid)
 
         self._supervise(
-            Child(name, headwater_command(command, *arguments), on_exit=on_exit, environ=self._environ())
+            Child(
+                name,
+                headwater_command(command, *arguments),
+                on_exit=on_exit,
+                environ=self._environ(),
+                # A worker that ends well was told to, by `headwater ctl stop`.
+                may_end=command == "engine",
+            )
         )
 
     def _supervise(self, child: Child) -> None:
@@ -195,7 +213,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End every process, in order."""
-        order = {"edge": 0, "router": 2, "nats-server": 4}
+        order = {"admin": 0, "edge": 0, "router": 2, "nats-server": 4}
         if self._pools is not None:
             self._pools.cancel()
         stages = sorted({order.get(child.name, 1) for child, _ in self._children})

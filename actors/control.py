@@ -22,6 +22,7 @@ import structlog
 from headwater.actors.bus_port import BusError, Message
 from headwater.actors.control_arguments import WrongArguments, parse, without_secrets
 from headwater.actors.control_commands import Commands, Refusal
+from headwater.actors.worker_life import WorkerLife
 from headwater.engines.engine import EngineError, NotSupported, RequestRejected
 from headwater.schemas.control import Command, ControlReply, ControlRequest
 
@@ -70,6 +71,7 @@ class WorkerControl:
         self._busy: Command | None = None
         self._ticket = ""
         self._last: dict[str, Any] = {}
+        self._life: WorkerLife | None = None
         self._unwritten: deque[tuple[ControlRequest, ControlReply]] = deque(maxlen=UNWRITTEN_MAX)
 
     @property
@@ -90,9 +92,15 @@ class WorkerControl:
         return "" if state == "ready" else f"worker {actor.name} is {state}"
 
     def joined(self) -> None:
-        """A life began: what was done between two lives is told in it."""
-        while self._unwritten and self._actor.life is not None:
-            self._actor.life.audit(*self._unwritten.popleft())
+        """A life began: what the one before could not tell, and what was done between the two, is told in it."""
+        life = self._actor.life
+        if life is None:
+            return
+        if self._life is not None and self._life is not life:
+            self._unwritten.extendleft(reversed(self._life.unwritten))
+        self._life = life
+        while self._unwritten:
+            life.audit(*self._unwritten.popleft())
 
     async def on_message(self, message: Message) -> None:
         """Take one command. Does not wait for it."""

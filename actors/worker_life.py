@@ -5,6 +5,7 @@ requests. The same three things are told again whenever a reader asks for them (
 what was said before.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -88,7 +89,9 @@ class WorkerLife:
             subject = subjects.pool_subject(world.ns, pool, kind, name)
             return Writer(log, subject, name, held.epoch, world.clock, fence=fence, on_stored=on_stored)
 
-        self.fleet = writer("fleet")
+        self.unwritten: deque[tuple[ControlRequest, ControlReply]] = deque()
+        """Audits that the log is not known to have: if this life ends, the next one tells them."""
+        self.fleet = writer("fleet", on_stored=self._on_fleet_stored)
         # What there is much of is streamed, and the fleet subject, written first in each life, fences it.
         self.kv = writer("kv", self.fleet.subject, self._on_stored)
         self.load = writer("load", self.fleet.subject)
@@ -162,12 +165,18 @@ class WorkerLife:
 
     def audit(self, request: ControlRequest, reply: ControlReply) -> None:
         """Put into the log what somebody had this worker do."""
+        self.unwritten.append((request, reply))
         arguments = msgspec.json.encode(request.arguments)
         self.fleet.offer(
             WorkerControlled(
                 self._name, self.epoch, request.command, arguments, request.by, reply.status, reply.detail
             )
         )
+
+    def _on_fleet_stored(self, _: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, WorkerControlled):
+                self.unwritten.popleft()
 
     def drain(self) -> None:
         """Tell that nothing new is taken."""

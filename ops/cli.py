@@ -125,6 +125,8 @@ def _log(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, show
 
     settings = _settings(arguments)
+    if arguments.json and not arguments.audit:
+        raise config.ConfigError("--json is for --audit; give both")
     return process.run(lambda _: show.show_log(settings, audit=arguments.audit, as_json=arguments.json))
 
 

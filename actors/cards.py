@@ -14,10 +14,13 @@ from headwater.schemas.names import pool_name
 
 
 class Served(NamedTuple):
-    """A model as it is to be served: under which name, with which files."""
+    """A model as it is to be served: under which name and which others, with which files and parsers."""
 
     name: str
     files: ModelFiles
+    aliases: tuple[str, ...] = ()
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
 
 async def publish(world: World, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
@@ -35,6 +38,16 @@ async def publish(world: World, served: Served, engine: Engine, info: EngineInfo
         engine=engine.name,
         capabilities=tuple(sorted(engine.capabilities)),
         created_s=world.clock.wall_ns() // 1_000_000_000,
+        aliases=served.aliases,
+        engine_version=info.version,
+        total_blocks=info.total_blocks,
+        max_running=info.max_running,
+        tool_parser=served.tool_parser,
+        reasoning_parser=served.reasoning_parser,
+        logits_processors=info.processors,
+        pooling_tasks=info.tasks,
+        lora_slots=info.lora_slots,
+        lora_rank_max=info.lora_rank_max,
     )
     key = subjects.card_key(card.pool)
     present = await world.cards.get(key)

@@ -1,7 +1,7 @@
 """The engine actor: one engine as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,claim,drain}; hw.<ns>.worker.<worker>.resync
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,claim,drain}; hw.<ns>.worker.<worker>.{resync,control}
 Subjects out
     hw.<ns>.edge.<edge>.frames, hw.<ns>.engine.<worker>.<epoch>.claim (of another worker), and the pool log: fleet,
     kv and load events of this worker
@@ -15,18 +15,27 @@ On loss of the log
 On loss of the lease
     aborts what runs (the edges move it elsewhere), takes a new lease and joins as a new epoch, announcing
     what the engine still has cached; the engine itself goes on
+On death of the engine (`actors.health` notices)
+    gives its requests up, gives the lease back, tells the log why (`actors.departure`), and ends with the reason
 On stop
     says that it drains, finishes what runs within `drain_s`, aborts the rest, leaves, stops the engine
 """
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
+
+import msgspec
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
-from headwater.actors.bus_port import Message, Subscription
+from headwater.actors.bus_port import Handler, Message, Subscription
 from headwater.actors.cards import Served, publish
+from headwater.actors.control import Adapters, WorkerControl
+from headwater.actors.departure import depart, why
+from headwater.actors.gate import Gate
+from headwater.actors.health import EngineHealth, HealthSettings
 from headwater.actors.intake import Intake
 from headwater.actors.tasks import cancel_all
 from headwater.actors.worker_life import Standing, WorkerLife
@@ -34,11 +43,15 @@ from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
+from headwater.schemas.inference import Refused
 from headwater.schemas.names import pool_name
+
+_encode = msgspec.msgpack.Encoder().encode
 
 LOAD_PERIOD_S = 1.0
 LOAD_INTERVAL_S = 0.005
-CHECK_PERIOD_S = 1.0
+STOP_DEAD_S_MAX = 10.0
+"""How long an engine that died may take to end; its processes are killed with this one."""
 
 
 class EngineActor(Actor):
@@ -55,17 +68,32 @@ class EngineActor(Actor):
         *,
         drain_s: float = 30.0,
         standing: Standing | None = None,
+        health: HealthSettings | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         super().__init__(world, name)
         self.engine = engine
         self.standing = standing or Standing(instance=name)
         self._served = served
-        self._drain_s = drain_s
+        self.drain_s = drain_s
         self.intake = Intake(world, name, engine, self.spawn, self._refuses)
         self._info: EngineInfo | None = None
         self._pool = ""
         self._life: WorkerLife | None = None
         self._subscriptions: list[Subscription] = []
+        self._lease: lease.LeaseHandle | None = None
+        self._fallen = ""
+        self._gate = Gate(self.spawn, self._refuse)
+        self.control = WorkerControl(self, adapters)
+        self.health = EngineHealth(
+            engine,
+            world.clock,
+            world.ids,
+            health or HealthSettings(),
+            running=lambda: len(self.intake.frames.active),
+            judged=lambda: not self.stopping and self.standing.state in ("ready", "draining"),
+        )
+        self.intake.heard = self.health.heard
 
     @property
     def info(self) -> EngineInfo:
@@ -74,13 +102,39 @@ class EngineActor(Actor):
             raise RuntimeError("the engine is not started")
         return self._info
 
+    @property
+    def pool(self) -> str:
+        """The pool that it serves, empty before the engine told."""
+        return self._pool
+
+    @property
+    def life(self) -> WorkerLife | None:
+        """The present life in the log, None between two."""
+        return self._life
+
+    @property
+    def epoch(self) -> int:
+        """Of the present life, or the last one."""
+        return self.intake.frames.epoch
+
+    @property
+    def idle(self) -> asyncio.Event:
+        """Set while nothing runs and nothing is held for others."""
+        return self.intake.idle
+
+    @property
+    def running(self) -> list[str]:
+        """The requests that the engine has."""
+        return list(self.intake.frames.active)
+
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
         if self._info is None:
             return {"state": "starting", "pool": self._pool}
         load = self.engine.load()
         return {
-            "state": "draining" if self.stopping else "ready",
+            "state": "draining" if self.stopping else self.standing.state,
+            "role": self.standing.role,
             "pool": self._pool,
             "epoch": self.intake.frames.epoch,
             "running": load.running,
@@ -94,20 +148,22 @@ class EngineActor(Actor):
 
     async def start(self) -> None:
         """See `Actor.start`. The engine comes up first, so a lease always stands for a working engine."""
-        self._info = await self.engine.start()
+        info = await self.engine.start()
+        await self.health.first(info, self.standing.role)
+        self._info = info
         self._pool = pool_name(self._info.model, self._info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await publish(self.world, self._served, self.engine, self._info)
         self.spawn(self.intake.frames.run(), "frames")
         self.spawn(self.intake.expire(), "hand-offs")
-        self.spawn(self._live(), "life")
-        self.spawn(self._check(), "check")
+        self.spawn(self._or_depart(self._live()), "life")
+        self.spawn(self._or_depart(self.health.run(info)), "health")
         while self._life is None:
             await self.world.clock.sleep(0.01)
 
     async def _live(self) -> None:
-        """One epoch after the other."""
-        while True:
+        """One epoch after the other, while there is an engine."""
+        while not self._fallen:
             try:
                 reason = await self._one_life()
             except* WriterFenced as errors:
@@ -135,35 +191,39 @@ class EngineActor(Actor):
             lambda: self.standing,
         )
         self.intake.begin(held.epoch)
+        self._lease = held
         try:
             async with asyncio.TaskGroup() as group:
                 lost = group.create_task(held.hold(), name="lease")
                 loops: list[asyncio.Task[Any]] = [lost]
-                # Requests are taken once the log knows of this life.
-                position = await life.join()
+                # Requests are taken once the log knows of this life: until then they wait at the gate.
                 await self._listen(life.epoch)
+                position = await life.join()
                 loops += [
                     group.create_task(work, name="log")
                     for work in (life.kv.run(), life.load.run(), life.fleet.run(), self._report(life))
                 ]
                 loops.append(group.create_task(self._pump(life), name="kv"))
                 self._life = life
+                self._gate.open()
+                self.control.joined()
                 self.log.info("worker_joined", epoch=life.epoch, log_position=position)
                 reason = await lost
                 await cancel_all(loops)
                 return reason
         finally:
             self._life = None
+            self._gate.shut()
             await self._unsubscribe()
 
     def _refuses(self) -> str:
         """Why nothing is taken at present, for whoever asks; "" where something is."""
-        return f"worker {self.name} drains" if self.stopping else ""
+        return self._fallen or self.control.refusal()
 
     async def _listen(self, epoch: int) -> None:
         verbs: list[tuple[subjects.EngineVerb, Any]] = [
-            ("generate", self.intake.on_generate),
-            ("cancel", self.intake.on_cancel),
+            ("generate", self._gated(self.intake.on_generate)),
+            ("cancel", self._gated(self.intake.on_cancel)),
             ("status", self.intake.on_status),
             ("claim", self.intake.on_claim),
             ("drain", self._on_drain),
@@ -171,13 +231,32 @@ class EngineActor(Actor):
         for verb, handler in verbs:
             subject = subjects.engine(self.world.ns, self.name, epoch, verb)
             self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
-        subject = subjects.resync(self.world.ns, self.name)
-        self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_resync))
+        of_the_worker: list[tuple[str, Handler]] = [
+            (subjects.resync(self.world.ns, self.name), self._on_resync),
+            (subjects.control(self.world.ns, self.name), self.control.on_message),
+        ]
+        for subject, handler in of_the_worker:
+            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
 
     async def _unsubscribe(self) -> None:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
+
+    def _gated(self, handler: Handler) -> Handler:
+        """A handler of messages that wait until the log knows of this life."""
+
+        async def handle(message: Message) -> None:
+            if not self._gate.holds(message, handler):
+                await handler(message)
+
+        return handle
+
+    async def _refuse(self, message: Message, reason: str) -> None:
+        if message.reply:
+            await self.world.bus.publish(
+                message.reply, _encode(Refused(f"worker {self.name}: {reason}", True))
+            )
 
     async def _on_drain(self, message: Message) -> None:
         self.log.info("drain_asked")
@@ -204,15 +283,22 @@ class EngineActor(Actor):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_PERIOD_S):
                     await self.intake.moved.wait()
+            if self.health.probing and not self.intake.moved.is_set():
+                # What the engine runs is a canary.
+                continue
             self.intake.moved.clear()
             life.load.offer(life.report(*self.intake.take_progress()))
             await clock.sleep(LOAD_INTERVAL_S)
 
-    async def _check(self) -> None:
-        """Raises when the engine died: the actor ends, and its supervisor starts a new one."""
-        while True:
-            await self.world.clock.sleep(CHECK_PERIOD_S)
-            await self.engine.check()
+    async def _or_depart(self, work: Coroutine[Any, Any, None]) -> None:
+        """What ends this actor with an error is told to everybody before it does."""
+        try:
+            await work
+        except Exception as error:
+            if not self._fallen:
+                self._fallen = f"worker {self.name} failed: {why(error)}"
+                await depart(self.intake.frames, self._lease, self._life, why(error))
+            raise
 
     async def drain(self) -> None:
         """See `Actor.drain`."""
@@ -221,12 +307,10 @@ class EngineActor(Actor):
             life.drain()
         self.log.info("draining", requests=len(self.intake.frames.active))
         try:
-            async with asyncio.timeout(self._drain_s):
+            async with asyncio.timeout(self.drain_s):
                 await self.intake.idle.wait()
         except TimeoutError:
-            self.log.warning(
-                "drain_cut_short", requests=len(self.intake.frames.active), after_s=self._drain_s
-            )
+            self.log.warning("drain_cut_short", requests=len(self.intake.frames.active), after_s=self.drain_s)
             for request in list(self.intake.frames.active):
                 self.engine.abort(request)
             await self.world.clock.sleep(0.1)
@@ -242,4 +326,8 @@ class EngineActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._unsubscribe()
-        await self.engine.stop()
+        try:
+            async with asyncio.timeout(STOP_DEAD_S_MAX if self._fallen else None):
+                await self.engine.stop()
+        except TimeoutError:
+            self.log.error("dead_engine_does_not_end", after_s=STOP_DEAD_S_MAX)

@@ -5,6 +5,7 @@ requests. The same three things are told again whenever a reader asks for them (
 what was said before.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from headwater.schemas.fleet import (
     WorkerLeft,
     WorkerState,
 )
-from headwater.schemas.kv import BlocksCleared
+from headwater.schemas.kv import BlocksCleared, BlocksStored
 from headwater.schemas.load import LoadReported, RequestsHeld
 
 Progress = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -88,7 +89,9 @@ class WorkerLife:
             subject = subjects.pool_subject(world.ns, pool, kind, name)
             return Writer(log, subject, name, held.epoch, world.clock, fence=fence, on_stored=on_stored)
 
-        self.fleet = writer("fleet")
+        self.unwritten: deque[tuple[ControlRequest, ControlReply]] = deque()
+        """Audits that the log is not known to have: if this life ends, the next one tells them."""
+        self.fleet = writer("fleet", on_stored=self._on_fleet_stored)
         # What there is much of is streamed, and the fleet subject, written first in each life, fences it.
         self.kv = writer("kv", self.fleet.subject, self._on_stored)
         self.load = writer("load", self.fleet.subject)
@@ -102,7 +105,7 @@ class WorkerLife:
         """Begin in the log, all at once; returns the position. Raises `WriterFenced`."""
         entries = [
             *await self.fleet.begin(self._joined(), self._stands()),
-            *await self.kv.begin(BlocksCleared(), *self._engine.held_blocks()),
+            *await self.kv.begin(BlocksCleared(), *self._held_blocks()),
             *await self.load.begin(RequestsHeld(tuple(self._active())), self.report()),
         ]
         return await stored(lambda: self._log.append(*entries), self._world.clock, self.fleet.subject)
@@ -139,13 +142,18 @@ class WorkerLife:
 
     def announce(self) -> None:
         """Everything cached and every request, from nothing: ends any doubt about what came before."""
-        events: list[Event] = [BlocksCleared(), *self._engine.held_blocks()]
+        events: list[Event] = [BlocksCleared(), *self._held_blocks()]
         for event in events:
             self._kv_lost |= not self.kv.offer(event)
         self._announcing = self.kv.pending
         # What ended is told as ended first: told behind it, it would be taken for a request yet to be decided.
         self.load.offer(self.report(*self._progress()))
         self.load.offer(RequestsHeld(tuple(self._active())))
+
+    def _held_blocks(self) -> list[BlocksStored]:
+        """What the engine has cached; asleep it has nothing, whatever its books say."""
+        held = self._engine.held_blocks()
+        return [] if self._standing().state == "sleeping" else held
 
     def _on_stored(self, _: int, events: Sequence[Event]) -> None:
         """So much less stands between the last announcement's end and the log."""
@@ -157,12 +165,18 @@ class WorkerLife:
 
     def audit(self, request: ControlRequest, reply: ControlReply) -> None:
         """Put into the log what somebody had this worker do."""
+        self.unwritten.append((request, reply))
         arguments = msgspec.json.encode(request.arguments)
         self.fleet.offer(
             WorkerControlled(
                 self._name, self.epoch, request.command, arguments, request.by, reply.status, reply.detail
             )
         )
+
+    def _on_fleet_stored(self, _: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, WorkerControlled):
+                self.unwritten.popleft()
 
     def drain(self) -> None:
         """Tell that nothing new is taken."""
@@ -174,6 +188,11 @@ class WorkerLife:
         for writer in (self.kv, self.load, self.fleet):
             await writer.flush()
         await self.lease.release()
+
+    async def fallen(self, reason: str) -> None:
+        """Tell that the worker is gone because of `reason`. Its lease is another matter: see `actors.departure`."""
+        self.fleet.offer(WorkerLeft(self._name, self.epoch, reason))
+        await self.fleet.flush()
 
     def _joined(self) -> WorkerJoined:
         info = self._info

@@ -35,6 +35,16 @@ def onlooker(settings: Settings) -> InboxKind:
     return "operator"
 
 
+def controller(settings: Settings) -> InboxKind:
+    """Who somebody is that controls workers: the operator, unless the keys or the URL's user are an admin's."""
+    if (urlsplit(settings.nats).username or "").partition(".")[0] == "admin":
+        return "admin"
+    folder = Path(settings.nats_keys_dir) if settings.nats_keys_dir else None
+    if folder and not (folder / seed_file("operator")).exists() and (folder / seed_file("admin")).exists():
+        return "admin"
+    return "operator"
+
+
 def seed_file(kind: InboxKind, name: str = "") -> str:
     """File name of the seed of one actor, or of all of a kind."""
     return f"{kind}.{name}{SEED_SUFFIX}" if name else f"{kind}{SEED_SUFFIX}"

@@ -36,7 +36,10 @@ def headwater_command(*arguments: str) -> list[str]:
 
 
 class Child:
-    """One supervised process. `run` is for `supervise`; `stop` ends it for good."""
+    """One supervised process. `run` is for `supervise`; `stop` ends it for good.
+
+    One that `may_end` is not started again when it ends with exit code 0.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Child:
         on_exit: OnExit | None = None,
         log_file: str = "",
         environ: dict[str, str] | None = None,
+        may_end: bool = False,
     ) -> None:
         self.name = name
         self._command = command
@@ -54,6 +58,7 @@ class Child:
         self._on_exit = on_exit
         self._log_file = log_file
         self._environ = environ or {}
+        self._may_end = may_end
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
@@ -88,7 +93,7 @@ class Child:
         _kill_group(process.pid)
         if self._on_exit is not None:
             await self._on_exit(process.pid)
-        if self._stopping:
+        if self._stopping or (self._may_end and code == 0):
             return ""
         if code == HOPELESS:
             raise Hopeless("it can not start; its log says why")

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 
 from headwater import __version__
-from headwater.ops import config, nats_config_command
+from headwater.ops import config, ctl_command, nats_config_command
 
 ACTOR = (*config.NATS, "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
 ENGINE = (
@@ -30,7 +30,11 @@ ENGINE = (
     "nixl_port",
     "allow_mixed_versions",
     "allow_vulnerable_engine",
+    "canary_s",
+    "probe_idle_s",
+    "probe_s",
 )
+ADMIN = ("admin_host", "admin_port", "admin_token_file")
 UP = (
     *ENGINE,
     "gpus_per_worker",
@@ -44,6 +48,7 @@ UP = (
     "namespace",
     "drain_s",
     "record_payloads",
+    *ADMIN,
     "log_level",
     "log_format",
 )
@@ -84,6 +89,18 @@ def _engine(arguments: argparse.Namespace) -> int:
     return engine_command.run(settings)
 
 
+def _ctl(arguments: argparse.Namespace) -> int:
+    arguments.log_level = arguments.log_level or "warning"
+    return ctl_command.run(arguments, _settings(arguments))
+
+
+def _admin(arguments: argparse.Namespace) -> int:
+    from headwater.ops import admin, process
+
+    settings = _settings(arguments)
+    return process.run(lambda stop: admin.admin(settings, stop))
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     from headwater.ops import demo, process
 
@@ -120,7 +137,13 @@ def _log(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, show
 
     settings = _settings(arguments)
-    return process.run(lambda _: show.show_log(settings, requests=arguments.requests))
+    if arguments.json and not arguments.audit:
+        raise config.ConfigError("--json is for --audit; give both")
+    return process.run(
+        lambda _: show.show_log(
+            settings, audit=arguments.audit, requests=arguments.requests, as_json=arguments.json
+        )
+    )
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -244,6 +267,10 @@ def parser() -> argparse.ArgumentParser:
     )
     log = add("log", "count a pool log's events", LOG, _log)
     log.add_argument("--requests", action="store_true", help="count those of the request log")
+    log.add_argument("--audit", action="store_true", help="list who had workers do what, instead")
+    log.add_argument("--json", action="store_true", help="print JSON (with --audit: one line each)")
+    ctl_command.add_flags(add("ctl", "control workers: drain, sleep, wake, role, adapters, …", STREAMS, _ctl))
+    add("admin", "run the admin port: control over HTTP", (*STREAMS, "name", *ADMIN), _admin)
     explain = add("explain", "why a request went where it went", LOG, _explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
     streams = add("streams", "every stream: how full, and whether it is as it should be", STREAMS, _streams)

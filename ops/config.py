@@ -68,6 +68,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sim_blocks: Annotated[int, msgspec.Meta(ge=16)] = 16384
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 15.0
     metrics_port: Port = 0
+    canary_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    probe_idle_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    probe_s: Annotated[float, msgspec.Meta(gt=0)] = 20.0
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = 0
+    admin_token_file: str = ""
     record_payloads: PayloadKind = "off"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
@@ -116,6 +122,12 @@ HELP = {
     "sim_blocks": "simulated engine: KV blocks per worker",
     "drain_s": "seconds that running requests get on stop",
     "metrics_port": "port for Prometheus metrics of a router or engine; 0: none",
+    "canary_s": "seconds that a new engine gets to answer its first request",
+    "probe_idle_s": "seconds of idleness after which an engine is asked whether it lives; 0: never",
+    "probe_s": "seconds that an idle engine gets to answer",
+    "admin_host": "address the admin port listens on",
+    "admin_port": "port for control over HTTP; 0: none",
+    "admin_token_file": "file with the tokens for it, one a line: TOKEN or NAME TOKEN",
     "record_payloads": "what of prompts and answers goes into the request log: off, hashed (SHA-256) or full",
     "log_level": "least level that is logged",
     "log_format": "text, json, or auto: text on a terminal",

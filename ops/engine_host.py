@@ -122,6 +122,10 @@ class _Host:
                 continue
             _fork(partial(_bury_now, self._settings, name, pid))
             code = os.waitstatus_to_exitcode(status)
+            if code == 0:
+                # It was told to, by `headwater ctl stop`.
+                _log.info("worker_ended", worker=name)
+                continue
             now = time.monotonic()
             delay = self._backoff[name].next_delay_s(now, now - self._started_s[name])
             if code == HOPELESS:

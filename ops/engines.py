@@ -9,7 +9,7 @@ from headwater.engines.model_files import read_model_files
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.sim_model import script, sim_model_files
 from headwater.engines.step_time import ZERO, StepTime
-from headwater.engines.vllm import checks
+from headwater.engines.vllm import checks, native
 from headwater.engines.vllm.arguments import VllmSettings
 from headwater.events.clock import SystemClock
 from headwater.ops import demo_model

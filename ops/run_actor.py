@@ -14,6 +14,7 @@ from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.server import UvicornServer
 from headwater.actors.engine import EngineActor
+from headwater.actors.health import HealthSettings
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.worker_life import Standing
@@ -41,7 +42,11 @@ def nats_url(settings: Settings) -> str:
 
 def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager[World]:
     """The world of a command that looks: as the operator, or as an observer with only an observer's key."""
-    kind = onlooker(settings)
+    return world_of(settings, onlooker(settings), name)
+
+
+def world_of(settings: Settings, kind: InboxKind, name: str) -> AbstractAsyncContextManager[World]:
+    """The world of a command that is no actor, with what a kind of client may do."""
     return open_world(
         nats_url(settings),
         settings.namespace,
@@ -52,7 +57,7 @@ def operator_world(settings: Settings, name: str) -> AbstractAsyncContextManager
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A bound, not yet listening socket. Raises `ConfigError` naming the address."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,8 +65,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
+        free = ", or 0 for a free one" if flag == "--port" else ""
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one"
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another {flag}{free}"
         ) from error
     sock.set_inheritable(True)
     return sock
@@ -109,7 +115,12 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
             _log.error("engine_cannot_start", reason=str(error))
             raise Hopeless(str(error)) from error
         standing = Standing(role=settings.role, instance=name)
-        actors[:] = [EngineActor(world, name, engine, served, drain_s=settings.drain_s, standing=standing)]
+        health = HealthSettings(settings.canary_s, settings.probe_idle_s, settings.probe_s)
+        actors[:] = [
+            EngineActor(
+                world, name, engine, served, drain_s=settings.drain_s, standing=standing, health=health
+            )
+        ]
         return actors[0]
 
     def labels() -> dict[str, str]:

@@ -1,6 +1,10 @@
 """Looking at the log: `headwater log` counts it, `headwater explain REQUEST` says why a request went where."""
 
 from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
 
 from headwater.actors.world import World
 from headwater.events.log import Log
@@ -8,6 +12,7 @@ from headwater.ops.config import Settings
 from headwater.ops.replay import pool_of
 from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
+from headwater.schemas.fleet import WorkerControlled
 from headwater.schemas.inference import Leg
 from headwater.schemas.request import RequestRouted, RequestStepped
 from headwater.schemas.route import Decision
@@ -16,13 +21,22 @@ from headwater.schemas.subjects import pool_kind
 LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
 
 
-async def show_log(settings: Settings, *, requests: bool = False) -> int:
-    """Print a pool log's events by kind, and its position; or those of the request log."""
+async def show_log(
+    settings: Settings, *, audit: bool = False, requests: bool = False, as_json: bool = False
+) -> int:
+    """Print a pool log's events by kind, and its position; with `audit` who had workers do what.
+
+    With `requests` the request log's.
+    """
     async with operator_world(settings, "log") as world:
         if requests:
             print(await request_summary(world))
-        else:
-            print(await summary(world, await pool_of(world, settings)))
+            return 0
+        if audit:
+            found = await audited(await world.pool_log(await pool_of(world, settings)))
+            print("\n".join(msgspec.json.encode(one).decode() for one in found) if as_json else _audit(found))
+            return 0
+        print(await summary(world, await pool_of(world, settings)))
     return 0
 
 
@@ -40,6 +54,29 @@ async def request_summary(world: World) -> str:
                 events[name] += 1
     rows = sorted(events.items())
     return f"request log: {sum(events.values())} events\n{table(('event', 'count'), rows)}"
+
+
+async def audited(log: Log) -> list[dict[str, Any]]:
+    """Every control command in the log, oldest first: when, where, what, by whom and what came of it."""
+    found: list[dict[str, Any]] = []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            when = datetime.fromtimestamp(record.batch.wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+            for event in record.batch.events:
+                if isinstance(event, WorkerControlled):
+                    arguments = msgspec.json.decode(event.arguments)
+                    facts = {**msgspec.structs.asdict(event), "arguments": arguments}
+                    found.append({"position": record.position, "time": when, **facts})
+    return found
+
+
+def _audit(found: list[dict[str, Any]]) -> str:
+    columns = ("time", "worker", "epoch", "command", "arguments", "by", "status", "detail")
+    rows = [
+        [msgspec.json.encode(one[key]).decode() if key == "arguments" else one[key] for key in columns]
+        for one in found
+    ]
+    return f"{len(found)} control commands\n{table(columns, rows)}"
 
 
 async def summary(world: World, pool: str) -> str:

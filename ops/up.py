@@ -3,6 +3,7 @@
     up ─┬─ nats-server      JetStream in the data folder, loopback only
         ├─ router
         ├─ edge
+        ├─ admin            only with --admin-port
         └─ engine host (vLLM on CPU: one process that imports, then forks the workers)
            or one process per worker
 
@@ -25,7 +26,7 @@ from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
 from headwater.events.clock import SystemClock
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, connect, ensure_namespace, without_secret
-from headwater.ops import engines, nats_server, preflight, worker_flags, workers
+from headwater.ops import admin, engines, nats_server, preflight, worker_flags, workers
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
@@ -67,6 +68,8 @@ class Fleet:
         if settings.engine == "vllm":
             # Made here, where its progress shows, not in a worker's log.
             engines.model_folder(settings)
+        if settings.admin_port:
+            admin.check(settings)
         listener = listen(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         listener.close()
@@ -91,6 +94,10 @@ class Fleet:
         cache = settings.cache_dir or str(self._data / "cache")
         local = ["--local-prefill-tokens", str(settings.local_prefill_tokens)]
         self._add("router", [*common, "--name", "router-0", "--cache-dir", cache, *local], "router")
+        if settings.admin_port:
+            at = ["--admin-host", settings.admin_host, "--admin-port", str(settings.admin_port)]
+            tokens = ["--admin-token-file", str(Path(settings.admin_token_file).resolve())]
+            self._add("admin", [*self._plain(), *at, *tokens], "admin")
         edge = ["--name", "edge-0", "--port", str(port), "--host", str(host)]
         self._add("edge", [*common, *edge, "--record-payloads", settings.record_payloads], "edge")
         self._add_engines(common)
@@ -108,15 +115,17 @@ class Fleet:
             environ = {workers.DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
             self._add(worker.name, [*flags, *own, *behind], "engine", lease=worker.name, environ=environ)
 
-    def _common(self) -> list[str]:
+    def _plain(self) -> list[str]:
         settings = self._settings
         return [
             *self._access(),
             "--namespace", settings.namespace,
             "--log-level", settings.log_level,
             "--log-format", settings.log_format,
-            "--drain-s", str(settings.drain_s),
         ]  # fmt: skip
+
+    def _common(self) -> list[str]:
+        return [*self._plain(), "--drain-s", str(self._settings.drain_s)]
 
     def _access(self) -> list[str]:
         """How a child reaches the server. A URL with a secret goes by environment: everybody sees flags."""
@@ -163,6 +172,8 @@ class Fleet:
                 headwater_command(command, *arguments),
                 on_exit=on_exit,
                 environ=self._environ() | dict(environ or {}),
+                # A worker that ends well was told to, by `headwater ctl stop`.
+                may_end=command == "engine",
             )
         )
 
@@ -202,7 +213,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End every process, in order."""
-        order = {"edge": 0, "router": 2, "nats-server": 4}
+        order = {"admin": 0, "edge": 0, "router": 2, "nats-server": 4}
         if self._pools is not None:
             self._pools.cancel()
         stages = sorted({order.get(child.name, 1) for child, _ in self._children})

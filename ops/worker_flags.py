@@ -19,6 +19,8 @@ PASSED = (
     "nixl_host",
     "allow_mixed_versions",
     "allow_vulnerable_engine",
+    "canary_s",
+    "probe_s",
 )
 """Settings that each engine process gets as they are."""
 
@@ -30,6 +32,8 @@ def common(settings: Settings) -> list[str]:
         value = getattr(settings, name)
         if value:
             flags += ["--" + name.replace("_", "-"), str(value)]
+    # Zero means something here: no probes.
+    flags += ["--probe-idle-s", str(settings.probe_idle_s)]
     if settings.connector_options:
         flags += ["--connector-options", msgspec.json.encode(settings.connector_options).decode()]
     return flags

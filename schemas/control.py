@@ -51,8 +51,9 @@ class ControlRequest(msgspec.Struct, frozen=True, array_like=True):
 class ControlReply(msgspec.Struct, frozen=True, array_like=True):
     """`detail` says what was done, or why not; `data` is the command's own answer, plain JSON types.
 
-    `status` follows HTTP: 200 done, 400 wrong arguments, 404 no such thing, 409 not in this state, 501 this engine
-    can not, 502 the engine failed.
+    `status` follows HTTP: 200 done, 202 under way (`data` has a ticket, and the status command tells what became of
+    it), 400 wrong arguments, 404 no such thing, 409 not in this state, 500 the worker failed, 501 this engine can
+    not, 502 the engine failed, 504 it took too long.
     """
 
     status: int

@@ -11,15 +11,16 @@ from headwater.schemas import subjects
 from headwater.schemas.names import token
 from headwater.schemas.subjects import EngineVerb, InboxKind, PoolKind
 
-Kind = Literal["edge", "router", "worker", "operator", "observer"]
+Kind = Literal["edge", "router", "worker", "operator", "admin", "observer"]
 
-KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "worker", "operator", "observer")
+KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "worker", "operator", "admin", "observer")
 
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "ask routers and workers, write and read the request log, read leases, model cards and their files",
     "router": "answer routing queries, write route and fleet events, read the pool log, keep snapshots",
     "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events and its cards",
     "operator": "make and change streams, read everything, control workers; writes no events",
+    "admin": "control workers, read leases; for the admin port, which shall not hold an operator's key",
     "observer": "read streams and statistics; writes nothing",
 }
 """What each kind does, in a line."""
@@ -56,7 +57,13 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
     """
     token("namespace", ns)
     who = token(kind, name) if name else _ANY
-    made = {"edge": _edge, "router": _router, "worker": _worker, "operator": _operator}.get(kind, _observer)
+    made = {
+        "edge": _edge,
+        "router": _router,
+        "worker": _worker,
+        "operator": _operator,
+        "admin": _admin,
+    }.get(kind, _observer)
     return made(ns, who, tuple(token("pool", pool) for pool in pools))
 
 
@@ -148,6 +155,20 @@ def _operator(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "operator", who), "$JS.EVENT.>"),
+    )
+
+
+def _admin(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+    streams = _streams(ns, pools)
+    return Rights(
+        publish=(
+            f"hw.{ns}.worker.*.control",
+            *_look(streams.leases),
+            *_read(streams.leases),
+            # That they are there, as every process looks at its start.
+            *(_info(stream) for stream in (streams.cards, streams.blobs, streams.requests)),
+        ),
+        subscribe=(_inbox(ns, "admin", who),),
     )
 
 

@@ -24,7 +24,7 @@ from typing import Final, Literal
 from headwater.schemas.names import slug, token
 
 PoolKind = Literal["fleet", "kv", "load", "route"]
-InboxKind = Literal["edge", "router", "worker", "operator", "observer"]
+InboxKind = Literal["edge", "router", "worker", "operator", "admin", "observer"]
 EngineVerb = Literal["generate", "cancel", "status", "embed", "drain", "claim"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")

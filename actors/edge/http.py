@@ -32,11 +32,11 @@ class ClientGone(Exception):
     """The client hung up before it had its answer."""
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
+async def read_body(scope: Scope, receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """The request's body. Raises `ApiError` 413 past the bound, `ClientGone`."""
-    too_large = ApiError(413, f"The body is larger than {BODY_BYTES_MAX} bytes.", code="body_too_large")
+    too_large = ApiError(413, f"The body is larger than {bytes_max} bytes.", code="body_too_large")
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > BODY_BYTES_MAX:
+        if name == b"content-length" and value.isdigit() and int(value) > bytes_max:
             raise too_large
     parts: list[bytes] = []
     size = 0
@@ -46,7 +46,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             raise ClientGone
         part = message.get("body", b"")
         size += len(part)
-        if size > BODY_BYTES_MAX:
+        if size > bytes_max:
             raise too_large
         parts.append(part)
         if not message.get("more_body"):

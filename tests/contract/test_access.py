@@ -45,6 +45,16 @@ FORBIDDEN: list[tuple[Kind, str]] = [
     ("router", f"$JS.API.CONSUMER.CREATE.{subjects.request_stream(NS)}.c"),
     ("router", f"$JS.API.STREAM.DELETE.{subjects.pool_stream(NS, POOL)}"),
     ("operator", event("route")),
+    ("admin", event("fleet")),
+    ("admin", subjects.resync(NS, "w")),
+    ("admin", subjects.engine(NS, "w", 1, "generate")),
+    ("admin", f"$KV.{subjects.lease_bucket(NS)}.worker.w"),
+    ("admin", f"$JS.API.STREAM.DELETE.KV_{subjects.lease_bucket(NS)}"),
+    ("admin", f"$JS.API.CONSUMER.CREATE.{subjects.pool_stream(NS, POOL)}.c"),
+    ("edge", subjects.control(NS, "w")),
+    ("router", subjects.control(NS, "w")),
+    ("worker", subjects.control(NS, "w")),
+    ("observer", subjects.control(NS, "w")),
     ("operator", subjects.engine(NS, "w", 1, "generate")),
     *(("observer", event(kind)) for kind in subjects.POOL_KINDS),
     ("observer", subjects.request_subject(NS, "me")),
@@ -92,6 +102,7 @@ async def test_nobody_reads_the_inbox_of_another_kind(guarded: Guarded, kind: Ki
 async def test_answers_reach_the_one_who_asked(guarded: Guarded) -> None:
     """Requests with replies between the kinds, as actors make them: nothing is denied."""
     route, resync = subjects.route_query(NS, POOL), subjects.resync(NS, "w")
+    control = subjects.control(NS, "w")
     generate, drain = (subjects.engine(NS, "w", 1, verb) for verb in ("generate", "drain"))
 
     async with (
@@ -100,18 +111,20 @@ async def test_answers_reach_the_one_who_asked(guarded: Guarded) -> None:
         guarded.as_("worker") as worker,
         guarded.as_("operator") as operator,
         guarded.as_("observer") as observer,
+        guarded.as_("admin") as admin,
     ):
 
         async def answer(message: Msg) -> None:
             await message.respond(b"yes")
 
         await router.subscribe(route, queue="router", cb=answer)
-        for subject in (generate, drain, resync):
+        for subject in (generate, drain, resync, control):
             await worker.subscribe(subject, cb=answer)
         for actor, kind in ((edge, "edge"), (router, "router"), (worker, "worker")):
             await actor.subscribe(f"$SRV.STATS.headwater-{kind}", cb=answer)
             await actor.flush()
         asked = [(edge, route), (edge, generate), (router, resync), (operator, drain), (operator, resync)]
+        asked += [(operator, control), (admin, control)]
         asked += [
             (who, f"$SRV.STATS.headwater-{kind}")
             for who in (operator, observer)

@@ -51,7 +51,15 @@ def test_made_again_it_keeps_the_keys(tmp_path: Path) -> None:
 def test_named_actors_have_users_instead_of_their_kind() -> None:
     """Else the kind's key would still open everything."""
     made = users(("worker:a", "worker:b", "worker:a"))
-    assert [user.label for user in made] == ["edge", "router", "operator", "observer", "worker.a", "worker.b"]
+    assert [user.label for user in made] == [
+        "edge",
+        "router",
+        "operator",
+        "admin",
+        "observer",
+        "worker.a",
+        "worker.b",
+    ]
     for bad in ("worker", "worker:", "wrkr:a", ":a"):
         with pytest.raises(ConfigError, match="KIND:NAME"):
             users((bad,))

@@ -51,6 +51,7 @@ def reads(stream: str) -> list[str]:
 EVENTS = {kind: subjects.pool_subject(NS, "p", kind, "me") for kind in subjects.POOL_KINDS}
 ENGINE = {verb: subjects.engine(NS, "w", 7, verb) for verb in ("generate", "cancel", "status", "drain")}
 RESYNC = subjects.resync(NS, "w")
+CONTROL = subjects.control(NS, "w")
 FRAMES = subjects.edge_frames(NS, "e")
 ROUTE = subjects.route_query(NS, "p")
 REQUEST = subjects.request_subject(NS, "me")
@@ -69,6 +70,7 @@ EVERYTHING = {
     *EVENTS.values(),
     *ENGINE.values(),
     RESYNC,
+    CONTROL,
     FRAMES,
     ROUTE,
     REQUEST,
@@ -105,6 +107,7 @@ WRITES: dict[Kind, set[str]] = {
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
     "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, ENGINE["generate"]},
+    "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES)},
 }  # fmt: skip
 """Of `EVERYTHING`, what each kind may publish; all may look whether a stream exists."""
@@ -137,15 +140,16 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
     [
         ("edge", {FRAMES}),
         ("router", {ROUTE}),
-        ("worker", {*ENGINE.values(), RESYNC}),
+        ("worker", {*ENGINE.values(), RESYNC, CONTROL}),
         ("operator", set()),
+        ("admin", set()),
         ("observer", set()),
     ],
 )
 def test_each_kind_hears_what_is_meant_for_it(kind: Kind, own: set[str]) -> None:
     """Prompts go to workers and tokens to edges: nobody else may listen."""
     right = rights(NS, kind)
-    asked = {FRAMES, ROUTE, *ENGINE.values(), RESYNC, *EVENTS.values(), REQUEST}
+    asked = {FRAMES, ROUTE, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
     assert {subject for subject in asked if may_subscribe(right, subject)} == own
 
 

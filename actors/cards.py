@@ -35,6 +35,13 @@ async def publish(world: World, served: Served, engine: Engine, info: EngineInfo
         engine=engine.name,
         capabilities=tuple(sorted(engine.capabilities)),
         created_s=world.clock.wall_ns() // 1_000_000_000,
+        engine_version=info.version,
+        total_blocks=info.total_blocks,
+        max_running=info.max_running,
+        logits_processors=info.processors,
+        pooling_tasks=info.tasks,
+        lora_slots=info.lora_slots,
+        lora_rank_max=info.lora_rank_max,
     )
     key = subjects.card_key(card.pool)
     present = await world.cards.get(key)

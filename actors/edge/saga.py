@@ -18,6 +18,7 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.bus_port import BusError
 from headwater.actors.edge.errors import ApiError, bad_request, overloaded, upstream_failed
+from headwater.actors.edge.moving import can_move, needs_of, why_not
 from headwater.schemas import hashing
 from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Accepted, FrameEntry, GenerateRequest, Sampling, TokenLogprob
@@ -123,6 +124,7 @@ class Saga:
                 hashing.pack_hashes(self._hashes),
                 pinned,
                 tuple(exclude),
+                needs=needs_of(self._sampling),
             )
             try:
                 reply = await self._fleet.route(self.pool, query)
@@ -263,6 +265,8 @@ class Saga:
             self.fail(upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last: {reason}."))
         elif len(self.emitted) >= self._sampling.max_tokens:
             self.finish("length")
+        elif not can_move(self._sampling, len(self.emitted)):
+            self.fail(upstream_failed(f"{reason}; {why_not(self._sampling, len(self.emitted))}."))
         else:
             self._fleet.spawn(self._move(before), "move")
 

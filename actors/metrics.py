@@ -54,6 +54,9 @@ CACHED_TOKENS = Counter(
 )
 COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
 MIGRATIONS = Counter("headwater_edge_migrations_total", "Requests moved to another worker", ["model"])
+STRIPPED = Counter(
+    "headwater_edge_stripped_fields_total", "Fields in requests that only the fleet may set", ["field"]
+)
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Holes in a token stream, asked for again")
 TTFT_SECONDS = Histogram(

@@ -39,6 +39,7 @@ UP = (
     *ENGINE,
     "gpus_per_worker",
     "local_prefill_tokens",
+    "disaggregate",
     "metrics_port",
     "host",
     "port",
@@ -242,7 +243,12 @@ def parser() -> argparse.ArgumentParser:
 
     add("up", "start a whole fleet on this machine", UP, _up)
     add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port", "record_payloads"), _edge)
-    add("router", "run one router", (*ACTOR, "pool", "cache_dir", "local_prefill_tokens"), _router)
+    add(
+        "router",
+        "run one router",
+        (*ACTOR, "pool", "cache_dir", "local_prefill_tokens", "disaggregate"),
+        _router,
+    )
     engine = add("engine", "run engine workers", (*ACTOR, *ENGINE, "role"), _engine)
     engine.add_argument(
         "engine_name",

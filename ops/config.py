@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_mixed_versions: YesNo = "no"
     allow_vulnerable_engine: YesNo = "no"
     local_prefill_tokens: Size = 256
+    disaggregate: Literal["estimate", "always"] = "estimate"
     host: str = "127.0.0.1"
     port: Port = 8000
     name: str = ""
@@ -109,6 +110,7 @@ HELP = {
     "chat_template": "file with the chat template to use instead of the model's own",
     "allow_mixed_versions": "let prefill and decode workers of other vLLM versions into a pool",
     "allow_vulnerable_engine": "start a vLLM with known holes",
+    "disaggregate": "longer prompts go to a prefill worker when that is estimated to be cheaper, or always",
     "local_prefill_tokens": "prompts with at most so many tokens to compute stay on the worker that decodes them",
     "host": "address the edge listens on",
     "port": "port the edge listens on; 0 takes a free one",

@@ -91,7 +91,7 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
     name = settings.name or f"router-{secrets.token_hex(3)}"
 
     async def make(world: World) -> Actor:
-        weights = Weights(local_tokens=settings.local_prefill_tokens)
+        weights = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
         return RouterActor(world, name, settings.pool or await first_pool(world), weights=weights)
 
     return await _run(settings, "router", name, make, stop)

@@ -93,6 +93,7 @@ class Fleet:
         # Next to the log: who removes one removes the other.
         cache = settings.cache_dir or str(self._data / "cache")
         local = ["--local-prefill-tokens", str(settings.local_prefill_tokens)]
+        local += ["--disaggregate", settings.disaggregate]
         self._add("router", [*common, "--name", "router-0", "--cache-dir", cache, *local], "router")
         if settings.admin_port:
             at = ["--admin-host", settings.admin_host, "--admin-port", str(settings.admin_port)]

@@ -39,10 +39,14 @@ class Models:
         self.known = asyncio.Event()
 
     def get(self, name: str) -> Model:
-        """The model called `name`. Raises `ApiError` 404."""
-        for pool in sorted(self._by_pool):
-            if self._by_pool[pool].card.name == name:
-                return self._by_pool[pool]
+        """The model called `name`, or that has it as an alias: names go first. Raises `ApiError` 404."""
+        models = [self._by_pool[pool] for pool in sorted(self._by_pool)]
+        for model in models:
+            if model.card.name == name:
+                return model
+        for model in models:
+            if name in model.card.aliases:
+                return model
         raise no_model(name, [card.name for card in self.cards()])
 
     def cards(self) -> list[ModelCard]:

@@ -1,7 +1,8 @@
 """Wire types of the OpenAI API that the edge takes, and their validation.
 
-Unknown fields are ignored, as OpenAI's own servers tolerate new ones; known fields that are not supported are
-refused by name rather than silently dropped when they would change the answer.
+A request reaches an engine by the fields that are read here by name, and by no other way. Unknown fields are ignored,
+as OpenAI's own servers tolerate new ones (those that only we may set are counted: `our_fields`); known fields that are
+not supported are refused by name when they would change the answer (`not_served`).
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from headwater.actors.edge.errors import ApiError, bad_request
-from headwater.schemas.inference import Sampling
+from headwater.actors.edge.guide import Guided
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
@@ -20,6 +21,7 @@ TopK = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
@@ -49,11 +51,11 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Common(msgspec.Struct, kw_only=True):
-    """What both endpoints take."""
+class Common(Guided, kw_only=True):
+    """What both endpoints take. Null is the same as leaving a field out, wherever OpenAI allows it."""
 
     model: str
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     temperature: Temperature | None = None
@@ -67,12 +69,14 @@ class Common(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     max_tokens: Count | None = None
     user: str | None = None
-    cache_salt: str | None = None
-    priority: Priority = 0
+    cache_salt: Salt | None = None
+    priority: Priority | None = None
+    logits_processors: Any = None
+    add_special_tokens: bool | None = None
 
     def stops(self) -> list[str]:
         """Stop strings, checked."""
@@ -102,12 +106,13 @@ class ChatRequest(Common, kw_only=True):
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: bool = False
+    logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    response_format: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    echo: bool | None = None
+    documents: Any = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def limit(self) -> int | None:
@@ -131,13 +136,17 @@ class ChatRequest(Common, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         """Fields that would change the answer and are not served yet."""
+        self.refuse_not_served()
+        for name in ("echo", "documents"):
+            if getattr(self, name):
+                raise bad_request(f"{name} is not supported by this release: leave it out.", param=name)
+        if "chat_template" in (self.chat_template_kwargs or {}):
+            raise bad_request(
+                "chat_template can not be set by a request: the operator of a worker chooses it.",
+                param="chat_template_kwargs.chat_template",
+            )
         if self.tools and self.tool_choice != "none":
             raise bad_request("Tools are not supported by this release.", param="tools")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            raise bad_request(
-                f"response_format {kind!r} is not supported by this release.", param="response_format"
-            )
 
 
 class CompletionRequest(Common, kw_only=True):
@@ -145,7 +154,7 @@ class CompletionRequest(Common, kw_only=True):
 
     prompt: str | list[Any]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    echo: bool = False
+    echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
 
@@ -165,35 +174,12 @@ class CompletionRequest(Common, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         """See `ChatRequest.refuse_unsupported`."""
+        self.refuse_not_served()
         for name in ("suffix", "echo"):
             if getattr(self, name):
                 raise bad_request(f"{name} is not supported by this release.", param=name)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise bad_request("best_of other than n is not supported by this release.", param="best_of")
-
-
-def sampling_of(request: Common, *, limit: int, logprobs: int | None) -> Sampling:
-    """The engine's view of a request. `limit` is the number of tokens that may be generated."""
-    if request.repetition_penalty is not None and request.repetition_penalty <= 0:
-        raise bad_request("repetition_penalty must be above 0.", param="repetition_penalty")
-    if request.min_tokens is not None and request.min_tokens > limit:
-        raise bad_request(f"min_tokens must be from 0 to {limit}.", param="min_tokens")
-    return Sampling(
-        max_tokens=limit,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=request.repetition_penalty or 1.0,
-        seed=request.seed,
-        min_tokens=request.min_tokens or 0,
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        logprobs=logprobs,
-        logit_bias=request.bias(),
-    )
 
 
 _chat = msgspec.json.Decoder(ChatRequest)
@@ -202,15 +188,16 @@ _completion = msgspec.json.Decoder(CompletionRequest)
 
 def decode_chat(body: bytes) -> ChatRequest:
     """Read and check a chat request. Raises `ApiError` 400 naming the field."""
-    return cast(ChatRequest, _decode(_chat, body))
+    return cast(ChatRequest, decode_body(_chat, body))
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """Read and check a completion request. Raises `ApiError` 400 naming the field."""
-    return cast(CompletionRequest, _decode(_completion, body))
+    return cast(CompletionRequest, decode_body(_completion, body))
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Read a body. Raises `ApiError` 400 naming the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -238,5 +225,4 @@ __all__ = [
     "CompletionRequest",
     "decode_chat",
     "decode_completion",
-    "sampling_of",
 ]

@@ -14,6 +14,7 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.edge.errors import ApiError, upstream_failed
 from headwater.actors.edge.machine import SETBACKS, Cause, after
+from headwater.actors.edge.moving import can_move, needs_of, why_not
 from headwater.actors.edge.placing import MIGRATIONS_MAX, Placing
 from headwater.actors.edge.sink import Holder, Sink
 from headwater.schemas import hashing
@@ -60,7 +61,6 @@ class Saga:
         cache_salt: str = "",
         priority: int = 0,
         lora_name: str = "",
-        needs: tuple[str, ...] = (),
     ) -> None:
         self.request = request
         self.index = index
@@ -70,7 +70,7 @@ class Saga:
         self.cache_salt = cache_salt
         self.lora_name = lora_name
         self.priority = priority
-        self.needs = needs
+        self.needs = needs_of(sampling)
         self.emitted: list[int] = []
         self.cached_tokens = -1
         self.migrations = 0
@@ -231,6 +231,8 @@ class Saga:
             self.fail(upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last: {reason}."))
         elif len(self.emitted) >= self.sampling.max_tokens:
             self.finish("length")
+        elif not can_move(self.sampling, len(self.emitted)):
+            self.fail(upstream_failed(f"{reason}; {why_not(self.sampling, len(self.emitted))}."))
         else:
             self._fleet.spawn(self._go_on(f"{self.worker}.{self.epoch}"), "move")
 

@@ -12,7 +12,6 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     PauseMode,
-    Pinned,
     RequestRejected,
     Step,
     Transfer,
@@ -79,17 +78,12 @@ class ControlledSim(SimEngine):
         if self.broken:
             asyncio.get_running_loop().call_soon(emit, Step((), "error", detail=self.broken))
             return
-        if request.leg == "prefill":
-            leg = emit
-
-            def emit(step: Step) -> None:
-                leg(step._replace(pinned=Pinned(b"kv", 30.0)) if step.finish else step)
-
         super().submit(request, emit, transfer)
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
         self.released.append(request)
+        await super().release(request, params)
 
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`. Says nothing of its blocks, as engines may."""

@@ -32,7 +32,10 @@ from tests.unit.examples import joined, record
 from tests.unit.story import decided, fold
 
 CONTEXT = 4096
-EVERYTHING: frozenset[Capability] = frozenset({"generate", "seed", "logprobs", "logit_bias", "kv_events"})
+EVERYTHING: frozenset[Capability] = frozenset(
+    {"generate", "seed", "logprobs", "logit_bias", "guide", "processors", "priority", "kv_events"}
+)
+PROCESSORS = ("hush", "shout")
 ANSWER = "The headwater is where the stream begins."
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -72,18 +75,27 @@ def memory_world(clock: ManualClock) -> World:
     )
 
 
-async def serve_model(world: World, name: str, files: ModelFiles | None = None) -> str:
+async def serve_model(
+    world: World,
+    name: str,
+    files: ModelFiles | None = None,
+    *,
+    capabilities: frozenset[Capability] = EVERYTHING,
+    tasks: tuple[str, ...] = (),
+) -> str:
     """Publish a model as its worker would; returns its pool."""
     engine = SimEngine(SimSettings(), world.clock)
-    engine.capabilities = EVERYTHING
+    engine.capabilities = capabilities
     served = Served(name, files or sim_model_files(name))
-    return (await publish(world, served, engine, EngineInfo(name, 16, 1000, 256, CONTEXT))).pool
+    info = EngineInfo(name, 16, 1000, 256, CONTEXT, tasks=tasks, processors=PROCESSORS)
+    return (await publish(world, served, engine, info)).pool
 
 
 class EdgeWorld:
     """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer.
 
-    `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves.
+    `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves; it
+    gives the next requests up after so many tokens as `breaks_after` says.
     """
 
     def __init__(self, payload: PayloadKind = "off", *, frame_tokens: int = 0) -> None:
@@ -91,6 +103,8 @@ class EdgeWorld:
         self.frame_tokens = frame_tokens
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.given: list[GenerateRequest] = []
+        self.queries: list[RouteQuery] = []
+        self.breaks_after: list[int] = []
         self.answer = tuple(tokenizer().encode(ANSWER).ids)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
@@ -116,6 +130,20 @@ class EdgeWorld:
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return self.runner.run(self._ask(path, method, data, list(headers)))
 
+    def serve(self, name: str, *, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()) -> None:
+        """Serve one more model by the same worker."""
+        self.runner.run(self._serve(name, capabilities, tasks))
+
+    async def _serve(
+        self, name: str, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()
+    ) -> None:
+        pool = await serve_model(self.world, name, capabilities=capabilities, tasks=tasks)
+        subject = subjects.route_query("ns", pool)
+        self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_route))
+        async with asyncio.timeout(20):
+            while name not in [card.name for card in self.models.cards()]:
+                await asyncio.sleep(0)
+
     def recorded(self) -> list[Record]:
         """The request log, once everything so far is in it."""
         return self.runner.run(self._recorded())
@@ -129,16 +157,14 @@ class EdgeWorld:
     async def _start(self) -> None:
         self.clock = ManualClock()
         self.world = memory_world(self.clock)
-        pool = await serve_model(self.world, "m")
-        models = Models(self.world)
+        self.models = models = Models(self.world)
         self._spawn(models.run(), "models")
-        await models.known.wait()
+        await self._serve("m", EVERYTHING)
         fleet = Fleet(self.world, "e1", self._spawn)
         self.ledger = Ledger(self.world.requests, "ns", "e1", 1, self.world.clock)
         self.app = App(fleet, models, self.ledger, lambda: False, self.payload)
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),
-            (subjects.route_query("ns", pool), self._on_route),
             (subjects.engine("ns", "w1", 1, "generate"), self._on_generate),
         ):
             self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
@@ -158,6 +184,7 @@ class EdgeWorld:
 
     async def _on_route(self, message: Message) -> None:
         query = msgspec.msgpack.decode(message.data, type=RouteQuery)
+        self.queries.append(query)
         decision = decided(self._state, query, 1, 0)
         assert isinstance(decision, Decision)
         await self.world.bus.publish(message.reply, _encode(decision))
@@ -166,12 +193,18 @@ class EdgeWorld:
         request = msgspec.msgpack.decode(message.data, type=GenerateRequest)
         self.given.append(request)
         await self.world.bus.publish(message.reply, _encode(Accepted()))
-        tokens = self.answer[: request.sampling.max_tokens]
+        tokens = self.answer[request.emitted :][: request.sampling.max_tokens]
+        if self.breaks_after:
+            tokens = tokens[: self.breaks_after.pop(0)]
+            entry = FrameEntry(request.handle, 0, tokens, "abort", detail="it was killed")
+            frame = TokenFrame("w1", 1, (entry,))
+            await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
+            return
         wanted = request.sampling.logprobs
         logprobs = (
             tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in tokens) if wanted is not None else ()
         )
-        finish = "stop" if len(tokens) == len(self.answer) else "length"
+        finish = "stop" if request.emitted + len(tokens) == len(self.answer) else "length"
         step = self.frame_tokens or -(-len(tokens) // 2)
         entries = tuple(
             FrameEntry(

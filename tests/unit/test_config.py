@@ -30,6 +30,7 @@ def other(name: str) -> tuple[str, Any]:
         "replicas": 3,
         "record_payloads": "full",
         "role": "decode",
+        "disaggregate": "always",
         "allow_mixed_versions": "yes",
         "allow_vulnerable_engine": "yes",
         "log_level": "error",

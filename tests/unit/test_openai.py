@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headwater.actors.edge import openai
 from headwater.actors.edge.errors import ApiError
-from headwater.actors.edge.openai import ChatRequest, decode_chat, decode_completion, sampling_of
+from headwater.actors.edge.openai import ChatRequest, decode_chat, decode_completion
+from headwater.actors.edge.sampling import sampling_of
 from headwater.schemas.inference import GenerateRequest, Sampling
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -34,7 +35,8 @@ def read_all(request: openai.Common, limit: int = 100) -> Sampling:
         request.prompts()
         logprobs = request.logprobs
     request.stops()
-    return sampling_of(request, limit=limit, logprobs=logprobs)
+    guided = request.guide()
+    return sampling_of(request, limit=limit, logprobs=logprobs, guide=guided[1] if guided else None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,18 @@ def read_all(request: openai.Common, limit: int = 100) -> Sampling:
         ("top_logprobs", 3),
         ("stream_options.include_usage", {"include_usage": 3}),
         ("tools", [{"type": "function"}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format.type", {"type": "xml"}),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 1025),
+        ("chat_template", "{{ messages }}"),
+        ("chat_template_kwargs", {"chat_template": "{{ messages }}"}),
+        ("prompt_logprobs", 1),
+        ("echo", True),
+        ("use_beam_search", True),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["no"]),
+        ("functions", [{"name": "f"}]),
+        ("modalities", ["text", "audio"]),
     ],
 )
 def test_a_refusal_names_the_field(field: str, value: Any) -> None:
@@ -111,6 +124,29 @@ def test_what_is_no_json_is_refused_as_such(body: bytes) -> None:
 def test_unknown_fields_are_passed_over() -> None:
     """New clients send fields that older servers do not know."""
     assert chat(brand_new={"a": [1]}).model == "m"
+
+
+def test_null_is_the_same_as_leaving_a_field_out() -> None:
+    """OpenAI's own documents say "or null" for nearly every field, and clients send it."""
+    nullable = (
+        "stream", "n", "temperature", "top_p", "seed", "stop", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+        "max_completion_tokens", "user", "response_format", "tools", "tool_choice", "stream_options", "priority",
+        "cache_salt", "ignore_eos", "structured_outputs", "guided_json", "logits_processors", "functions", "audio",
+    )  # fmt: skip
+    assert read_all(chat(**dict.fromkeys(nullable))) == read_all(chat())
+    answer = decode_completion(json.dumps({**COMPLETION, "echo": None, "logprobs": None}).encode())
+    assert read_all(answer) == Sampling(100)
+
+
+def test_what_openai_knows_and_does_not_change_the_answer_here_is_passed_over() -> None:
+    """Hints, labels and switches of features that are not used."""
+    hints = {
+        "service_tier": "auto", "store": True, "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s",
+        "prompt_cache_key": "k", "parallel_tool_calls": True, "prediction": {"type": "content", "content": "x"},
+        "reasoning_effort": "low", "verbosity": "low", "modalities": ["text"], "length_penalty": 1.0,
+        "skip_special_tokens": True, "function_call": "none", "use_beam_search": False, "bad_words": [],
+    }  # fmt: skip
+    assert read_all(chat(**hints)) == read_all(chat())
 
 
 def test_tools_may_be_there_if_they_are_not_to_be_used() -> None:
@@ -204,5 +240,5 @@ def test_what_is_taken_can_be_sent_to_an_engine(fields: dict[str, Any]) -> None:
         sampling = read_all(request)
     except ApiError:
         return
-    message = GenerateRequest("r", "e", 1, b"", sampling, priority=request.priority)
+    message = GenerateRequest("r", "e", 1, b"", sampling, priority=request.priority or 0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=GenerateRequest) == message

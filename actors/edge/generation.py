@@ -1,0 +1,147 @@
+"""POST /v1/chat/completions and /v1/completions: from a body to prompts, sampling and an `Exchange`."""
+
+from headwater.actors.edge import openai
+from headwater.actors.edge.capabilities import require, require_generation
+from headwater.actors.edge.errors import bad_request
+from headwater.actors.edge.exchange import Exchange
+from headwater.actors.edge.http import Disconnect
+from headwater.actors.edge.models import Model
+from headwater.actors.edge.processors import processors_of
+from headwater.actors.edge.record import RequestRecord
+from headwater.actors.edge.render import Endpoint
+from headwater.actors.edge.sampling import sampling_of
+from headwater.actors.edge.serving import Call, Serving
+from headwater.schemas.hashing import U32, unpack_tokens
+from headwater.schemas.inference import Sampling
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""What /v1/completions generates when the client sets no limit, as OpenAI does."""
+
+PROMPTS_MAX = 128
+
+
+class Generation:
+    """The endpoints that generate."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def chat(self, call: Call) -> None:
+        """POST /v1/chat/completions."""
+        request = openai.decode_chat(call.body)
+        request.refuse_unsupported()
+        model = self._serving.models.get(request.model)
+        require_generation(model.card)
+        if model.template is None:
+            raise bad_request(f"{request.model} has no chat template: use /v1/completions.", param="model")
+        text = model.template.render(
+            request.plain_messages(),
+            add_generation_prompt=request.add_generation_prompt is not False,
+            variables=request.chat_template_kwargs,
+        )
+        prompt = await model.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        sampling = _sampling(request, "chat", model, [prompt], request.limit(), request.logprob_count())
+        await self._generate("chat", request, model, [prompt], sampling, call)
+
+    async def complete(self, call: Call) -> None:
+        """POST /v1/completions."""
+        request = openai.decode_completion(call.body)
+        request.refuse_unsupported()
+        model = self._serving.models.get(request.model)
+        require_generation(model.card)
+        entries = request.prompts()
+        if len(entries) * (request.n or 1) > PROMPTS_MAX:
+            raise bad_request(f"At most {PROMPTS_MAX} choices over all prompts.", param="prompt")
+        special = request.add_special_tokens is not False
+        prompts = [await tokens_of(model, entry, "prompt", special=special) for entry in entries]
+        limit = request.max_tokens or DEFAULT_COMPLETION_TOKENS
+        sampling = _sampling(request, "completions", model, prompts, limit, request.logprobs)
+        await self._generate("completions", request, model, prompts, sampling, call)
+
+    async def _generate(
+        self,
+        endpoint: Endpoint,
+        request: openai.Common,
+        model: Model,
+        prompts: list[U32],
+        sampling: Sampling,
+        call: Call,
+    ) -> None:
+        serving = self._serving
+        serving.require_open()
+        name = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + serving.fleet.world.ids()
+        choices = request.n or 1
+        exchange = Exchange(
+            serving.fleet,
+            model,
+            endpoint,
+            name,
+            prompts=prompts,
+            choices=choices,
+            sampling=sampling,
+            stops=request.stops(),
+            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+            stream=bool(request.stream),
+            cache_salt=request.cache_salt or "",
+            # A hint that OpenAI's own servers do not know: an engine without priorities serves in order.
+            priority=(request.priority or 0) if "priority" in model.card.capabilities else 0,
+            record=RequestRecord(serving.ledger, name, serving.payload, call.trace, len(prompts) * choices),
+            body=call.body,
+        )
+        client = Disconnect(call.receive)
+        try:
+            await exchange.run(call.send, client)
+        finally:
+            client.stop()
+
+
+def _sampling(
+    request: openai.Common,
+    endpoint: Endpoint,
+    model: Model,
+    prompts: list[U32],
+    limit: int | None,
+    logprobs: int | None,
+) -> Sampling:
+    """What the engine is told, checked against what the model can do."""
+    longest = max(len(prompt) for prompt in prompts)
+    if not all(len(prompt) for prompt in prompts):
+        raise bad_request("The prompt has no tokens.", param="prompt")
+    card = model.card
+    context = card.context_length
+    if longest + (limit or 1) > context:
+        raise bad_request(
+            f"This model's context is {context} tokens; the request has {longest} in the prompt"
+            f" and asks for {limit or 1}.",
+            param="messages" if endpoint == "chat" else "prompt",
+            code="context_length_exceeded",
+        )
+    if logprobs is not None:
+        require(card, "logprobs", "logprobs")
+    if request.logit_bias:
+        require(card, "logit_bias", "logit_bias")
+    guided = request.guide()
+    if guided is not None:
+        require(card, "guide", guided[0])
+    processors = processors_of(request.logits_processors, card.logits_processors)
+    if processors:
+        require(card, "processors", "logits_processors")
+    return sampling_of(
+        request,
+        limit=limit or context - longest,
+        logprobs=logprobs,
+        guide=guided[1] if guided else None,
+        processors=processors,
+    )
+
+
+async def tokens_of(model: Model, entry: str | list[int], param: str, *, special: bool = True) -> U32:
+    """The tokens of a text, or of a list that are the model's own. Raises `ApiError` 400 naming `param`."""
+    if isinstance(entry, str):
+        return await model.tokenizer.encode(entry, add_special_tokens=special)
+    for token in entry:
+        if not 0 <= token < model.tokenizer.vocabulary:
+            raise bad_request(
+                f"Token id {token} is outside the vocabulary of {model.tokenizer.vocabulary}.", param=param
+            )
+    return unpack_tokens(b"".join(token.to_bytes(4, "little") for token in entry))

@@ -1,0 +1,55 @@
+"""What every endpoint of an edge works with, and one call to it."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headwater.actors.edge.errors import ApiError, overloaded
+from headwater.actors.edge.fleet import Fleet
+from headwater.actors.edge.http import Receive, Scope, Send
+from headwater.actors.edge.ledger import Ledger
+from headwater.actors.edge.models import Models
+from headwater.schemas.request import PayloadKind
+
+_TRACEPARENT = re.compile(
+    rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"(?P<more>-.*)?"
+)
+
+
+class Call(NamedTuple):
+    """One POST: its body, the W3C trace it belongs to, and the way back."""
+
+    body: bytes
+    trace: str
+    receive: Receive
+    send: Send
+
+
+class Serving(NamedTuple):
+    """The parts of one edge. `draining` says that it takes nothing new; `payload` what it records of requests."""
+
+    fleet: Fleet
+    models: Models
+    ledger: Ledger
+    draining: Callable[[], bool]
+    payload: PayloadKind
+
+    def require_open(self) -> None:
+        """Raises `ApiError` 503 while no request can be accepted."""
+        if self.draining():
+            raise ApiError(503, "This edge drains.", kind="server_error", retry_after_s=1.0)
+        if not self.ledger.takes_requests:
+            raise overloaded("The request log takes nothing more at the moment.", 1.0)
+
+
+def trace_of(scope: Scope) -> str:
+    """Trace id of the `traceparent` header (W3C Trace Context), empty where there is none or it is malformed."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            parent = _TRACEPARENT.fullmatch(value)
+            # Only later versions than this one may have more behind the flags.
+            if parent is None or (parent["version"] == b"00" and parent["more"]):
+                return ""
+            return parent["trace"].decode()
+    return ""

@@ -1,0 +1,32 @@
+"""What a request needs of a worker, and which requests may go on at another one."""
+
+import pytest
+
+from headwater.actors.edge.moving import can_move, needs_of, why_not
+from headwater.schemas.inference import Guide, Sampling
+
+FREE = Sampling(10, logprobs=0, logit_bias={1: 1.0}, seed=3)
+GUIDED = Sampling(10, guide=Guide("json_object"))
+PROCESSED = Sampling(10, processors={"shout": {}})
+
+
+def test_needs_are_the_capabilities_that_the_engine_must_have() -> None:
+    """Nothing for a plain request, so that workers of older releases are asked too."""
+    assert needs_of(Sampling(10)) == ()
+    assert needs_of(FREE) == ("logprobs", "logit_bias")
+    assert needs_of(GUIDED) == ("guide",)
+    assert needs_of(PROCESSED) == ("processors",)
+
+
+@pytest.mark.parametrize("sampling", [GUIDED, PROCESSED])
+def test_state_that_only_the_engine_has_does_not_move(sampling: Sampling) -> None:
+    """Before the first token there is none yet."""
+    assert can_move(sampling, 0)
+    assert not can_move(sampling, 1)
+    assert "after 1 tokens" in why_not(sampling, 1)
+
+
+def test_a_free_answer_moves_at_any_time() -> None:
+    """Its tokens are all there is."""
+    assert can_move(FREE, 0)
+    assert can_move(FREE, 9)

@@ -1,0 +1,151 @@
+"""No field of a client reaches an engine unless it is listed: what only the fleet may set is taken out and counted."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.actors import metrics
+from headwater.actors.edge.openai import ChatRequest, CompletionRequest
+from headwater.actors.edge.our_fields import EXACT, Attempts, is_ours, without_ours
+from headwater.schemas.inference import GenerateRequest
+from tests.unit.edge_world import EdgeWorld
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SOUND: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"model": "m", "prompt": "hi"},
+}
+MARK = "from-the-client"
+MARK_NUMBER = 7_318_008_711
+
+names = st.sampled_from(
+    [*sorted(EXACT), "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_x"]
+)
+marks = st.just(MARK) | st.just(MARK_NUMBER)
+marked = st.recursive(
+    marks,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3) | st.dictionaries(names | st.just("x"), inner, min_size=1)
+    ),
+    max_leaves=6,
+)
+smuggled = st.dictionaries(names, marked, min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[EdgeWorld]:
+    """One edge for all requests of this file."""
+    with EdgeWorld() as world:
+        yield world
+
+
+def given_to_engine(edge: EdgeWorld, path: str, body: dict[str, Any]) -> GenerateRequest:
+    """What the engine got for a request."""
+    edge.given.clear()
+    response = edge.ask(path, body)
+    assert response.status == 200, response.body
+    [request] = edge.given
+    return request
+
+
+def plain(request: GenerateRequest) -> GenerateRequest:
+    """Without what the edge makes anew for each request."""
+    return msgspec.structs.replace(request, request="", handle=0)
+
+
+@pytest.mark.parametrize("path", SOUND)
+@settings(deadline=None, max_examples=120)
+@given(data=st.data())
+def test_no_field_of_ours_reaches_an_engine_from_a_client(
+    edge: EdgeWorld, path: str, data: st.DataObject
+) -> None:
+    """Wherever such a field stands in a request, the engine gets the same bytes as without it."""
+    sound = SOUND[path]
+    expected = given_to_engine(edge, path, {**sound, "logits_processors": {"shout": {"louder": {"by": 2}}}})
+    fields = data.draw(smuggled)
+    body: dict[str, Any] = {
+        **fields,
+        "extra_body": fields,
+        "nvext": fields,
+        "sampling_params": fields,
+        "metadata": fields,
+        "stream_options": fields,
+        **sound,
+        "logits_processors": {"shout": {**fields, "louder": {**fields, "by": 2}}},
+    }
+    if path == CHAT:
+        body["messages"] = [{**fields, **sound["messages"][0]}]
+        body["chat_template_kwargs"] = fields
+    request = given_to_engine(edge, path, body)
+    assert plain(request) == plain(expected)
+    sent = msgspec.msgpack.encode(request)
+    assert MARK.encode() not in sent
+    assert msgspec.msgpack.encode(MARK_NUMBER) not in sent
+
+
+json_names = st.text(max_size=8) | names
+
+
+@settings(deadline=None, max_examples=120)
+@given(unknown=st.dictionaries(st.text(st.characters(categories=["Ll"]), min_size=12, max_size=16), marked))
+def test_no_field_that_nobody_knows_reaches_an_engine(edge: EdgeWorld, unknown: dict[str, Any]) -> None:
+    """It is an allow-list: the names above are for counting, not for safety."""
+    known = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    unknown = {name: value for name, value in unknown.items() if name not in known}
+    for path, sound in SOUND.items():
+        assert plain(given_to_engine(edge, path, {**unknown, **sound})) == plain(
+            given_to_engine(edge, path, sound)
+        )
+
+
+@given(value=st.recursive(st.none() | st.integers(), lambda i: st.lists(i) | st.dictionaries(json_names, i)))
+def test_what_is_passed_on_as_it_is_holds_none_of_ours(value: Any) -> None:
+    """At any depth; everything else stays."""
+
+    def expect(one: Any) -> Any:
+        if isinstance(one, dict):
+            return {name: expect(inner) for name, inner in one.items() if not is_ours(name)}
+        return [expect(inner) for inner in one] if isinstance(one, list) else one
+
+    assert without_ours(value) == expect(value)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"kv_transfer_params": {"a": 1}}', {"kv_transfer_params"}),
+        (b'{"extra_body": [{"rid": 1}], "bootstrap_host": "x"}', {"rid", "bootstrap_*"}),
+        (b'{"bootstrap_of_my_own": 1, "bootstrap_room": 2}', {"bootstrap_*"}),
+        (b'{"\\u0072id": 1}', {"rid"}),
+        (b'{"kv_\\u0074ransfer_params": 1}', {"kv_transfer_params"}),
+        (b'{"messages": [{"content": "{\\"rid\\": 1}"}]}', set()),
+        (b'{"metadata": {"rid": 1}, "tools": [{"request_id": 1}]}', set()),
+        (b'{"rid": ', set()),
+        (b'{"x": ' + b'{"rid":' * 3000, set()),
+        (b'{"model": "m"}', set()),
+    ],
+)
+def test_attempts_are_counted_by_name(body: bytes, found: set[str]) -> None:
+    """Also behind JSON's escapes; a client's own names never become labels of a metric."""
+
+    def count() -> dict[str, float]:
+        return {name: metrics.STRIPPED.labels(name)._value.get() for name in found}
+
+    before = count()
+    assert Attempts().note(body) == found
+    assert count() == {name: value + 1 for name, value in before.items()}
+
+
+def test_an_attempt_is_logged_once_for_each_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A client that always sends it does not fill the log."""
+    attempts = Attempts()
+    for _ in range(3):
+        attempts.note(b'{"lora_path": 1}')
+    attempts.note(b'{"lora_path": 1, "session_params": 1}')
+    logged = capsys.readouterr().out
+    assert logged.count("lora_path") == 1
+    assert logged.count("session_params") == 1

@@ -126,4 +126,10 @@ def _children_die_with_us() -> None:
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    os.register_at_fork(after_in_child=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+
+    def in_child() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The event loop's end of it is shared: a SIGTERM to an engine's process would look like one to its worker.
+        signal.set_wakeup_fd(-1)
+
+    os.register_at_fork(after_in_child=in_child)

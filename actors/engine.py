@@ -84,7 +84,7 @@ class EngineActor(Actor):
         self.engine = engine
         self.standing = standing or Standing(instance=name)
         self._served = served
-        self.drain_s = drain_s
+        self._drain_s = drain_s
         self._frames = FrameSender(world.bus, world.ns, name)
         self._info: EngineInfo | None = None
         self._pool = ""
@@ -93,18 +93,18 @@ class EngineActor(Actor):
         self._held: dict[str, None] = {}
         self._progress: tuple[list[str], list[str], list[str]] = ([], [], [])
         self._moved = asyncio.Event()
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._lease: lease.LeaseHandle | None = None
         self._fallen = ""
-        self._gate = Gate(self.spawn, self._refuse)
+        self._ready_gate = Gate(world.bus, name, self.spawn)
         self.control = WorkerControl(self, adapters)
         self.health = EngineHealth(
             engine,
             world.clock,
             world.ids,
             health or HealthSettings(),
-            running=lambda: len(self._frames.active),
+            self._frames,
             judged=lambda: not self.stopping and self.standing.state in ("ready", "draining"),
         )
 
@@ -129,6 +129,20 @@ class EngineActor(Actor):
     def epoch(self) -> int:
         """Of the present life, or the last one."""
         return self._frames.epoch
+
+    @property
+    def idle(self) -> asyncio.Event:
+        """Set while the engine has no request."""
+        return self._idle
+
+    @property
+    def drain_s(self) -> float:
+        """How long running requests get on stop."""
+        return self._drain_s
+
+    @drain_s.setter
+    def drain_s(self, seconds: float) -> None:
+        self._drain_s = seconds
 
     @property
     def running(self) -> list[str]:
@@ -212,7 +226,7 @@ class EngineActor(Actor):
                 ]
                 loops.append(group.create_task(self._pump(life), name="kv"))
                 self._life = life
-                self._gate.open()
+                self._ready_gate.open()
                 self.control.joined()
                 self.log.info("worker_joined", epoch=life.epoch, log_position=position)
                 reason = await lost
@@ -220,13 +234,17 @@ class EngineActor(Actor):
                 return reason
         finally:
             self._life = None
-            self._gate.shut()
+            self._ready_gate.shut()
             await self._unsubscribe()
+
+    def _refuses(self) -> str:
+        """Why nothing is taken at present, for whoever asks; "" where something is."""
+        return self._fallen or self.control.refusal()
 
     async def _listen(self, epoch: int) -> None:
         verbs: list[tuple[subjects.EngineVerb, Any]] = [
-            ("generate", self._on_generate),
-            ("cancel", self._on_cancel),
+            ("generate", self._ready_gate.before(self._on_generate)),
+            ("cancel", self._ready_gate.before(self._on_cancel)),
             ("status", self._on_status),
             ("drain", self._on_drain),
         ]
@@ -246,17 +264,6 @@ class EngineActor(Actor):
         self._subscriptions.clear()
 
     async def _on_generate(self, message: Message) -> None:
-        if self._gate.holds(message, self._generate_now):
-            return
-        await self._generate_now(message)
-
-    async def _refuse(self, message: Message, reason: str) -> None:
-        if message.reply:
-            await self.world.bus.publish(
-                message.reply, _encode(Refused(f"worker {self.name}: {reason}", True))
-            )
-
-    async def _generate_now(self, message: Message) -> None:
         await self.world.bus.publish(message.reply, _encode(self._take(message.data)))
 
     def _take(self, data: bytes) -> GenerateReply:
@@ -264,8 +271,7 @@ class EngineActor(Actor):
             request = _generate.decode(data)
         except msgspec.DecodeError as error:
             return Refused(f"unreadable request: {error}", False)
-        refusal = self._fallen or self.control.refusal()
-        if refusal:
+        if refusal := self._refuses():
             return Refused(refusal, True)
         if request.request in self._frames.active:
             return Accepted()
@@ -275,7 +281,6 @@ class EngineActor(Actor):
 
         def emit(step: Step) -> None:
             nonlocal first
-            self.health.heard()
             # What a life before this one took ended for the log when that life did.
             mine = epoch == self._frames.epoch
             if first and mine:
@@ -289,24 +294,20 @@ class EngineActor(Actor):
                     self._progress[2].append(request.request)
                     self._moved.set()
                 if not self._frames.active:
-                    self.idle.set()
+                    self._idle.set()
 
         try:
             self.engine.submit(request, emit)
         except RequestRejected as error:
             self._frames.active.pop(request.request, None)
             return Refused(str(error), False)
-        self.idle.clear()
+        self._idle.clear()
         self._held[request.request] = None
         self._progress[0].append(request.request)
         self._moved.set()
         return Accepted()
 
     async def _on_cancel(self, message: Message) -> None:
-        if not self._gate.holds(message, self._cancel_now):
-            await self._cancel_now(message)
-
-    async def _cancel_now(self, message: Message) -> None:
         for request in _cancel.decode(message.data).requests:
             self.engine.abort(request)
 
@@ -370,10 +371,10 @@ class EngineActor(Actor):
             life.drain()
         self.log.info("draining", requests=len(self._frames.active))
         try:
-            async with asyncio.timeout(self.drain_s):
-                await self.idle.wait()
+            async with asyncio.timeout(self._drain_s):
+                await self._idle.wait()
         except TimeoutError:
-            self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self.drain_s)
+            self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
             for request in list(self._frames.active):
                 self.engine.abort(request)
             await self.world.clock.sleep(0.1)

@@ -30,7 +30,7 @@ from headwater.schemas.fleet import Role
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.inference import EmbedRequest, GenerateRequest, Leg, Sampling
 
-CHECK_PERIOD_S = 1.0
+CHECK_PERIOD_S = 0.5
 FAILURES_MAX = 2
 WARM_UP_S_MAX = 60.0
 PROMPT = (1,)

@@ -45,14 +45,14 @@ _log = structlog.get_logger("headwater.control")
 
 
 class Adapters(Protocol):
-    """LoRA adapters of one worker. Errors as engines raise them; LookupError: no such; ValueError: wrong argument."""
+    """LoRA adapters of one worker. Errors are `EngineError`s, whose `status` counts if they have one."""
 
     async def load(self, name: str, source: str) -> None:
         """Fetch an adapter and serve it. Again is fine."""
         ...
 
-    async def unload(self, name: str) -> None:
-        """Serve it no more."""
+    async def unload(self, name: str, *, forget: bool = False) -> None:
+        """Serve it no more here; `forget`: nowhere, and it is no model any more."""
         ...
 
     async def list(self) -> Sequence[dict[str, Any]]:
@@ -163,12 +163,14 @@ class WorkerControl:
             return ControlReply(error.status, str(error))
         except NotSupported as error:
             return ControlReply(501, str(error), {"capability": error.capability})
-        except (RequestRejected, ValueError) as error:
+        except ValueError as error:
             return ControlReply(400, f"{request.command}: {error}")
         except LookupError as error:
             return ControlReply(404, f"{request.command}: {error.args[0] if error.args else error}")
         except EngineError as error:
-            return ControlReply(502, f"{request.command}: the engine failed: {error}")
+            # Some errors (of adapters) say themselves what they are.
+            status = getattr(error, "status", 400 if isinstance(error, RequestRejected) else 502)
+            return ControlReply(status, f"{request.command}: {error}")
         except TimeoutError as error:
             return ControlReply(504, f"{request.command}: {error or 'it took too long'}")
         except Exception as error:

@@ -54,9 +54,10 @@ class LoadLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnloadLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which adapter."""
+    """Which adapter; `forget`: everywhere, so that no request loads it again."""
 
     name: AdapterName
+    forget: bool = False
 
 
 Arguments = Nothing | Sleep | Pause | Drain | ToRole | LoadLora | UnloadLora

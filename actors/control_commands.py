@@ -198,7 +198,7 @@ class Commands:
         return ControlReply(200, f"loaded {asked.name}", {"loras": list(self._actor.standing.loras)})
 
     async def _unload_lora(self, asked: UnloadLora) -> ControlReply:
-        await self._require_adapters().unload(asked.name)
+        await self._require_adapters().unload(asked.name, forget=asked.forget)
         return ControlReply(200, f"unloaded {asked.name}", {"loras": list(self._actor.standing.loras)})
 
     async def _list_loras(self, _: Arguments) -> ControlReply:

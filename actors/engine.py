@@ -43,7 +43,6 @@ from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
-from headwater.schemas.inference import Refused
 from headwater.schemas.names import pool_name
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -83,17 +82,16 @@ class EngineActor(Actor):
         self._subscriptions: list[Subscription] = []
         self._lease: lease.LeaseHandle | None = None
         self._fallen = ""
-        self._gate = Gate(self.spawn, self._refuse)
+        self._ready_gate = Gate(world.bus, name, self.spawn)
         self.control = WorkerControl(self, adapters)
         self.health = EngineHealth(
             engine,
             world.clock,
             world.ids,
             health or HealthSettings(),
-            running=lambda: len(self.intake.frames.active),
+            self.intake.frames,
             judged=lambda: not self.stopping and self.standing.state in ("ready", "draining"),
         )
-        self.intake.heard = self.health.heard
 
     @property
     def info(self) -> EngineInfo:
@@ -205,7 +203,7 @@ class EngineActor(Actor):
                 ]
                 loops.append(group.create_task(self._pump(life), name="kv"))
                 self._life = life
-                self._gate.open()
+                self._ready_gate.open()
                 self.control.joined()
                 self.log.info("worker_joined", epoch=life.epoch, log_position=position)
                 reason = await lost
@@ -213,7 +211,7 @@ class EngineActor(Actor):
                 return reason
         finally:
             self._life = None
-            self._gate.shut()
+            self._ready_gate.shut()
             await self._unsubscribe()
 
     def _refuses(self) -> str:
@@ -222,8 +220,8 @@ class EngineActor(Actor):
 
     async def _listen(self, epoch: int) -> None:
         verbs: list[tuple[subjects.EngineVerb, Any]] = [
-            ("generate", self._gated(self.intake.on_generate)),
-            ("cancel", self._gated(self.intake.on_cancel)),
+            ("generate", self._ready_gate.before(self.intake.on_generate)),
+            ("cancel", self._ready_gate.before(self.intake.on_cancel)),
             ("status", self.intake.on_status),
             ("claim", self.intake.on_claim),
             ("drain", self._on_drain),
@@ -242,21 +240,6 @@ class EngineActor(Actor):
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
-
-    def _gated(self, handler: Handler) -> Handler:
-        """A handler of messages that wait until the log knows of this life."""
-
-        async def handle(message: Message) -> None:
-            if not self._gate.holds(message, handler):
-                await handler(message)
-
-        return handle
-
-    async def _refuse(self, message: Message, reason: str) -> None:
-        if message.reply:
-            await self.world.bus.publish(
-                message.reply, _encode(Refused(f"worker {self.name}: {reason}", True))
-            )
 
     async def _on_drain(self, message: Message) -> None:
         self.log.info("drain_asked")

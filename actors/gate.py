@@ -8,21 +8,27 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headwater.actors.bus_port import Handler, Message
+import msgspec
+
+from headwater.actors.bus_port import Bus, Handler, Message
+from headwater.schemas.inference import Refused
 
 WAITING_MAX = 256
 WAIT_S_MAX = 1.5
 """Less than what an edge waits for a worker's answer: a refusal in time is worth more than an answer too late."""
 
-Refuse = Callable[[Message, str], Coroutine[Any, Any, None]]
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Gate:
-    """Holds messages until `open`. `refuse` answers those that waited too long, or were too many."""
+    """Holds messages until `open`. Those that wait too long, or are too many, are refused."""
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None], str], object], refuse: Refuse) -> None:
+    def __init__(
+        self, bus: Bus, worker: str, spawn: Callable[[Coroutine[Any, Any, None], str], object]
+    ) -> None:
+        self._bus = bus
+        self._worker = worker
         self._spawn = spawn
-        self._refuse = refuse
         self._waiting = 0
         self._opened = asyncio.Event()
 
@@ -39,16 +45,20 @@ class Gate:
         """Hold what comes from now on."""
         self._opened.clear()
 
-    def holds(self, message: Message, handler: Handler) -> bool:
-        """Is the message held, to be handed to `handler` later? False: handle it now."""
-        if self._opened.is_set() and not self._waiting:
-            return False
-        if self._waiting >= WAITING_MAX:
-            self._spawn(self._refuse(message, f"{WAITING_MAX} requests wait for it to get ready"), "refuse")
-            return True
-        self._waiting += 1
-        self._spawn(self._wait(message, handler), "gate")
-        return True
+    def before(self, handler: Handler) -> Handler:
+        """The same handler, behind this gate."""
+
+        async def handle(message: Message) -> None:
+            if self._opened.is_set() and not self._waiting:
+                await handler(message)
+            elif self._waiting >= WAITING_MAX:
+                await self._refuse(message, f"{WAITING_MAX} requests wait for it to get ready")
+            else:
+                # Not here: a subscription hands out one message after the other.
+                self._waiting += 1
+                self._spawn(self._wait(message, handler), "gate")
+
+        return handle
 
     async def _wait(self, message: Message, handler: Handler) -> None:
         try:
@@ -61,3 +71,8 @@ class Gate:
             await handler(message)
         finally:
             self._waiting -= 1
+
+    async def _refuse(self, message: Message, reason: str) -> None:
+        if message.reply:
+            refused = Refused(f"worker {self._worker}: {reason}", True)
+            await self._bus.publish(message.reply, _encode(refused))

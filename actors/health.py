@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from headwater.actors.frames import FrameSender
 from headwater.engines.engine import (
     Engine,
     EngineDied,
@@ -29,7 +30,7 @@ from headwater.schemas.fleet import Role
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.inference import EmbedRequest, GenerateRequest, Leg, Sampling
 
-CHECK_PERIOD_S = 1.0
+CHECK_PERIOD_S = 0.5
 FAILURES_MAX = 2
 WARM_UP_S_MAX = 60.0
 PROMPT = (1,)
@@ -48,7 +49,7 @@ class HealthSettings(NamedTuple):
 
 
 class EngineHealth:
-    """See the module. `running` counts the engine's requests; `judged` is False while it owes nobody an answer."""
+    """See the module. `frames` tells what the engine has and gives; `judged` is False while it owes nobody an answer."""
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class EngineHealth:
         clock: Clock,
         ids: Callable[[], str],
         settings: HealthSettings,
+        frames: FrameSender,
         *,
-        running: Callable[[], int],
         judged: Callable[[], bool],
     ) -> None:
         self.probing = False
@@ -65,7 +66,9 @@ class EngineHealth:
         self._clock = clock
         self._ids = ids
         self._settings = settings
-        self._running = running
+        self._frames = frames
+        self._tokens = 0
+        self._had: set[str] = set()
         self._judged = judged
         self._quiet_s = 0.0
         self._failures = 0
@@ -73,10 +76,11 @@ class EngineHealth:
         self._still = 0
         self._lock = asyncio.Lock()
 
-    def heard(self) -> None:
-        """The engine gave a token, or whatever else shows that it lives."""
-        self._quiet_s = 0.0
-        self._failures = 0
+    def _gave(self) -> bool:
+        """Did the engine give a token, or an end, since the last look?"""
+        frames, tokens, had = self._frames, self._tokens, self._had
+        self._tokens, self._had = frames.tokens, set(frames.active)
+        return frames.tokens != tokens or not had <= self._had
 
     async def first(self, info: EngineInfo, role: Role) -> None:
         """The canary of an engine that has just started; the cache is empty behind it.
@@ -184,10 +188,10 @@ class EngineHealth:
             await self._clock.sleep(CHECK_PERIOD_S)
             await self._engine.check()
             self._quiet_s += CHECK_PERIOD_S
-            if not self._judged():
-                self._quiet_s = 0.0
+            if self._gave() or not self._judged():
+                self._quiet_s, self._failures = 0.0, 0
                 continue
-            running, settings = self._running(), self._settings
+            running, settings = len(self._frames.active), self._settings
             if running and 0 < settings.stuck_s <= self._quiet_s:
                 raise EngineDied(
                     f"no token for {self._quiet_s:.0f} s although {running} requests run: the engine is stuck"
@@ -205,7 +209,7 @@ class EngineHealth:
                 await self.canary(info, self._settings.probe_s)
             except (EngineDied, RequestRejected) as error:
                 await self._engine.check()
-                if self._running() or self._still or not self._judged():
+                if self._frames.active or self._still or not self._judged():
                     self._quiet_s = 0.0
                     return
                 self._failures += 1
@@ -217,7 +221,7 @@ class EngineHealth:
                 return
             finally:
                 self.probing = False
-        self.heard()
+        self._quiet_s, self._failures = 0.0, 0
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

@@ -57,7 +57,7 @@ class Progress(NamedTuple):
 class Intake:
     """See the module. One for all lives of a worker; `begin` starts one.
 
-    `refuses` says why nothing is taken at present, "" where something is. `heard` is called at each sign of life.
+    `refuses` says why nothing is taken at present, "" where something is.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Intake:
         self.frames = FrameSender(world.bus, world.ns, name)
         self.handoffs = Handoffs(name, world.clock, engine.choreography)
         self.prepare: Prepare = lambda _: None
-        self.heard: Callable[[], None] = lambda: None
         self.held: dict[str, None] = {}
         self.progress = Progress([], [], [])
         self.moved = asyncio.Event()
@@ -165,7 +164,6 @@ class Intake:
 
         def emit(step: Step) -> None:
             nonlocal first, handoff
-            self.heard()
             # What a life before this one took ended for the log when that life did.
             mine = epoch == self.frames.epoch
             if first and mine:

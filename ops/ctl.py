@@ -25,7 +25,7 @@ POSITIONAL: Final[dict[str, tuple[str, ...]]] = {
 }
 """Arguments that are written without a flag, in this order."""
 
-FLAGS: Final = ("level", "mode", "within_s")
+FLAGS: Final = ("level", "mode", "within_s", "forget")
 
 
 async def ctl(settings: Settings, arguments: argparse.Namespace) -> int:

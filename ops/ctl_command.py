@@ -28,6 +28,13 @@ def add_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--within-s", type=float, help="sleep, pause, drain, stop: what still runs then goes on elsewhere"
     )
+    sub.add_argument(
+        "--forget",
+        action="store_const",
+        const=True,
+        default=None,
+        help="unload-lora: everywhere, so that no request loads it again",
+    )
     sub.add_argument("--by", default="", help="who asks, for the audit (default: user@host)")
     sub.add_argument("--timeout", type=float, default=900.0, metavar="S", help="wait so long for the end")
     sub.add_argument("--json", action="store_true", help="print JSON, one line per worker")

@@ -156,7 +156,7 @@ def test_an_engine_that_fails_leaves_the_worker_as_it_was(
         before = worker.actor.standing
         worker.engine.fails = {call}
         reply = await worker.told(command, **arguments)
-        assert (reply.status, reply.detail) == (502, f"{command}: the engine failed: no {call} today")
+        assert (reply.status, reply.detail) == (502, f"{command}: no {call} today")
         assert worker.actor.standing == before
         assert (await audited(stage))[-1].status == 502
         worker.engine.fails = set()
@@ -418,6 +418,12 @@ def test_stop_drains_leaves_and_ends_without_an_error() -> None:
     play(run)
 
 
+class Taken(EngineError):
+    """An error that says what it is."""
+
+    status = 409
+
+
 class Books:
     """Adapters of a worker, as `actors/adapters.py` has them."""
 
@@ -427,11 +433,14 @@ class Books:
     async def load(self, name: str, source: str) -> None:
         if name == "bad":
             raise ValueError("its rank is 128, the engine takes 16")
+        if name == "taken":
+            raise Taken("all slots are taken")
         if name == "broken":
             raise EngineError("out of memory")
         self.held[name] = source
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, forget: bool = False) -> None:
+        self.forgotten = forget
         if name not in self.held:
             raise LookupError(f"no adapter {name} is loaded")
         del self.held[name]
@@ -454,7 +463,10 @@ def test_adapters_are_loaded_by_who_knows_how_and_their_secrets_are_not_logged()
         assert (await worker.told("load-lora", name="broken", source="b")).status == 502
         missing = await worker.told("unload-lora", name="z")
         assert (missing.status, missing.detail) == (404, "unload-lora: no adapter z is loaded")
-        assert (await worker.told("unload-lora", name="a")).status == 200
+        assert (await worker.told("unload-lora", name="a", forget=True)).status == 200
+        assert books.forgotten
+        taken = await worker.told("load-lora", name="taken", source="b")
+        assert (taken.status, taken.detail) == (409, "load-lora: all slots are taken")
         first = (await audited(stage))[0]
         assert msgspec.json.decode(first.arguments) == {"name": "a", "source": "https://host/a.zip"}
 

@@ -34,7 +34,7 @@ def test_requests_before_the_joining_wait_for_it_in_order() -> None:
         cancel = subjects.engine(NAMESPACE, "w1", worker.actor.epoch, "cancel")
         await worker.asks.bus.publish(cancel, msgspec.msgpack.encode(Cancel(("r2-0-1",))))
         await asyncio.sleep(0.5)
-        assert worker.actor._gate.waiting == 4
+        assert worker.actor._ready_gate.waiting == 4
         assert not any(one.done() for one in waiting)
         assert [one.request for one in worker.engine.asked if "canary" not in one.request] == []
         joins.set()
@@ -59,7 +59,7 @@ def test_nobody_waits_at_the_gate_for_ever() -> None:
         assert [one.reason for one in answers].count(
             f"worker w1: {WAITING_MAX} requests wait for it to get ready"
         ) == 1
-        assert worker.actor._gate.waiting == 0
+        assert worker.actor._ready_gate.waiting == 0
 
     play(run)
 

@@ -1,7 +1,7 @@
 """The engine actor: one engine as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,drain}; hw.<ns>.worker.<worker>.resync
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,embed,drain}; hw.<ns>.worker.<worker>.resync
 Subjects out
     hw.<ns>.edge.<edge>.frames, and the pool log: fleet, kv and load events of this worker
 State
@@ -28,6 +28,7 @@ from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
+from headwater.actors.embedding import Embedding
 from headwater.actors.frames import FrameSender
 from headwater.actors.tasks import cancel_all
 from headwater.actors.worker_life import Progress, Standing, WorkerLife
@@ -85,6 +86,7 @@ class EngineActor(Actor):
         self._moved = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.embedding = Embedding(world.bus, engine, self.spawn, self._refuses, self._account)
 
     @property
     def info(self) -> EngineInfo:
@@ -132,6 +134,7 @@ class EngineActor(Actor):
             self.log.warning("lease_lost", reason=reason, epoch=self._frames.epoch)
             for request in list(self._frames.active):
                 self.engine.abort(request)
+            self.embedding.cancel_all()
 
     async def _one_life(self) -> str:
         world = self.world
@@ -179,6 +182,8 @@ class EngineActor(Actor):
             ("generate", self._on_generate),
             ("cancel", self._on_cancel),
             ("status", self._on_status),
+            ("embed", self.embedding.on_embed),
+            ("cancel", self.embedding.on_cancel),
             ("drain", self._on_drain),
         ]
         for verb, handler in verbs:
@@ -191,6 +196,20 @@ class EngineActor(Actor):
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
+
+    def _refuses(self) -> str:
+        """Why nothing is taken at present, "" where something is."""
+        return f"worker {self.name} drains" if self.stopping else ""
+
+    def _account(self, request: str, *, ended: bool) -> None:
+        """See `Account`. What a life before this one took ended for the log when that life did."""
+        if not ended:
+            self._held[request] = None
+            self._progress[0].append(request)
+        elif request in self._held:
+            del self._held[request]
+            self._progress[2].append(request)
+        self._moved.set()
 
     async def _on_generate(self, message: Message) -> None:
         await self.world.bus.publish(message.reply, _encode(self._take(message.data)))
@@ -291,14 +310,16 @@ class EngineActor(Actor):
         life = self._life
         if life is not None:
             life.drain()
-        self.log.info("draining", requests=len(self._frames.active))
+        self.log.info("draining", requests=len(self._frames.active) + len(self.embedding))
         try:
             async with asyncio.timeout(self._drain_s):
                 await self._idle.wait()
+                await self.embedding.idle.wait()
         except TimeoutError:
             self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
             for request in list(self._frames.active):
                 self.engine.abort(request)
+            self.embedding.cancel_all()
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
             try:

@@ -16,6 +16,7 @@ from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.model_list import listed
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.our_fields import Attempts
+from headwater.actors.edge.pooling_api import PoolingApi
 from headwater.actors.edge.serving import Call, Serving, trace_of
 from headwater.schemas.request import PayloadKind
 
@@ -38,10 +39,15 @@ class App:
         self._draining = draining
         self._attempts = Attempts()
         serving = Serving(fleet, models, ledger, draining, payload)
-        generation = Generation(serving)
+        generation, pooling = Generation(serving), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": generation.chat,
             "/v1/completions": generation.complete,
+            "/v1/embeddings": pooling.embeddings,
+            "/v1/classify": pooling.classify,
+            "/v1/score": pooling.score,
+            "/v1/rerank": pooling.rerank,
+            "/v2/rerank": pooling.rerank,
         }
         self.active = 0
 

@@ -37,8 +37,7 @@ class App:
         self._fleet = fleet
         self._models = models
         self._draining = draining
-        self._attempts = Attempts()
-        serving = Serving(fleet, models, ledger, draining, payload)
+        serving = Serving(fleet, models, ledger, draining, payload, Attempts())
         generation, pooling = Generation(serving), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": generation.chat,
@@ -76,9 +75,7 @@ class App:
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
-            body = await read_body(scope, receive)
-            self._attempts.note(body)
-            await post(Call(body, trace_of(scope), receive, send))
+            await post(Call(await read_body(scope, receive), trace_of(scope), receive, send))
         elif path == "/v1/models":
             _only("GET", method)
             await self._answer(send, {"object": "list", "data": [listed(m) for m in self._models.cards()]})

@@ -44,7 +44,7 @@ class PoolingApi:
     async def embeddings(self, call: Call) -> None:
         """POST /v1/embeddings."""
         request = decode_embedding(call.body)
-        request.refuse_unsupported()
+        self._serving.check(request)
         model = self._serving.models.get(request.model)
         task = pooling_task(model.card, "embed")
         special = request.add_special_tokens is not False
@@ -65,7 +65,7 @@ class PoolingApi:
     async def classify(self, call: Call) -> None:
         """POST /v1/classify: the probability of each class; classes are named as Hugging Face does by default."""
         request = decode_classify(call.body)
-        request.refuse_unsupported()
+        self._serving.check(request)
         model = self._serving.models.get(request.model)
         task = pooling_task(model.card, "classify")
         special = request.add_special_tokens is not False
@@ -81,7 +81,7 @@ class PoolingApi:
     async def score(self, call: Call) -> None:
         """POST /v1/score: how well the texts of each pair belong together."""
         request = decode_score(call.body)
-        request.refuse_unsupported()
+        self._serving.check(request)
         model = self._serving.models.get(request.model)
         job, scores = await self._scores("score", model, request.pairs(), call)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
@@ -90,7 +90,7 @@ class PoolingApi:
     async def rerank(self, call: Call) -> None:
         """POST /v1/rerank: the documents, best first."""
         request = decode_rerank(call.body)
-        request.refuse_unsupported()
+        self._serving.check(request)
         model = self._serving.models.get(request.model)
         texts = request.texts()
         job, scores = await self._scores("rerank", model, [(request.query, text) for text in texts], call)

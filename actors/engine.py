@@ -1,7 +1,8 @@
 """The engine actor: one engine as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,claim,drain}; hw.<ns>.worker.<worker>.{resync,control}
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,embed,claim,drain};
+    hw.<ns>.worker.<worker>.{resync,control}
 Subjects out
     hw.<ns>.edge.<edge>.frames, hw.<ns>.engine.<worker>.<epoch>.claim (of another worker), and the pool log: fleet,
     kv and load events of this worker
@@ -34,6 +35,7 @@ from headwater.actors.bus_port import Handler, Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.control import Adapters, WorkerControl
 from headwater.actors.departure import depart, why
+from headwater.actors.embedding import Embedding
 from headwater.actors.gate import Gate
 from headwater.actors.health import EngineHealth, HealthSettings
 from headwater.actors.intake import Intake
@@ -92,6 +94,7 @@ class EngineActor(Actor):
             self.intake.frames,
             judged=lambda: not self.stopping and self.standing.state in ("ready", "draining"),
         )
+        self.embedding = Embedding(world.bus, engine, self.spawn, self._refuses, self.intake.account)
 
     @property
     def info(self) -> EngineInfo:
@@ -169,6 +172,7 @@ class EngineActor(Actor):
             self.log.warning("lease_lost", reason=reason, epoch=self.intake.frames.epoch)
             for request in list(self.intake.frames.active):
                 self.engine.abort(request)
+            self.embedding.cancel_all()
 
     async def _one_life(self) -> str:
         world = self.world
@@ -224,6 +228,8 @@ class EngineActor(Actor):
             ("cancel", self._ready_gate.before(self.intake.on_cancel)),
             ("status", self.intake.on_status),
             ("claim", self.intake.on_claim),
+            ("embed", self._ready_gate.before(self.embedding.on_embed)),
+            ("cancel", self.embedding.on_cancel),
             ("drain", self._on_drain),
         ]
         for verb, handler in verbs:
@@ -288,14 +294,16 @@ class EngineActor(Actor):
         life = self._life
         if life is not None:
             life.drain()
-        self.log.info("draining", requests=len(self.intake.frames.active))
+        self.log.info("draining", requests=len(self.intake.frames.active) + len(self.embedding))
         try:
             async with asyncio.timeout(self.drain_s):
                 await self.intake.idle.wait()
+                await self.embedding.idle.wait()
         except TimeoutError:
             self.log.warning("drain_cut_short", requests=len(self.intake.frames.active), after_s=self.drain_s)
             for request in list(self.intake.frames.active):
                 self.engine.abort(request)
+            self.embedding.cancel_all()
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
             try:

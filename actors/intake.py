@@ -196,6 +196,16 @@ class Intake:
         self.moved.set()
         return Accepted()
 
+    def account(self, request: str, *, ended: bool) -> None:
+        """A request of another kind began or ended. What a life before this one took ended with that for the log."""
+        if not ended:
+            self.held[request] = None
+            self.progress.accepted.append(request)
+        elif request in self.held:
+            del self.held[request]
+            self.progress.finished.append(request)
+        self.moved.set()
+
     def _note_idle(self) -> None:
         if not self.frames.active and not self.handoffs:
             self.idle.set()

@@ -135,7 +135,8 @@ class StatusReply(msgspec.Struct, frozen=True, array_like=True):
 class EmbedRequest(msgspec.Struct, frozen=True, array_like=True):
     """Prompts to pool into vectors. `task` is the engine's: embed, classify, score, token_embed.
 
-    `dimensions` cuts vectors of models that were trained for it, 0: as they are.
+    `dimensions` cuts vectors of models that were trained for it, 0: as they are. `segments`, where given, says for
+    each prompt at which token the second text of a pair begins by the tokenizer's type ids, 0 where it has none.
     """
 
     request: str
@@ -143,6 +144,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, array_like=True):
     task: str = "embed"
     lora_name: str = ""
     dimensions: int = 0
+    segments: tuple[int, ...] = ()
 
 
 class Embedded(msgspec.Struct, frozen=True, array_like=True, tag="vectors"):

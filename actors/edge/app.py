@@ -16,6 +16,7 @@ from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.model_list import listed
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.our_fields import Attempts
+from headwater.actors.edge.pooling_api import PoolingApi
 from headwater.actors.edge.serving import Call, Serving, trace_of
 from headwater.schemas.request import PayloadKind
 
@@ -36,12 +37,16 @@ class App:
         self._fleet = fleet
         self._models = models
         self._draining = draining
-        self._attempts = Attempts()
-        serving = Serving(fleet, models, ledger, draining, payload)
-        generation = Generation(serving)
+        serving = Serving(fleet, models, ledger, draining, payload, Attempts())
+        generation, pooling = Generation(serving), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": generation.chat,
             "/v1/completions": generation.complete,
+            "/v1/embeddings": pooling.embeddings,
+            "/v1/classify": pooling.classify,
+            "/v1/score": pooling.score,
+            "/v1/rerank": pooling.rerank,
+            "/v2/rerank": pooling.rerank,
         }
         self.active = 0
 
@@ -70,9 +75,7 @@ class App:
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
-            body = await read_body(scope, receive)
-            self._attempts.note(body)
-            await post(Call(body, trace_of(scope), receive, send))
+            await post(Call(await read_body(scope, receive), trace_of(scope), receive, send))
         elif path == "/v1/models":
             _only("GET", method)
             await self._answer(send, {"object": "list", "data": [listed(m) for m in self._models.cards()]})

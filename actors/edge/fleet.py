@@ -9,6 +9,7 @@ import structlog
 
 from headwater.actors import metrics
 from headwater.actors.bus_port import BusError, Message, NoResponder
+from headwater.actors.edge.asking import Asking
 from headwater.actors.edge.saga import Saga
 from headwater.actors.world import World
 from headwater.schemas import subjects
@@ -50,6 +51,7 @@ class Fleet:
         self.world = world
         self.edge = edge
         self.spawn = spawn
+        self.asking = Asking(world)
         self.sagas: dict[int, Saga] = {}
         self._handles = count(1)
         self._workers: dict[str, tuple[str, bytes, int]] = {}
@@ -127,6 +129,7 @@ class Fleet:
                 self._lost(name, first if before is not None else 0, "it was started again")
 
     def _lost(self, worker: str, below_epoch: int, reason: str) -> None:
+        self.asking.lost(worker, below_epoch, reason)
         for saga in list(self.sagas.values()):
             if saga.worker == worker and saga.epoch < below_epoch:
                 saga.lost(f"worker {worker}: {reason}")

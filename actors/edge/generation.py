@@ -29,7 +29,7 @@ class Generation:
     async def chat(self, call: Call) -> None:
         """POST /v1/chat/completions."""
         request = openai.decode_chat(call.body)
-        request.refuse_unsupported()
+        self._serving.check(request, request.logits_processors)
         model = self._serving.models.get(request.model)
         require_generation(model.card)
         if model.template is None:
@@ -46,7 +46,7 @@ class Generation:
     async def complete(self, call: Call) -> None:
         """POST /v1/completions."""
         request = openai.decode_completion(call.body)
-        request.refuse_unsupported()
+        self._serving.check(request, request.logits_processors)
         model = self._serving.models.get(request.model)
         require_generation(model.card)
         entries = request.prompts()

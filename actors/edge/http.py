@@ -142,7 +142,7 @@ class Disconnect:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async def or_done(self, done: asyncio.Future[None], timeout_s: float | None = None) -> bool:
+    async def or_done(self, done: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
         """Wait for `done` or the client's end; True if the client is gone."""
         await asyncio.wait({self._task, done}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return self._task.done() and not done.done()

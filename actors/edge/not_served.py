@@ -2,9 +2,8 @@
 
 from typing import Any, Final
 
-import msgspec
-
 from headwater.actors.edge.errors import bad_request
+from headwater.actors.edge.our_fields import Ours
 
 _NOTHING: Final[tuple[Any, ...]] = (None,)
 _OFF: Final[tuple[Any, ...]] = (None, False)
@@ -46,7 +45,7 @@ _MENDS: Final = {
 }
 
 
-class NotServed(msgspec.Struct, kw_only=True):
+class NotServed(Ours, kw_only=True):
     """See `HARMLESS`."""
 
     chat_template: Any = None
@@ -74,9 +73,13 @@ class NotServed(msgspec.Struct, kw_only=True):
     modalities: Any = None
     web_search_options: Any = None
 
+    def refuse_unsupported(self) -> None:
+        """What else an endpoint refuses. Raises `ApiError` 400 for a field that would change the answer."""
+        self.refuse_not_served()
+
     def refuse_not_served(self) -> None:
         """Raises `ApiError` 400 for the first field that asks for something else than what is done anyway."""
-        for name in NotServed.__struct_fields__:
+        for name in HARMLESS:
             value = getattr(self, name)
             if value is not None and not any(value == harmless for harmless in HARMLESS[name]):
                 mend = _MENDS.get(name, "leave it out")

@@ -1,8 +1,8 @@
 """Wire types of the OpenAI API that the edge takes, and their validation.
 
 A request reaches an engine by the fields that are read here by name, and by no other way. Unknown fields are ignored,
-as OpenAI's own servers tolerate new ones (those that only we may set are counted: `our_fields`); known fields that are
-not supported are refused by name when they would change the answer (`not_served`).
+as OpenAI's own servers tolerate new ones, and so are those that only we may set (counted: `our_fields`); known fields
+that are not supported are refused by name when they would change the answer (`not_served`).
 """
 
 from typing import Annotated, Any, Literal, cast

@@ -2,8 +2,8 @@
 
 With a hand-off of its own a client could read another client's KV; with a rank, an adapter's path or a request id it
 could choose where and as whom it runs; some engines even unpickle code from such fields. What reaches an engine is
-a `GenerateRequest` made of fields that are read by name, so leaving a name out of the wire types takes it out. This
-module does what remains: it cleans the free-form values that are passed on (`without_ours`) and makes attempts visible.
+a `GenerateRequest` made of fields that are read by name, so not reading a name takes it out: `Ours` reads these only
+to see that they were there. The free-form values that are passed on are cleaned by `without_ours`.
 """
 
 from typing import Any, Final
@@ -13,41 +13,75 @@ import structlog
 
 from headwater.actors import metrics
 
-EXACT: Final = frozenset(
-    {
-        # Hand-offs and transfers, as vLLM, SGLang, TensorRT-LLM and we name them.
-        "kv_transfer_params", "ec_transfer_params", "disaggregated_params", "do_remote_prefill",
-        "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_host", "remote_port",
-        "remote_request_id", "handoff", "leg", "kv_hints", "kv_cache_report_mode", "mm_hashes",
-        "mm_content_hashes", "multi_modal_uuids",
-        # Code, paths and arguments of the engine's own functions.
-        "custom_logit_processor", "custom_params", "vllm_xargs", "extra_args", "mm_processor_kwargs",
-        "media_io_kwargs", "mm_payload", "lora_path", "lora_request",
-        # Where and as whom a request runs.
-        "rid", "request_id", "session_id", "session_params", "data_parallel_rank", "routed_dp_rank",
-        "disagg_prefill_dp_rank", "external_trace_header",
-        # The engine's insides as an answer.
-        "return_hidden_states", "return_routed_experts", "routed_experts_start_len",
-        "routed_experts_prompt_start", "return_mm_kwargs",
-    }
-)  # fmt: skip
-PREFIXES: Final = ("bootstrap_", "kv_transfer", "ec_transfer", "disagg_")
+NOT_SENT: Final = msgspec.Raw()
 
-DATA: Final = frozenset(
-    {"metadata", "tools", "functions", "tool_calls", "response_format", "guided_json", "structured_outputs"}
-)
-"""Fields whose values are data: names inside of them are the client's own."""
+
+class Ours(msgspec.Struct, kw_only=True):
+    """The fields, unread. `extra_body` belongs to OpenAI's client, which unpacks it: sent as such it is ignored."""
+
+    extra_body: Any = None
+    # Hand-offs and transfers, as vLLM, SGLang, TensorRT-LLM and we name them.
+    kv_transfer_params: msgspec.Raw = NOT_SENT
+    ec_transfer_params: msgspec.Raw = NOT_SENT
+    disaggregated_params: msgspec.Raw = NOT_SENT
+    do_remote_prefill: msgspec.Raw = NOT_SENT
+    do_remote_decode: msgspec.Raw = NOT_SENT
+    remote_block_ids: msgspec.Raw = NOT_SENT
+    remote_engine_id: msgspec.Raw = NOT_SENT
+    remote_host: msgspec.Raw = NOT_SENT
+    remote_port: msgspec.Raw = NOT_SENT
+    remote_request_id: msgspec.Raw = NOT_SENT
+    handoff: msgspec.Raw = NOT_SENT
+    leg: msgspec.Raw = NOT_SENT
+    kv_hints: msgspec.Raw = NOT_SENT
+    kv_cache_report_mode: msgspec.Raw = NOT_SENT
+    mm_hashes: msgspec.Raw = NOT_SENT
+    mm_content_hashes: msgspec.Raw = NOT_SENT
+    multi_modal_uuids: msgspec.Raw = NOT_SENT
+    bootstrap_host: msgspec.Raw = NOT_SENT
+    bootstrap_port: msgspec.Raw = NOT_SENT
+    bootstrap_room: msgspec.Raw = NOT_SENT
+    bootstrap_pair_key: msgspec.Raw = NOT_SENT
+    nvext: msgspec.Raw = NOT_SENT
+    # Code, paths and arguments of the engine's own functions.
+    custom_logit_processor: msgspec.Raw = NOT_SENT
+    custom_params: msgspec.Raw = NOT_SENT
+    vllm_xargs: msgspec.Raw = NOT_SENT
+    extra_args: msgspec.Raw = NOT_SENT
+    mm_processor_kwargs: msgspec.Raw = NOT_SENT
+    media_io_kwargs: msgspec.Raw = NOT_SENT
+    mm_payload: msgspec.Raw = NOT_SENT
+    lora_path: msgspec.Raw = NOT_SENT
+    lora_request: msgspec.Raw = NOT_SENT
+    # Where and as whom a request runs.
+    rid: msgspec.Raw = NOT_SENT
+    request_id: msgspec.Raw = NOT_SENT
+    session_id: msgspec.Raw = NOT_SENT
+    session_params: msgspec.Raw = NOT_SENT
+    data_parallel_rank: msgspec.Raw = NOT_SENT
+    routed_dp_rank: msgspec.Raw = NOT_SENT
+    disagg_prefill_dp_rank: msgspec.Raw = NOT_SENT
+    external_trace_header: msgspec.Raw = NOT_SENT
+    # The engine's insides as an answer.
+    return_hidden_states: msgspec.Raw = NOT_SENT
+    return_routed_experts: msgspec.Raw = NOT_SENT
+    routed_experts_start_len: msgspec.Raw = NOT_SENT
+    routed_experts_prompt_start: msgspec.Raw = NOT_SENT
+    return_mm_kwargs: msgspec.Raw = NOT_SENT
+
+
+NAMES: Final = frozenset(Ours.__struct_fields__) - {"extra_body"}
+PREFIXES: Final = ("bootstrap_", "kv_transfer", "ec_transfer", "disagg_")
+"""Fields that begin so are of the kind too, in whatever release of an engine they come."""
 
 DEPTH_MAX: Final = 32
-_SIGNS: Final = tuple(f'"{name}'.encode() for name in sorted({*EXACT, *PREFIXES}))
-_ESCAPES: Final = b"\\u00"
 
 _log = structlog.get_logger("headwater.edge")
 
 
 def is_ours(name: str) -> bool:
     """May only we set a field of this name?"""
-    return name in EXACT or name.startswith(PREFIXES)
+    return name in NAMES or name.startswith(PREFIXES)
 
 
 def without_ours(value: Any) -> Any:
@@ -65,17 +99,11 @@ class Attempts:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def note(self, body: bytes) -> frozenset[str]:
-        """The fields of ours that a request's body has, counted. What is no JSON has none."""
-        # Looking for the names in the bytes costs a few microseconds; only a hit is read in full.
-        if _ESCAPES not in body and not any(sign in body for sign in _SIGNS):
-            return frozenset()
-        try:
-            document = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return frozenset()
-        found: set[str] = set()
-        _find(document, found, 0)
+    def note(self, request: Ours, *values: Any) -> frozenset[str]:
+        """The fields of ours that a request has, at its top or in one of these values of it; counted."""
+        found = {name for name in NAMES if getattr(request, name) is not NOT_SENT}
+        for value in (request.extra_body, *values):
+            _find(value, found, 0)
         for name in found:
             metrics.STRIPPED.labels(name).inc()
             if name not in self._said:
@@ -93,8 +121,8 @@ def _find(value: Any, found: set[str], depth: int) -> None:
         for name, inner in value.items():
             if is_ours(name):
                 # A label of the metric must not be the client's to choose.
-                found.add(name if name in EXACT else next(p + "*" for p in PREFIXES if name.startswith(p)))
-            elif name not in DATA:
+                found.add(name if name in NAMES else next(p + "*" for p in PREFIXES if name.startswith(p)))
+            else:
                 _find(inner, found, depth + 1)
     elif isinstance(value, list):
         for inner in value:

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headwater.actors.edge.errors import ApiError, overloaded
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.http import Receive, Scope, Send
 from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.models import Models
+from headwater.actors.edge.not_served import NotServed
+from headwater.actors.edge.our_fields import Attempts
 from headwater.schemas.request import PayloadKind
 
 _TRACEPARENT = re.compile(
@@ -34,6 +36,15 @@ class Serving(NamedTuple):
     ledger: Ledger
     draining: Callable[[], bool]
     payload: PayloadKind
+    attempts: Attempts
+
+    def check(self, request: NotServed, *passed_on: Any) -> None:
+        """What every request goes through: fields of ours are counted, here and in values that are passed on.
+
+        Raises `ApiError` 400 for what is not served.
+        """
+        self.attempts.note(request, *passed_on)
+        request.refuse_unsupported()
 
     def require_open(self) -> None:
         """Raises `ApiError` 503 while no request can be accepted."""

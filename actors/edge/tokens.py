@@ -72,6 +72,12 @@ class Tokenizer:
         ids = (await self.reference.async_encode(text, add_special_tokens=add_special_tokens)).ids
         return np.array(ids, dtype=np.uint32)
 
+    async def encode_pair(self, first: str, second: str) -> tuple[U32, int]:
+        """Token ids of two texts as the model reads them together, and where the type ids become 1; 0: nowhere."""
+        encoding = await self.reference.async_encode(first, second, add_special_tokens=True)
+        segment = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
+        return np.array(encoding.ids, dtype=np.uint32), segment
+
     def text_of(self, token: int) -> str:
         """One token as a log-probability shows it: with replacement characters where it is half a character."""
         if token in self.special:

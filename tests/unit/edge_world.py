@@ -1,7 +1,7 @@
 """The edge's application on memory ports: one model, one router, one worker that answers at once."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +24,16 @@ from headwater.events.memory import MemoryBlobs, MemoryTable
 from headwater.events.memory_log import MemoryLog
 from headwater.events.writer import DELAY_S
 from headwater.schemas import subjects
-from headwater.schemas.inference import Accepted, FrameEntry, GenerateRequest, TokenFrame, TokenLogprob
+from headwater.schemas.inference import (
+    Accepted,
+    EmbedReply,
+    EmbedRequest,
+    FrameEntry,
+    GenerateRequest,
+    Refused,
+    TokenFrame,
+    TokenLogprob,
+)
 from headwater.schemas.request import PayloadKind
 from headwater.schemas.route import Decision, RouteQuery
 from tests.unit.clock import ManualClock, running
@@ -95,7 +104,7 @@ class EdgeWorld:
     """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer.
 
     `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves; it
-    gives the next requests up after so many tokens as `breaks_after` says.
+    gives the next requests up after so many tokens as `breaks_after` says, and vectors as `pool` does.
     """
 
     def __init__(self, payload: PayloadKind = "off", *, frame_tokens: int = 0) -> None:
@@ -104,6 +113,8 @@ class EdgeWorld:
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.given: list[GenerateRequest] = []
         self.queries: list[RouteQuery] = []
+        self.embedded: list[EmbedRequest] = []
+        self.pool: Callable[[EmbedRequest], EmbedReply] = lambda request: Refused("it has no vectors", False)
         self.breaks_after: list[int] = []
         self.answer = tuple(tokenizer().encode(ANSWER).ids)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -166,6 +177,7 @@ class EdgeWorld:
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),
             (subjects.engine("ns", "w1", 1, "generate"), self._on_generate),
+            (subjects.engine("ns", "w1", 1, "embed"), self._on_embed),
         ):
             self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
 
@@ -219,6 +231,11 @@ class EdgeWorld:
         )
         frame = TokenFrame("w1", 1, entries)
         await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
+
+    async def _on_embed(self, message: Message) -> None:
+        request = msgspec.msgpack.decode(message.data, type=EmbedRequest)
+        self.embedded.append(request)
+        await self.world.bus.publish(message.reply, _encode(self.pool(request)))
 
     async def _ask(self, path: str, method: str, data: bytes, headers: list[tuple[bytes, bytes]]) -> Response:
         sent: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.actors import metrics
 from headwater.actors.edge.openai import ChatRequest, CompletionRequest
-from headwater.actors.edge.our_fields import EXACT, Attempts, is_ours, without_ours
+from headwater.actors.edge.our_fields import NAMES, Attempts, Ours, is_ours, without_ours
 from headwater.schemas.inference import GenerateRequest
 from tests.unit.edge_world import EdgeWorld
 
@@ -23,7 +23,7 @@ MARK = "from-the-client"
 MARK_NUMBER = 7_318_008_711
 
 names = st.sampled_from(
-    [*sorted(EXACT), "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_x"]
+    [*sorted(NAMES), "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_x"]
 )
 marks = st.just(MARK) | st.just(MARK_NUMBER)
 marked = st.recursive(
@@ -115,37 +115,39 @@ def test_what_is_passed_on_as_it_is_holds_none_of_ours(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "found"),
+    ("fields", "found"),
     [
-        (b'{"kv_transfer_params": {"a": 1}}', {"kv_transfer_params"}),
-        (b'{"extra_body": [{"rid": 1}], "bootstrap_host": "x"}', {"rid", "bootstrap_*"}),
-        (b'{"bootstrap_of_my_own": 1, "bootstrap_room": 2}', {"bootstrap_*"}),
-        (b'{"\\u0072id": 1}', {"rid"}),
-        (b'{"kv_\\u0074ransfer_params": 1}', {"kv_transfer_params"}),
-        (b'{"messages": [{"content": "{\\"rid\\": 1}"}]}', set()),
-        (b'{"metadata": {"rid": 1}, "tools": [{"request_id": 1}]}', set()),
-        (b'{"rid": ', set()),
-        (b'{"x": ' + b'{"rid":' * 3000, set()),
-        (b'{"model": "m"}', set()),
+        (b'"kv_transfer_params": {"a": 1}', {"kv_transfer_params"}),
+        (b'"rid": null, "lora_path": [{"x": 1}]', {"rid", "lora_path"}),
+        (b'"extra_body": [{"rid": 1}], "bootstrap_host": "x"', {"rid", "bootstrap_host"}),
+        (b'"extra_body": {"bootstrap_of_my_own": 1, "bootstrap_too": 2}', {"bootstrap_*"}),
+        (b'"\\u0072id": 1', {"rid"}),
+        (b'"kv_\\u0074ransfer_params": 1', {"kv_transfer_params"}),
+        (b'"logits_processors": {"shout": {"by": [{"kv_transfer_params": 1}]}}', {"kv_transfer_params"}),
+        (b'"metadata": {"rid": 1}, "tools": null', set()),
+        (b'"extra_body": ' + b'{"x":' * 500 + b'{"rid": 1}' + b"}" * 500, set()),
+        (b'"user": "u"', set()),
     ],
 )
-def test_attempts_are_counted_by_name(body: bytes, found: set[str]) -> None:
+def test_attempts_are_counted_by_name(edge: EdgeWorld, fields: bytes, found: set[str]) -> None:
     """Also behind JSON's escapes; a client's own names never become labels of a metric."""
+    names = {*NAMES, "bootstrap_*"}
 
-    def count() -> dict[str, float]:
-        return {name: metrics.STRIPPED.labels(name)._value.get() for name in found}
+    def counts() -> dict[str, float]:
+        return {name: metrics.STRIPPED.labels(name)._value.get() for name in names}
 
-    before = count()
-    assert Attempts().note(body) == found
-    assert count() == {name: value + 1 for name, value in before.items()}
+    before = counts()
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "{\\"rid\\": 1}"}], ' + fields + b"}"
+    assert edge.ask(CHAT, body).status == 200
+    assert {name for name, value in counts().items() if value > before[name]} == found
 
 
 def test_an_attempt_is_logged_once_for_each_name(capsys: pytest.CaptureFixture[str]) -> None:
     """A client that always sends it does not fill the log."""
     attempts = Attempts()
     for _ in range(3):
-        attempts.note(b'{"lora_path": 1}')
-    attempts.note(b'{"lora_path": 1, "session_params": 1}')
+        attempts.note(Ours(extra_body={"lora_path": 1}))
+    attempts.note(Ours(), {"lora_path": 1, "session_params": 1})
     logged = capsys.readouterr().out
     assert logged.count("lora_path") == 1
     assert logged.count("session_params") == 1

@@ -29,6 +29,8 @@ class Stage:
     def __init__(self, clock: VirtualLoop) -> None:
         self.clock = clock
         self.fleet = SimFleet(clock, random.Random(1), lambda *_: None, [], [], [])
+        self.workers: dict[str, EngineActor] = {}
+        self.routers: dict[str, RouterActor] = {}
 
     @property
     def pool(self) -> MemoryLog:
@@ -43,14 +45,16 @@ class Stage:
     async def engine(self, name: str, make: type[SimEngine] = SimEngine) -> EngineActor:
         """A worker that has joined."""
         process, world = self.world(name)
-        actor = EngineActor(world, name, make(SETTINGS, process), Served(MODEL, FILES), drain_s=1.0)
+        actor = self.workers[name] = EngineActor(
+            world, name, make(SETTINGS, process), Served(MODEL, FILES), drain_s=1.0
+        )
         await self._start(process, actor)
         return actor
 
     async def router(self, name: str) -> RouterActor:
         """A router that has caught up."""
         process, world = self.world(name)
-        actor = RouterActor(world, name, POOL)
+        actor = self.routers[name] = RouterActor(world, name, POOL)
         await self._start(process, actor)
         return actor
 

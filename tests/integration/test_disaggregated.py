@@ -34,6 +34,7 @@ pytestmark = [
 
 PROMPTS = 200
 AT_ONCE = 12
+RETRIES_MAX = 5
 ANSWER_TOKENS = 12
 COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024", "--kv-cache-mib", "128")
 APART = (
@@ -68,11 +69,16 @@ def body(number: int, tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
 
 
 async def answer(client: httpx.AsyncClient, number: int, tokens: int = ANSWER_TOKENS) -> tuple[str, ...]:
-    """The tokens of one answer. A clear error is raised as such."""
-    reply = await client.post("/v1/completions", json=body(number, tokens))
-    if reply.status_code != 200:
-        raise RuntimeError(f"{reply.status_code}: {reply.text}")
-    return tuple(reply.json()["choices"][0]["logprobs"]["tokens"])
+    """The tokens of one answer. Told to come back later (503), it does; any other error is raised."""
+    for _ in range(RETRIES_MAX):
+        reply = await client.post("/v1/completions", json=body(number, tokens))
+        if reply.status_code == 503 and "retry-after" in reply.headers:
+            await asyncio.sleep(float(reply.headers["retry-after"]))
+            continue
+        if reply.status_code != 200:
+            raise RuntimeError(f"{reply.status_code}: {reply.text}")
+        return tuple(reply.json()["choices"][0]["logprobs"]["tokens"])
+    raise RuntimeError(f"refused {RETRIES_MAX} times: {reply.text}")
 
 
 async def answers(up: FleetProcess, count: int = PROMPTS) -> list[tuple[str, ...]]:

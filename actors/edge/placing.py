@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from headwater.actors.bus_port import BusError
+from headwater.actors.bus_port import BusError, NoResponder
 from headwater.actors.edge.errors import bad_request, overloaded, upstream_failed
 from headwater.schemas import hashing
 from headwater.schemas.hashing import U32
@@ -46,7 +46,6 @@ class Placing:
                 saga.drop_handoff("timed out", f"nobody took the prefilled prompt in time: {reason}")
             if saga.migrations > MIGRATIONS_MAX:
                 raise upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last: {reason}.")
-            state = saga.state
             number, attempt = saga.next_attempt()
             tokens = self._tokens()
             decision = None
@@ -68,9 +67,6 @@ class Placing:
                 reason = refusal
                 exclude.append(f"{decision.worker}.{decision.epoch}")
                 pinned = ""
-                if saga.state != state:
-                    # The prompt must be computed again: another question, to which any worker may be the answer.
-                    exclude.clear()
             if clock.monotonic_s() >= deadline:
                 raise overloaded(f"No worker could take the request: {reason}.", retry_after_s)
             if decision is None:
@@ -117,6 +113,11 @@ class Placing:
         )
         try:
             reply = await fleet.generate(decision.worker, decision.epoch, request)
+        except NoResponder as error:
+            # It never got there: the prompt's KV is as it was, for another worker.
+            if saga.accepted < number and not saga.moved_on(attempt):
+                saga.turned_down("refused", str(error))
+            return str(error)
         except BusError as error:
             if saga.accepted < number and not saga.moved_on(attempt):
                 # It may have been taken after all: nobody wants it any more, and its KV may be fetched already.

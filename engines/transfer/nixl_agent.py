@@ -57,7 +57,7 @@ class NixlAgent:
         if digest_of(metadata) != place.metadata:
             raise TransferFailed(f"the metadata that came for {place.agent} is not what its offer names")
         try:
-            name = self._agent.add_remote_agent(metadata)
+            name = self._agent.add_remote_agent(metadata).decode()  # bytes, whatever its annotation says
         except self._backend_error as error:
             raise PeerGone(f"{place.agent} can not be reached: {error}") from error
         except Exception as error:

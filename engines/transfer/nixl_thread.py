@@ -67,7 +67,8 @@ class NixlThread:
         self.name = name
         self.metadata = b""
         self.digest = b""
-        self.met: set[str] = set()
+        # NIXL reaches its own slab without being told how.
+        self.met = {name}
         self._memory = memory
         self._loop: asyncio.AbstractEventLoop
         self._pending: set[asyncio.Future[Any]] = set()

@@ -5,7 +5,8 @@ An implementation adds how bytes come from another slab into a block of this one
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -43,6 +44,7 @@ from headwater.schemas.transfer import (
 )
 
 T = TypeVar("T")
+Take = Callable[[int, Offer], tuple[Any, int]]
 
 CLAIM_S: Final = 20.0
 """How long a reader has from its claim; vLLM gives an encoder's cache as much."""
@@ -127,6 +129,21 @@ class SlabTransfer(ABC):
 
     async def read(self, offer: Offer, control: Control, *, attempt: int = 1) -> Any:
         """See `Transfer.read`."""
+        hold, array = await self._receive(offer, control, attempt, self._memory.get)
+        self._ledger.give_back(hold)
+        return array
+
+    @asynccontextmanager
+    async def borrow(self, offer: Offer, control: Control, *, attempt: int = 1) -> AsyncIterator[Any]:
+        """See `Transfer.borrow`."""
+        hold, array = await self._receive(offer, control, attempt, self._memory.lend)
+        try:
+            yield array
+        finally:
+            self._ledger.give_back(hold)
+
+    async def _receive(self, offer: Offer, control: Control, attempt: int, take: Take) -> tuple[Hold, Any]:
+        """Claim, fetch and check; returns the block, still held, and what `take` made of it."""
         self._check_open()
         if offer.nbytes != Form(offer.dtype, offer.shape).nbytes:
             raise TransferFailed(
@@ -135,6 +152,7 @@ class SlabTransfer(ABC):
         asked_s = self._clock.monotonic_s()
         known = self._knows(offer.place)
         hold = self._ledger.take(offer.nbytes)
+        # What the owner will be told if this ends here; None where it granted nothing.
         outcome: Outcome | None = "unused"
         try:
             claim = OfferClaim(offer.lease, offer.epoch, self.owner, attempt, needs_metadata=not known)
@@ -152,27 +170,31 @@ class SlabTransfer(ABC):
                 raise ReadTimedOut(
                     f"the claim took longer than the {reply.read_within_ms} ms that it granted"
                 )
-            # Only the end of the reading makes the block sure again, so that is said after it.
             outcome = "failed"
-            await self._fetch(offer, hold.block.offset, within_s)
+            try:
+                await self._fetch(offer, hold.block.offset, within_s)
+            except ReadTimedOut:
+                outcome = "timed_out"
+                raise
             outcome = "read"
-            array, checksum = await self._copy(
-                offer.nbytes, partial(self._memory.get, hold.block.offset, offer)
-            )
-            if checksum != offer.checksum:
+            array, seen = await self._copy(offer.nbytes, partial(take, hold.block.offset, offer))
+            if seen != offer.checksum:
                 outcome = "checksum_mismatch"
                 raise ChecksumMismatch(f"{offer.nbytes} bytes of {offer.owner} changed before they were read")
-        except ReadTimedOut:
-            outcome = "timed_out" if outcome == "failed" else outcome
-            raise
-        finally:
+        except BaseException:
             if outcome is None or outcome in ENDED_READING:
                 self._ledger.give_back(hold)
             else:
                 self._ledger.quarantine(hold)
             if outcome is not None:
                 await self._tell(offer, control, attempt, outcome)
-        return array
+            raise
+        try:
+            await self._tell(offer, control, attempt, outcome)
+        except BaseException:
+            self._ledger.give_back(hold)
+            raise
+        return hold, array
 
     def stats(self) -> Stats:
         """See `Transfer.stats`."""

@@ -270,6 +270,22 @@ async def test_a_side_can_read_its_own_offer(case: Case) -> None:
     assert array.tobytes() == expected(9, SHAPE, "float16").tobytes()
 
 
+async def test_a_borrowed_tensor_holds_its_room_until_the_block_ends(case: Case) -> None:
+    """Checked like a copy; the owner is told at once, for its own buffer is not needed any more."""
+    offer = await offered(case)
+    async with case.reader.transfer.borrow(offer, case.wire) as array:
+        assert array.tobytes() == expected(1, SHAPE, "float16").tobytes()
+        assert case.reader.transfer.stats().held >= NBYTES
+        assert case.wire.outcomes == ["read"]
+        assert (await case.owner.stats()).free == SLAB
+    assert case.reader.transfer.stats().free == SLAB
+    offer = await offered(case)
+    case.wire.granted = lambda: case.owner.overwrite(offer)
+    with pytest.raises(ChecksumMismatch):
+        async with case.reader.transfer.borrow(offer, case.wire):
+            raise AssertionError("lent what is not right")
+
+
 async def test_after_close_everything_is_refused(make_case: MakeCase) -> None:
     """Claims by name; offers and readings by an error of this side. Closing twice is fine."""
     async with make_case(1 << 20) as case:

@@ -26,7 +26,10 @@ def round_trip(memory: Memory, array: Any, dtype: DType | None = None) -> Any:
     """In at 4096 and out again."""
     offer = offer_of(array, memory.put(4096, array), dtype)
     got, seen = memory.get(4096, offer)
-    assert seen == offer.checksum
+    lent, seen_there = memory.lend(4096, offer)
+    assert seen == seen_there == offer.checksum
+    assert (lent.dtype, lent.shape) == (got.dtype, got.shape)
+    assert (lent == got).all()
     return got
 
 

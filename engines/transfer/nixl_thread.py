@@ -1,0 +1,244 @@
+"""The one thread that calls NIXL, and how the event loop asks it.
+
+It makes progress often while a reading goes on or a reader was let in, and ten times a second otherwise, so that
+idle agents cost next to nothing. NIXL's calls leave the GIL to the loop while they copy.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from headwater.engines.transfer.memory import Memory
+from headwater.engines.transfer.nixl_agent import NixlAgent, digest_of
+from headwater.engines.transfer.port import (
+    PeerGone,
+    ReadTimedOut,
+    TransferClosed,
+    TransferError,
+)
+from headwater.schemas.transfer import NixlPlace
+
+T = TypeVar("T")
+Job = Callable[[NixlAgent], None]
+
+SHORTEST_S: Final = 0.00005
+LONGEST_S: Final = 0.002
+SHARE: Final = 8
+"""A reading is looked at again after an eighth of the time that it took so far, within these bounds."""
+
+EXPECTING_S: Final = 0.001
+"""Pause while a reader may be connecting: its first reading takes 27 ms so, and 58 ms with ten times as long."""
+
+IDLE_S: Final = 0.1
+
+GRACE_S: Final = 2.0
+"""How long a call into NIXL may outlast its time before the loop goes on without it."""
+
+_log = structlog.get_logger("headwater.transfer")
+
+
+class _Reading:
+    """One reading. Made on the loop, used by the thread; `future` belongs to the loop."""
+
+    def __init__(self, place: NixlPlace, within_s: float, future: "asyncio.Future[None]") -> None:
+        self.place = place
+        self.future = future
+        self.handle: Any = None
+        # The thread's own time: it waits for hardware, whatever clock leases are on.
+        self.began_s = time.monotonic()
+        self.until_s = self.began_s + within_s
+
+    @property
+    def pause_s(self) -> float:
+        """How long to leave it alone now."""
+        return min(max((time.monotonic() - self.began_s) / SHARE, SHORTEST_S), LONGEST_S)
+
+
+class NixlThread:
+    """An agent, named for ever, on a thread of its own. Methods are called from the loop that called `start`."""
+
+    def __init__(self, name: str, memory: Memory) -> None:
+        self.name = name
+        self.metadata = b""
+        self.digest = b""
+        # NIXL reaches its own slab without being told how.
+        self.met = {name}
+        self._memory = memory
+        self._loop: asyncio.AbstractEventLoop
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._expecting_until_s = 0.0
+        self._readings: list[_Reading] = []
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        """Start the thread and register the slab. Raises `TransferUnavailable`."""
+        self._loop = asyncio.get_running_loop()
+        started: asyncio.Future[bytes] = self._future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name=f"nixl {self.name}", daemon=True
+        )
+        self._thread.start()
+        self.metadata = await started
+        self.digest = digest_of(self.metadata)
+
+    async def meet(self, place: NixlPlace, metadata: bytes) -> None:
+        """See `NixlAgent.meet`."""
+        done: asyncio.Future[None] = self._future()
+
+        def job(agent: NixlAgent) -> None:
+            try:
+                agent.meet(place, metadata)
+            except Exception as error:
+                self._post(done, error)
+            else:
+                self._post(done, None)
+
+        self._jobs.put(job)
+        await done
+        self.met.add(place.agent)
+
+    async def read(self, place: NixlPlace, offset: int, nbytes: int, within_s: float) -> None:
+        """Read into `offset` of the slab. Raises `PeerGone`, `ReadTimedOut`, `TransferFailed`, `TransferClosed`.
+
+        After any other end than a return, cancellation too, the bytes may still land.
+        """
+        reading = _Reading(place, within_s, self._future())
+        self._jobs.put(partial(self._begin, reading, offset, nbytes))
+        try:
+            async with asyncio.timeout(within_s + GRACE_S):
+                await reading.future
+        except TimeoutError as error:
+            raise ReadTimedOut(f"NIXL did not come back from reading {nbytes} B of {place.agent}") from error
+        except PeerGone:
+            self.met.discard(place.agent)
+            raise
+        finally:
+            if reading.future.cancelled():
+                self._jobs.put(partial(self._give_up, reading))
+
+    def expect(self, within_s: float) -> None:
+        """A reader was let in for this long; zero: none is left."""
+        self._expecting_until_s = time.monotonic() + within_s
+        self._jobs.put(_nothing)
+
+    async def close(self) -> None:
+        """End the thread. Readings that go on raise `TransferClosed`. Again is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.put(None)
+        if self._thread is None:
+            return
+        await asyncio.to_thread(self._thread.join, GRACE_S)
+        if self._thread.is_alive():
+            _log.warning("NIXL does not end; its thread is left behind", agent=self.name)
+        for future in list(self._pending):
+            _settle(future, TransferClosed(f"the transfer {self.name} is closed"))
+
+    def _future(self) -> "asyncio.Future[Any]":
+        if self._closed:
+            raise TransferClosed(f"the transfer {self.name} is closed")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        return future
+
+    # What follows runs on the thread.
+
+    def _post(self, future: "asyncio.Future[Any]", result: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_settle, future, result)
+        except RuntimeError:
+            pass  # the loop has ended, and with it whoever waited
+
+    def _run(self, started: "asyncio.Future[bytes]") -> None:
+        try:
+            agent = NixlAgent(self.name, self._memory)
+        except TransferError as error:
+            self._post(started, error)
+            return
+        self._post(started, agent.metadata)
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._pause_s())
+            except queue.Empty:
+                job = _nothing
+            if job is None:
+                break
+            job(agent)
+            self._look(agent)
+        for reading in self._readings:
+            agent.end_reading(reading.handle)
+        agent.end()
+
+    def _pause_s(self) -> float:
+        if self._readings:
+            return min(reading.pause_s for reading in self._readings)
+        return EXPECTING_S if time.monotonic() < self._expecting_until_s else IDLE_S
+
+    def _begin(self, reading: _Reading, offset: int, nbytes: int, agent: NixlAgent) -> None:
+        if reading.future.done():
+            return
+        try:
+            reading.handle = agent.begin(reading.place, offset, nbytes)
+        except TransferError as error:
+            self._failed(agent, reading, error)
+        else:
+            self._readings.append(reading)
+
+    def _give_up(self, reading: _Reading, agent: NixlAgent) -> None:
+        if reading in self._readings:
+            self._readings.remove(reading)
+            agent.end_reading(reading.handle)
+
+    def _look(self, agent: NixlAgent) -> None:
+        if not self._readings:
+            agent.progress()
+        for reading in list(self._readings):
+            if reading not in self._readings:
+                continue  # its peer was found dead in this very round
+            try:
+                done = agent.is_done(reading.handle, reading.place.agent)
+            except TransferError as error:
+                self._failed(agent, reading, error)
+                continue
+            if done:
+                self._give_up(reading, agent)
+                self._post(reading.future, None)
+            elif time.monotonic() > reading.until_s:
+                took_s = time.monotonic() - reading.began_s
+                late = ReadTimedOut(f"{reading.place.agent} did not deliver within {took_s:.3g} s")
+                self._failed(agent, reading, late)
+
+    def _failed(self, agent: NixlAgent, reading: _Reading, error: TransferError) -> None:
+        peer = reading.place.agent
+        ended = [reading]
+        if isinstance(error, PeerGone):
+            # NIXL tells each of them in its own time; they all know now.
+            ended += [other for other in self._readings if other.place.agent == peer and other is not reading]
+        for one in ended:
+            self._give_up(one, agent)
+            self._post(one.future, error)
+        if isinstance(error, PeerGone):
+            agent.forget(peer)
+
+
+def _nothing(_agent: NixlAgent) -> None:
+    """Wakes the thread."""
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
+    if future.done():
+        return  # cancelled, or closed
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

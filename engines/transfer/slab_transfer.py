@@ -1,0 +1,254 @@
+"""What every `Transfer` does alike: leases, claims, checksums and what happens to a buffer after each kind of end.
+
+An implementation adds how bytes come from another slab into a block of this one.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from headwater.engines.transfer.ledger import ENDED_READING, Hold, Ledger
+from headwater.engines.transfer.memory import Form, Memory, form_of
+from headwater.engines.transfer.port import (
+    ChecksumMismatch,
+    Control,
+    OfferConsumed,
+    OfferExpired,
+    OfferVoid,
+    PeerGone,
+    ReadTimedOut,
+    Stats,
+    TransferClosed,
+    TransferError,
+    TransferFailed,
+)
+from headwater.engines.transfer.slab import Slab
+from headwater.schemas.clock import Clock
+from headwater.schemas.transfer import (
+    ClaimGranted,
+    ClaimRefused,
+    ClaimReply,
+    DType,
+    LeaseId,
+    Offer,
+    OfferClaim,
+    OfferReleased,
+    Outcome,
+    Place,
+    Refusal,
+)
+
+T = TypeVar("T")
+Take = Callable[[int, Offer], tuple[Any, int]]
+
+CLAIM_S: Final = 20.0
+"""How long a reader has from its claim; vLLM gives an encoder's cache as much."""
+
+QUARANTINE_S: Final = 60.0
+"""How long a buffer rests of whose reading nobody saw the end; a DMA that was begun can not be called back."""
+
+TELL_S: Final = 1.0
+"""How long a reader tries to tell that it is done, before it leaves that to the owner's time-outs."""
+
+DRAIN_POLL_S: Final = 0.02
+
+REFUSED: Final[dict[Refusal, tuple[type[TransferError], str]]] = {
+    "unknown": (OfferVoid, "does not know the lease"),
+    "stale_epoch": (OfferVoid, "lives in another epoch"),
+    "expired": (OfferExpired, "let the offer expire"),
+    "consumed": (OfferConsumed, "gave the offer to a reader before"),
+    "closing": (PeerGone, "is about to end"),
+}
+
+_log = structlog.get_logger("headwater.transfer")
+
+
+class SlabTransfer(ABC):
+    """See `headwater.engines.transfer.port.Transfer`. `owner` and `epoch` are those of the actor that it serves."""
+
+    def __init__(
+        self,
+        owner: str,
+        epoch: int,
+        memory: Memory,
+        clock: Clock,
+        new_lease: Callable[[], bytes],
+        *,
+        claim_s: float = CLAIM_S,
+        quarantine_s: float = QUARANTINE_S,
+    ) -> None:
+        self.owner = owner
+        self.epoch = epoch
+        self._memory = memory
+        self._clock = clock
+        times = {"claim_s": claim_s, "quarantine_s": quarantine_s}
+        self._ledger = Ledger(Slab(memory.nbytes), epoch, clock, new_lease, **times)
+
+    async def offer(self, array: Any, *, ttl_s: float, dtype: DType | None = None) -> Offer:
+        """See `Transfer.offer`."""
+        self._check_open()
+        form = form_of(array, dtype)
+        hold = self._ledger.take(form.nbytes)
+        try:
+            checksum = await self._copy(form.nbytes, partial(self._memory.put, hold.block.offset, array))
+            self._check_open()
+        except BaseException:
+            self._ledger.give_back(hold)
+            raise
+        lease = self._ledger.offer(hold, ttl_s)
+        expires_ns = self._clock.wall_ns() + round(ttl_s * 1e9)
+        place = self._place(hold.block.offset)
+        return Offer(
+            lease, self.owner, self.epoch, form.dtype, form.shape, form.nbytes, checksum, expires_ns, place
+        )
+
+    def answer(self, claim: OfferClaim) -> ClaimReply:
+        """See `Transfer.answer`."""
+        hold = self._ledger.claim(claim)
+        if not isinstance(hold, Hold):
+            return ClaimRefused(claim.lease, hold)
+        self._expect_reader(self._ledger.claim_s)
+        metadata = self._metadata if claim.needs_metadata else b""
+        return ClaimGranted(claim.lease, int(self._ledger.claim_s * 1000), metadata)
+
+    def released(self, message: OfferReleased) -> bool:
+        """See `Transfer.released`."""
+        known = self._ledger.release(message)
+        if known and not self._ledger.claimed():
+            self._expect_reader(0.0)
+        return known
+
+    def withdraw(self, lease: LeaseId) -> None:
+        """See `Transfer.withdraw`."""
+        self._ledger.withdraw(lease)
+
+    async def read(self, offer: Offer, control: Control, *, attempt: int = 1) -> Any:
+        """See `Transfer.read`."""
+        hold, array = await self._receive(offer, control, attempt, self._memory.get)
+        self._ledger.give_back(hold)
+        return array
+
+    @asynccontextmanager
+    async def borrow(self, offer: Offer, control: Control, *, attempt: int = 1) -> AsyncIterator[Any]:
+        """See `Transfer.borrow`."""
+        hold, array = await self._receive(offer, control, attempt, self._memory.lend)
+        try:
+            yield array
+        finally:
+            self._ledger.give_back(hold)
+
+    async def _receive(self, offer: Offer, control: Control, attempt: int, take: Take) -> tuple[Hold, Any]:
+        """Claim, fetch and check; returns the block, still held, and what `take` made of it."""
+        self._check_open()
+        if offer.nbytes != Form(offer.dtype, offer.shape).nbytes:
+            raise TransferFailed(
+                f"the offer contradicts itself: {offer.shape} of {offer.dtype}, {offer.nbytes} B"
+            )
+        asked_s = self._clock.monotonic_s()
+        known = self._knows(offer.place)
+        hold = self._ledger.take(offer.nbytes)
+        # What the owner will be told if this ends here; None where it granted nothing.
+        outcome: Outcome | None = "unused"
+        try:
+            claim = OfferClaim(offer.lease, offer.epoch, self.owner, attempt, needs_metadata=not known)
+            reply = await control.claim(offer, claim)
+            if isinstance(reply, ClaimRefused):
+                outcome = None
+                error, why = REFUSED[reply.reason]
+                raise error(f"{offer.owner} {why}")
+            # Counted from before the claim left, so it ends here before it ends at the owner.
+            until_s = asked_s + reply.read_within_ms / 1000
+            if not known:
+                await self._meet(offer.place, reply.metadata)
+            within_s = until_s - self._clock.monotonic_s()
+            if within_s <= 0:
+                raise ReadTimedOut(
+                    f"the claim took longer than the {reply.read_within_ms} ms that it granted"
+                )
+            outcome = "failed"
+            try:
+                await self._fetch(offer, hold.block.offset, within_s)
+            except ReadTimedOut:
+                outcome = "timed_out"
+                raise
+            outcome = "read"
+            array, seen = await self._copy(offer.nbytes, partial(take, hold.block.offset, offer))
+            if seen != offer.checksum:
+                outcome = "checksum_mismatch"
+                raise ChecksumMismatch(f"{offer.nbytes} bytes of {offer.owner} changed before they were read")
+        except BaseException:
+            if outcome is None or outcome in ENDED_READING:
+                self._ledger.give_back(hold)
+            else:
+                self._ledger.quarantine(hold)
+            if outcome is not None:
+                await self._tell(offer, control, attempt, outcome)
+            raise
+        try:
+            await self._tell(offer, control, attempt, outcome)
+        except BaseException:
+            self._ledger.give_back(hold)
+            raise
+        return hold, array
+
+    def stats(self) -> Stats:
+        """See `Transfer.stats`."""
+        return self._ledger.stats()
+
+    async def close(self, *, drain_s: float = 0.0) -> None:
+        """See `Transfer.close`."""
+        self._ledger.closing = True
+        until_s = self._clock.monotonic_s() + drain_s
+        while self._ledger.claimed() and self._clock.monotonic_s() < until_s:
+            await self._clock.sleep(DRAIN_POLL_S)
+        await self._end()
+
+    async def _tell(self, offer: Offer, control: Control, attempt: int, outcome: Outcome) -> None:
+        message = OfferReleased(offer.lease, offer.epoch, self.owner, attempt, outcome)
+        try:
+            async with asyncio.timeout(TELL_S):
+                await control.release(offer, message)
+        except Exception as error:
+            # The reading has its own result; the owner takes its buffer back by its time-outs.
+            _log.warning(
+                "could not tell the end of a reading", owner=offer.owner, outcome=outcome, error=error
+            )
+
+    def _check_open(self) -> None:
+        if self._ledger.closing:
+            raise TransferClosed(f"the transfer of {self.owner} is closed")
+
+    _metadata = b""
+    """What a reader needs once to reach this slab."""
+
+    def _expect_reader(self, within_s: float) -> None:  # noqa: B027 (a transport may not care)
+        """A reader comes within this time; zero: none does."""
+
+    @abstractmethod
+    def _place(self, offset: int) -> Place:
+        """Where others find this offset of the slab."""
+
+    @abstractmethod
+    def _knows(self, place: Place) -> bool:
+        """Can it be reached without metadata? Raises `TransferFailed` for a place of another transport."""
+
+    @abstractmethod
+    async def _meet(self, place: Place, metadata: bytes) -> None:
+        """Make the place known. Raises `PeerGone`, `TransferFailed`."""
+
+    @abstractmethod
+    async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:
+        """Bring the offer's bytes to `offset` of the slab. Raises `PeerGone`, `ReadTimedOut`, `TransferFailed`."""
+
+    @abstractmethod
+    async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
+        """Run a copy of `nbytes` between slab and array; returns only when it has ended, cancelled or not."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Leave the transport. Again is fine."""

@@ -120,6 +120,9 @@ def _sampling(
         require(card, "logprobs", "logprobs")
     if request.logit_bias:
         require(card, "logit_bias", "logit_bias")
+    if request.cache_salt:
+        # Without it the prompt's blocks would be shared with everybody's.
+        require(card, "cache_salt", "cache_salt")
     guided = request.guide()
     if guided is not None:
         require(card, "guide", guided[0])

@@ -42,7 +42,17 @@ from tests.unit.story import decided, fold
 
 CONTEXT = 4096
 EVERYTHING: frozenset[Capability] = frozenset(
-    {"generate", "seed", "logprobs", "logit_bias", "guide", "processors", "priority", "kv_events"}
+    {
+        "generate",
+        "seed",
+        "logprobs",
+        "logit_bias",
+        "guide",
+        "processors",
+        "priority",
+        "cache_salt",
+        "kv_events",
+    }
 )
 PROCESSORS = ("hush", "shout")
 ANSWER = "The headwater is where the stream begins."

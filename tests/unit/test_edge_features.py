@@ -65,6 +65,7 @@ def test_a_guide_reaches_the_engine_and_the_router(edge: EdgeWorld, path: str) -
         ("processors", {"logits_processors": ["shout"]}),
         ("logprobs", {"logprobs": True}),
         ("logit_bias", {"logit_bias": {"3": 1}}),
+        ("cache_salt", {"cache_salt": "tenant 1"}),
     ],
 )
 def test_what_an_engine_can_not_do_is_refused_with_the_capability(

@@ -1,0 +1,162 @@
+"""A worker's side of embeddings: what it takes at once, what it refuses, and that it always gives one answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.actors.bus_memory import MemoryBus
+from headwater.actors.embedding import ACTIVE_MAX, REPLY_BYTES_MAX, Embedding
+from headwater.engines.engine import EngineError, NotSupported
+from headwater.engines.sim import SimEngine, SimSettings
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
+from tests.unit.clock import ManualClock, settle
+
+_reply: msgspec.msgpack.Decoder[EmbedReply] = msgspec.msgpack.Decoder(EmbedReply)
+PROMPT = pack_tokens([1, 2, 3])
+
+
+class Gated(SimEngine):
+    """Answers once the gate is open: with vectors, or by raising."""
+
+    def __init__(self) -> None:
+        super().__init__(SimSettings(), ManualClock())
+        self.gate = asyncio.Event()
+        self.answer: tuple[bytes, ...] | Exception = (b"\0" * 16,)
+
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`."""
+        await self.gate.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Worker:
+    """The handler on a bus, with what it told of its requests."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.engine = Gated()
+        self.told: list[tuple[str, bool]] = []
+        self.refusal = ""
+        self.handler = Embedding(self.bus, self.engine, self._spawn, lambda: self.refusal, self._account)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
+        return asyncio.create_task(work)
+
+    def _account(self, request: str, *, ended: bool) -> None:
+        self.told.append((request, ended))
+
+    async def ask(self, name: str = "r1", prompts: int = 1) -> EmbedReply:
+        """One request."""
+        data = msgspec.msgpack.encode(EmbedRequest(name, (PROMPT,) * prompts))
+        answer = await self.bus.request("embed", data, timeout_s=5.0)
+        return _reply.decode(answer)
+
+    def start(self, name: str) -> "asyncio.Task[EmbedReply]":
+        """One request, not waited for."""
+        return asyncio.create_task(self.ask(name))
+
+    async def cancel(self, *names: str) -> None:
+        """As an edge does."""
+        await self.bus.publish("cancel", msgspec.msgpack.encode(Cancel(names)))
+        await settle()
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Worker]:
+    """A worker that takes requests."""
+    worker = Worker()
+    subscriptions = [
+        await worker.bus.subscribe("embed", worker.handler.on_embed),
+        await worker.bus.subscribe("cancel", worker.handler.on_cancel),
+    ]
+    try:
+        yield worker
+    finally:
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+
+async def test_a_request_is_counted_from_when_it_is_taken_until_it_is_answered() -> None:
+    """And the worker is idle only without one."""
+    async with listening() as worker:
+        asked = worker.start("r1")
+        await settle()
+        assert (len(worker.handler), worker.told, worker.handler.idle.is_set()) == (1, [("r1", False)], False)
+        worker.engine.gate.set()
+        assert await asked == Embedded((b"\0" * 16,))
+        assert (len(worker.handler), worker.told[1:], worker.handler.idle.is_set()) == (
+            0,
+            [("r1", True)],
+            True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "retryable"),
+    [
+        (NotSupported("sim", "embed"), "capability 'embed'", False),
+        (EngineError("out of memory"), "out of memory", True),
+        (KeyError("x"), "the engine failed", True),
+        ((), "0 vectors for 1", True),
+        ((b"\0" * (REPLY_BYTES_MAX + 4),), "a message at most", False),
+    ],
+)
+async def test_whatever_the_engine_does_there_is_an_answer(
+    answer: tuple[bytes, ...] | Exception, reason: str, retryable: bool
+) -> None:
+    """Also for what no message can hold; and the request is over."""
+    async with listening() as worker:
+        worker.engine.gate.set()
+        worker.engine.answer = answer
+        reply = await worker.ask()
+        assert isinstance(reply, Refused)
+        assert reason in reply.reason
+        assert reply.retryable == retryable
+        assert worker.told == [("r1", False), ("r1", True)]
+
+
+async def test_what_can_not_be_taken_is_refused_at_once() -> None:
+    """While it drains, twice, too many, unreadable: nothing of it is counted."""
+    async with listening() as worker:
+        asked = [worker.start(f"r{number}") for number in range(ACTIVE_MAX)]
+        await settle()
+        for refusal, name, says in (
+            ("", "r0", "under way"),
+            ("", "more", "256 requests"),
+            ("worker w drains", "x", "drains"),
+        ):
+            worker.refusal = refusal
+            reply = await worker.ask(name)
+            assert isinstance(reply, Refused)
+            assert reply.retryable
+            assert says in reply.reason
+        reply = _reply.decode(await worker.bus.request("embed", b"\xc1", timeout_s=5.0))
+        assert isinstance(reply, Refused)
+        assert not reply.retryable
+        assert len(worker.told) == ACTIVE_MAX
+        worker.engine.gate.set()
+        assert all(isinstance(one, Embedded) for one in await asyncio.gather(*asked))
+
+
+async def test_a_cancelled_request_ends_and_others_go_on() -> None:
+    """Nobody reads its answer any more; unknown names are passed over. All end at the end of a life."""
+    async with listening() as worker:
+        asked = [worker.start(name) for name in ("a", "b", "c")]
+        await settle()
+        await worker.cancel("b", "nobody")
+        assert len(worker.handler) == 2
+        assert ("b", True) in worker.told
+        worker.handler.cancel_all()
+        await settle()
+        assert worker.handler.idle.is_set()
+        assert len(worker.told) == 6
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

@@ -23,7 +23,7 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.vllm import handoff, sampling, worker_extension
+from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.control import VllmControl
 from headwater.engines.vllm.loras import Loras
@@ -33,6 +33,7 @@ from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
 CPU_BLOCK_SIZE = 32
+WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
 CPU_KV_CACHE_MIB = 512
 MIB = 1024 * 1024
 FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -133,9 +134,9 @@ class VllmEngine(VllmControl):
             arguments["data_parallel_size"] = self.ranks
         if self._settings.processors:
             arguments["logits_processors"] = list(self._settings.processors.values())
-        if arguments.get("kv_transfer_config") is not None:
-            # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.
-            arguments.setdefault("worker_extension_cls", worker_extension.NAME)
+        # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.
+        if not arguments.get("worker_extension_cls"):
+            arguments["worker_extension_cls"] = WORKER_EXTENSION
 
     def _arguments(self, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:
         from vllm.config.kv_events import KVEventsConfig

@@ -20,6 +20,7 @@ from tests.contract.engines import (
     MakeEngine,
     full_vllm_engine,
     nixl_engine,
+    pooling_vllm_engine,
     sim_engine,
     started,
     vllm_engine,
@@ -167,6 +168,18 @@ async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]
         partial(full_vllm_engine, request.getfixturevalue("vllm_model"))
         if request.param == "vllm"
         else partial(sim_engine, StepTime())
+    )
+    async with started(make()) as case:
+        yield case
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+async def pooling_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+    """A running engine that makes vectors, shared by the tests of a module."""
+    make = (
+        partial(pooling_vllm_engine, request.getfixturevalue("vllm_model"))
+        if request.param == "vllm"
+        else partial(sim_engine, ZERO)
     )
     async with started(make()) as case:
         yield case

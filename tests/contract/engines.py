@@ -205,6 +205,11 @@ def full_vllm_engine(model: str) -> Engine:
     )
 
 
+def pooling_vllm_engine(model: str) -> Engine:
+    """A real engine that makes vectors: of the small model's last state, as good as any for a test."""
+    return vllm_engine(model, max_model_len=512, kv_cache_mib=64, overrides={"runner": "pooling"})
+
+
 def nixl_engine(model: str) -> Engine:
     """A real engine that hands its KV over and takes that of others. Start it before the next one is made."""
     from vllm.config.kv_transfer import KVTransferConfig

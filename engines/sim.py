@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from headwater.engines.engine import (
-    Basic,
     Capability,
     Emit,
     EngineDied,
@@ -24,6 +23,7 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.paged_cache import PagedCache
+from headwater.engines.sim_control import SimControl
 from headwater.engines.sim_handoff import KvGone, SimHandoff
 from headwater.engines.sim_sequence import SimSequence, SimSettings, seed_of, token_at
 from headwater.schemas import hashing
@@ -32,16 +32,28 @@ from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
 
-class SimEngine(Basic):
+class SimEngine(SimControl):
     """See `headwater.engines.engine.Engine`."""
 
     name = "sim"
     capabilities: frozenset[Capability] = frozenset(
-        {"generate", "seed", "handoff", "kv_events", "kv_dump", "clear_kv"}
+        {
+            "generate",
+            "seed",
+            "cache_salt",
+            "embed",
+            "handoff",
+            "lora",
+            "sleep",
+            "pause",
+            "kv_events",
+            "kv_dump",
+            "clear_kv",
+        }
     )
 
     def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._handoff = handoff or SimHandoff(settings.model, clock)
         self.choreography = self._handoff.choreography
         self._fetches: dict[str, asyncio.Task[None]] = {}
@@ -66,11 +78,15 @@ class SimEngine(Basic):
             settings.sequences_max,
             settings.context_length,
             pairs_with=f"sim/{settings.model}",
+            lora_slots=settings.lora_slots,
+            lora_rank_max=settings.lora_rank_max,
+            tasks=("embed",),
         )
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
         self._refuse_what_it_lacks(request)
+        self._refuse_unknown_lora(request.lora_name)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         need = len(tokens) + request.sampling.max_tokens
         if not tokens:
@@ -84,6 +100,7 @@ class SimEngine(Basic):
             raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else seed_of(request.request)
+        seed += hashing.seed(request.lora_name)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
         sequence = SimSequence(request, emit, tokens, len(tokens), seed, answer)
@@ -168,19 +185,27 @@ class SimEngine(Basic):
 
     async def stop(self) -> None:
         """See `Engine.stop`. Requests still here are aborted."""
-        for sequence in list(self._by_id.values()):
-            self._finish(sequence, Step((), "abort"))
+        self._abort_all()
         self._handoff.stop()
         ending = [*self._fetches.values(), *([self._loop] if self._loop is not None else [])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
+    def _busy(self) -> int:
+        return len(self._running)
+
+    def _abort_all(self) -> None:
+        for sequence in list(self._by_id.values()):
+            self._finish(sequence, Step((), "abort"))
+
     async def _run(self) -> None:
         while True:
+            await self._held_back()
             if not self._running and not self._waiting:
                 self._work.clear()
                 await self._work.wait()
+                continue
             self._handoff.expire()
             chunks, prompt_tokens = self._schedule()
             emitting = [s for s, n in chunks if s.computed + n >= len(s.tokens)]
@@ -209,7 +234,12 @@ class SimEngine(Basic):
                 chunks.append((sequence, count))
                 budget -= count
                 prompt_tokens += count if sequence.computed < sequence.target else 0
-        while self._waiting and budget > 0 and len(self._running) < self._settings.sequences_max:
+        while (
+            self._admits
+            and self._waiting
+            and budget > 0
+            and len(self._running) < self._settings.sequences_max
+        ):
             sequence = self._waiting[0]
             if not self._admit(sequence):
                 break
@@ -347,6 +377,7 @@ class SimEngine(Basic):
         else:
             self._handoff.withdraw(sequence.request)
             self._let_go(sequence)
+        self._drained.set()
         sequence.emit(step)
 
     def _publish_events(self) -> None:

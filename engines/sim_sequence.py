@@ -26,6 +26,8 @@ class SimSettings(NamedTuple):
     eos_token_id: int = -1
     answer_tokens: tuple[int, int] = (24, 96)
     """Shortest and longest answer that ends by itself."""
+    lora_slots: int = 4
+    lora_rank_max: int = 64
 
 
 class SimSequence(msgspec.Struct, eq=False):

@@ -22,7 +22,7 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.vllm import handoff, sampling, worker_extension
+from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.control import VllmControl
@@ -33,6 +33,7 @@ from headwater.schemas import hashing
 from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
+WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
 FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 _log = structlog.get_logger("headwater.vllm")
@@ -111,9 +112,9 @@ class VllmEngine(VllmControl):
             arguments["data_parallel_size"] = self.ranks
         if self._settings.processors:
             arguments["logits_processors"] = list(self._settings.processors.values())
-        if arguments.get("kv_transfer_config") is not None:
-            # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.
-            arguments.setdefault("worker_extension_cls", worker_extension.NAME)
+        # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.
+        if not arguments.get("worker_extension_cls"):
+            arguments["worker_extension_cls"] = WORKER_EXTENSION
 
     def _record(self, stats: Any, number: int) -> None:
         """Load of the rank that vLLM counts as engine `number`, from its scheduler's statistics."""

@@ -15,7 +15,16 @@ from nats.aio.client import Client
 from headwater.engines.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
 from tests.contract.buses import BusCase, memory_bus, nats_bus
-from tests.contract.engines import EngineCase, MakeEngine, nixl_engine, sim_engine, started, vllm_engine
+from tests.contract.engines import (
+    EngineCase,
+    MakeEngine,
+    full_vllm_engine,
+    nixl_engine,
+    pooling_vllm_engine,
+    sim_engine,
+    started,
+    vllm_engine,
+)
 from tests.contract.guarded import Guarded, guarded_server
 from tests.contract.logs import LogCase, jetstream_case, memory_case
 from tests.support.nats import NatsServer
@@ -150,6 +159,30 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         if "handoff" not in first.engine.capabilities:
             pytest.skip("the engine does not hand over")
         yield first, await stack.enter_async_context(started(make()))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+    """A running engine with everything that it can have, shared by the tests of a module."""
+    make = (
+        partial(full_vllm_engine, request.getfixturevalue("vllm_model"))
+        if request.param == "vllm"
+        else partial(sim_engine, StepTime())
+    )
+    async with started(make()) as case:
+        yield case
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+async def pooling_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+    """A running engine that makes vectors, shared by the tests of a module."""
+    make = (
+        partial(pooling_vllm_engine, request.getfixturevalue("vllm_model"))
+        if request.param == "vllm"
+        else partial(sim_engine, ZERO)
+    )
+    async with started(make()) as case:
+        yield case
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -194,6 +194,22 @@ def vllm_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
     return VllmEngine(made._replace(**settings))
 
 
+def full_vllm_engine(model: str) -> Engine:
+    """A real engine with adapters, priorities and a logits processor that is called `only`."""
+    return vllm_engine(
+        model,
+        max_model_len=1024,
+        kv_cache_mib=128,
+        processors={"only": "tests.support.only_token:OnlyToken"},
+        overrides={"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "scheduling_policy": "priority"},
+    )
+
+
+def pooling_vllm_engine(model: str) -> Engine:
+    """A real engine that makes vectors: of the small model's last state, as good as any for a test."""
+    return vllm_engine(model, max_model_len=512, kv_cache_mib=64, overrides={"runner": "pooling"})
+
+
 def nixl_engine(model: str) -> Engine:
     """A real engine that hands its KV over and takes that of others. Start it before the next one is made."""
     from vllm.config.kv_transfer import KVTransferConfig

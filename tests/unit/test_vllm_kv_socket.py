@@ -216,3 +216,30 @@ def test_the_publisher_here_names_blocks_as_an_edge_does() -> None:
     [event] = ours(7)
     assert isinstance(event, BlocksStored)
     assert event.hashes == pack_hashes(sequence_hashes(tokens, SIZE))
+
+
+async def test_a_clear_that_was_asked_for_is_told_without_a_batch(tmp_path: Path) -> None:
+    """An engine that sleeps sends none; what was on its way is old, what comes behind its own word is new."""
+    async with connected(tmp_path) as (publisher, events, socket):
+        await publisher.publish(0)
+        assert await take(events) == ours(0)
+        socket.clear_begins()
+        socket.clear_done()
+        assert await take(events) == [BlocksCleared()]
+        await publisher.publish(1)
+        clear = msgspec.msgpack.encode([0.0, [{"type": "AllBlocksCleared"}], 0])
+        await publisher.send(2, clear)
+        await publisher.publish(3)
+        assert await take(events) == ours(3)
+
+
+async def test_a_dump_makes_an_untold_clear_needless(tmp_path: Path) -> None:
+    """It is in there already."""
+    async with connected(tmp_path) as (publisher, events, socket):
+        socket.clear_begins()
+        socket.clear_done()
+        socket.forget_untold()
+        clear = msgspec.msgpack.encode([0.0, [{"type": "AllBlocksCleared"}], 0])
+        await publisher.send(0, clear)
+        await publisher.publish(1)
+        assert await take(events) == ours(1)

@@ -98,14 +98,12 @@ class SimEngine(SimControl):
             )
         if -(-need // self._settings.block_size) > self._settings.total_blocks:
             raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
-        sampling = request.sampling
-        seed = sampling.seed if sampling.seed is not None else seed_of(request.request)
-        seed += hashing.seed(request.lora_name)
+        seed = seed_of(request) + hashing.seed(request.lora_name)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
         sequence = SimSequence(request, emit, tokens, len(tokens), seed, answer)
         self._by_id[request.request] = sequence
-        if transfer is not None:
+        if transfer is not None and request.leg == "decode":
             fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
             self._fetches[request.request] = fetch
             fetch.add_done_callback(lambda _: self._fetches.pop(request.request, None))
@@ -271,11 +269,11 @@ class SimEngine(SimControl):
         self._cache.take(sequence.blocks)
         sequence.computed = hit * size
         sequence.target = len(sequence.tokens)
-        if sequence.cached < 0:
-            sequence.cached = sequence.computed
         if sequence.arrived:
             # All but the last token, which every engine computes itself. A preemption loses it like any other.
             sequence.computed, sequence.arrived = max(sequence.computed, sequence.arrived - 1), 0
+        if sequence.cached < 0:
+            sequence.cached = sequence.computed
         sequence.waiting = False
         return True
 
@@ -311,7 +309,9 @@ class SimEngine(SimControl):
         token = self._token(sequence)
         cached = -1 if sequence.produced else sequence.cached
         if sequence.request.leg == "prefill":
-            self._finish(sequence, Step((token,), "length", cached))
+            # Nobody's answer; where the decode leg begins behind it, it goes there.
+            sequence.first = (token,) if self.choreography == "opaque" else ()
+            self._finish(sequence, Step((), "length", cached))
             return
         sequence.produced += 1
         sequence.tokens.append(token)
@@ -370,8 +370,7 @@ class SimEngine(SimControl):
             fetch.cancel()
         if sequence.request.leg == "prefill" and step.finish == "length":
             if self.choreography != "room":
-                first = step.tokens if self.choreography == "opaque" else ()
-                step = step._replace(pinned=self._pin(sequence, first))
+                step = step._replace(pinned=self._pin(sequence, sequence.first))
             if not self._handoff.computed(sequence.request):
                 self._let_go(sequence)
         else:

@@ -4,7 +4,8 @@ A `Fabric` stands for the memory that engines of one process can reach: what is 
 engine without one (each in a process of its own) trusts the parameters, as far as they go: they name their prompt.
 
 Real engines answer a hand-off used twice, or for another prompt, with tokens of another prompt and HTTP 200. So does
-this one: what is fetched is then `spoiled`, and the engine generates other tokens than it would, for tests to find.
+this one, in a fabric: what is fetched is then `spoiled`, and the engine generates other tokens than it would, for
+tests to find. Without a fabric such a hand-off is refused, as our adapters of real engines do.
 """
 
 import asyncio
@@ -129,6 +130,8 @@ class SimHandoff:
         tokens = len(request.tokens) // 4
         other = params.prompt != prompt_digest(request.lora_name, request.cache_salt, request.tokens)
         twice = params.pin in self._fabric.fetched
+        if not self._shared and (other or twice):
+            raise KvGone("it was used already" if twice else "it is another prompt's")
         if self._shared and not twice:
             await self._wait(params.pin)
         self._fabric.fetched.add(params.pin)

@@ -35,7 +35,7 @@ class SimSequence(msgspec.Struct, eq=False):
 
     `blocks` are cached under their hash, `private` are not (yet). Up to `target` tokens are computed as a
     prompt: after a preemption that includes tokens generated before. `arrived`: so many tokens' KV came from another
-    engine, `spoiled` if it was another prompt's.
+    engine, `spoiled` if it was another prompt's; `first` tokens go to that one.
     """
 
     request: GenerateRequest
@@ -52,13 +52,22 @@ class SimSequence(msgspec.Struct, eq=False):
     cached: int = -1
     arrived: int = 0
     spoiled: bool = False
+    first: tuple[int, ...] = ()
     waiting: bool = True
     ended: bool = False
 
 
-def seed_of(request: str) -> int:
-    """A seed for a request without one: the same on every worker the request is tried on."""
-    return crc32(request.rpartition("-")[0].encode())
+def seed_of(request: GenerateRequest) -> int:
+    """The seed of an answer, the same on every worker the request is tried on, whatever was generated before.
+
+    A request without one has its prompt's at temperature 0, and else one by its own name.
+    """
+    sampling = request.sampling
+    if sampling.seed is not None:
+        return sampling.seed
+    if not sampling.temperature:
+        return crc32(request.tokens[: len(request.tokens) - 4 * request.emitted])
+    return crc32(request.request.rpartition("-")[0].encode())
 
 
 def token_at(script: Sequence[int], seed: int, number: int) -> int:

@@ -167,7 +167,7 @@ async def test_aborted_legs_end_with_an_abort(pair: Pair) -> None:
     assert (await answer.ended()).finish == "abort"
     assert answer.steps[-1].pinned is None
     _, pinned = await prefilled(first, prompt)
-    request = second.request(prompt, leg="decode", max_tokens=300)
+    request = second.request(prompt, leg="decode", max_tokens=700)
     answer = second.submit(request, Transfer(pinned.params))
     await eventually(lambda: bool(answer.tokens))
     second.engine.abort(request.request)

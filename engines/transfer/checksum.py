@@ -1,7 +1,7 @@
 """XXH3-64, and a copy that computes it on its way.
 
-Of what is in Python's reach only this is faster than the transfer itself (`headwater bench nixl`): zlib's crc32
-would take three times as long as moving the bytes. It finds accidents, not forgery: who may write to the buffer
+It reads 15 GB/s where a transfer moves 8; zlib's crc32, with 2.3, would take three times as long as the transfer
+itself. It finds accidents, not forgery: who may write to the buffer
 may write anything.
 """
 

@@ -135,7 +135,7 @@ class Transfer(Protocol):
     def borrow(self, offer: Offer, control: Control, *, attempt: int = 1) -> AbstractAsyncContextManager[Any]:
         """As `read`, without the copy: the array lies in the slab, and is not to be used after the block.
 
-        Twice as fast for large tensors; meant for whoever copies them on at once, to a GPU say.
+        Faster for large tensors, whose copy costs more than their transfer; meant for whoever copies them on at once, to a GPU say.
         """
         ...
 

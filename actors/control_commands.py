@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from headwater.actors.control_arguments import Arguments, Drain, LoadLora, Pause, Sleep, ToRole, UnloadLora
+from headwater.actors.work import over_within
 from headwater.engines.engine import Capability, EngineDied, EngineError, NotSupported
 from headwater.schemas.control import Command, ControlReply
 from headwater.schemas.fleet import WorkerState
@@ -28,6 +29,7 @@ ENGINE_S_MAX = 300.0
 """How long the engine may take for one thing: weights are read again from a slow disk."""
 
 ABORT_S_MAX = 10.0
+FETCH_S_MAX = 120.0
 
 
 class Refusal(Exception):
@@ -85,7 +87,8 @@ class Commands:
                 "role": standing.role,
                 "epoch": actor.epoch,
                 "load": load._asdict(),
-                "requests": len(actor.running),
+                "requests": len(actor.work),
+                "handoffs": actor.work.handoffs,
                 "loras": list(standing.loras),
                 "capabilities": sorted(actor.engine.capabilities),
                 "uptime_s": round(actor.world.clock.monotonic_s() - self._began_s, 1),
@@ -134,7 +137,7 @@ class Commands:
         async with _engine_time("clear-kv"):
             await self._actor.engine.clear_kv()
         self._announce()
-        return ControlReply(200, "cleared", {"held_requests": len(self._actor.running)})
+        return ControlReply(200, "cleared", {"held_requests": len(self._actor.work)})
 
     async def _pause(self, asked: Pause) -> ControlReply:
         self._need("pause")
@@ -150,7 +153,7 @@ class Commands:
                 moved = await self._empty(asked.within_s if asked.mode == "wait" else 0.0)
             async with actor.health.still(), _engine_time("pause"):
                 await actor.engine.pause(asked.mode)
-        kept = len(actor.running)
+        kept = len(actor.work)
         return ControlReply(200, f"paused, {kept} requests kept", {"moved": moved, "kept": kept})
 
     async def _resume(self, _: Arguments) -> ControlReply:
@@ -185,8 +188,11 @@ class Commands:
             return ControlReply(200, f"role {asked.role} already")
         if asked.role != "both":
             self._need("handoff")
-        if actor.running:
-            raise Refusal(409, f"{len(actor.running)} requests run: drain it first")
+        if len(actor.work) or actor.work.handoffs:
+            raise Refusal(
+                409,
+                f"{len(actor.work)} requests run, {actor.work.handoffs} hand-offs are held: drain it first",
+            )
         # Nothing waits between the question and this: no request comes in between.
         actor.standing = actor.standing._replace(role=asked.role)
         self._tell_standing()
@@ -245,26 +251,20 @@ class Commands:
 
     async def _empty(self, within_s: float | None) -> int:
         """Return once nothing runs. What does after `within_s` is aborted, and its edges move it: how many."""
-        actor = self._actor
+        work = self._actor.work
         self.give_up.clear()
-        idle = asyncio.ensure_future(actor.idle.wait())
-        given_up = asyncio.ensure_future(self.give_up.wait())
-        try:
-            await asyncio.wait({idle, given_up}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            if idle.done():
-                return 0
-            if given_up.done():
-                raise Refusal(409, "given up: it was asked to resume or to stop")
-            left = actor.running
-            for request in left:
-                actor.engine.abort(request)
-            await asyncio.wait({idle}, timeout=ABORT_S_MAX)
-            if not idle.done():
-                raise EngineError(f"{len(actor.running)} requests do not end although they were aborted")
-            return len(left)
-        finally:
-            idle.cancel()
-            given_up.cancel()
+        if await over_within(work, within_s, self.give_up):
+            return 0
+        if self.give_up.is_set():
+            raise Refusal(409, "given up: it was asked to resume or to stop")
+        left = len(work)
+        work.give_up()
+        # KV that another worker fetches this moment can not be taken away from under it.
+        limit_s = FETCH_S_MAX if work.handoffs else ABORT_S_MAX
+        if not await over_within(work, limit_s, self.give_up):
+            what = f"{len(work)} requests and {work.handoffs} hand-offs"
+            raise EngineError(f"{what} do not end although they were given up")
+        return left
 
 
 class _Undo:

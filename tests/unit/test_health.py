@@ -16,7 +16,7 @@ from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.control import ControlRequest
 from headwater.schemas.fleet import WorkerJoined, WorkerLeft
-from headwater.schemas.inference import Accepted, EmbedRequest, Refused
+from headwater.schemas.inference import Accepted, Embedded, EmbedRequest, Refused
 from headwater.schemas.kv import BlocksStored
 from headwater.schemas.load import LoadReported
 from tests.support.controlled import ControlledSim, SilentSim
@@ -274,6 +274,21 @@ def test_a_busy_engine_is_not_probed_and_a_stuck_one_is_found() -> None:
         assert 59.0 <= took <= 63.0
         assert worker.ended is not None
         assert "no token for 60 s although" in worker.ended
+
+    play(run)
+
+
+def test_an_engine_that_pools_for_long_is_not_probed() -> None:
+    """One batch of prompts may take longer than a probe may wait behind it."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        worker.engine.embed_s = 50.0
+        asked = len(worker.engine.asked)
+        reply = await worker.pooled("e1")
+        assert isinstance(reply, Embedded)
+        assert len(worker.engine.asked) == asked
+        assert worker.ended is None
 
     play(run)
 

@@ -60,6 +60,24 @@ def test_an_engine_that_answers_leaves_no_trace_of_its_canary() -> None:
     play(run)
 
 
+def test_a_canary_that_takes_long_is_no_load() -> None:
+    """It runs for seconds, over several reports: routers are told of an idle worker all the same."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        worker.engine.hang()
+        await until(lambda: worker.actor.health.probing, 15.0)
+        assert worker.engine.load().running == 1
+        await asyncio.sleep(3.0)
+        worker.engine.stopping.go.set()
+        await asyncio.sleep(3.0)
+        loads = events_of(await stage.records(), LoadReported)
+        assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
+        assert worker.ended is None
+
+    play(run)
+
+
 def test_an_engine_that_does_not_answer_is_never_registered() -> None:
     """No card, no lease, no event: it ends with a reason, and may be started again."""
 
@@ -316,8 +334,11 @@ def test_a_probe_makes_way_for_a_command() -> None:
 
     async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
+        worker.engine.hang()
         await until(lambda: worker.actor.health.probing, 15.0)
+        began = stage.clock.time()
         assert (await worker.told("sleep")).status == 200
+        assert stage.clock.time() - began < 1.0
         assert worker.engine.asleep == 1
 
     play(run)
@@ -329,10 +350,13 @@ def test_a_process_that_stood_still_does_not_blame_its_engine() -> None:
     async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
         process = stage.fleet.processes["w1"]
+        worker.engine.hang()
         await until(lambda: worker.actor.health.probing, 15.0)
         process.group.pause()
         await asyncio.sleep(60.0)
         process.group.resume(stage.clock)
+        await asyncio.sleep(2.0)
+        worker.engine.stopping.go.set()
         await asyncio.sleep(30.0)
         assert worker.ended is None
         assert (await control(worker.asks, "w1", ControlRequest("status"))).detail == "ready"

@@ -21,7 +21,8 @@ import structlog
 
 from headwater.actors.bus_port import BusError, Message
 from headwater.actors.control_arguments import WrongArguments, parse, without_secrets
-from headwater.actors.control_commands import Commands, Refusal
+from headwater.actors.control_commands import Commands
+from headwater.actors.control_guards import Refusal
 from headwater.actors.worker_life import WorkerLife
 from headwater.engines.engine import EngineError, NotSupported, RequestRejected
 from headwater.schemas.control import Command, ControlReply, ControlRequest

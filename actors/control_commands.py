@@ -11,12 +11,13 @@ A command that fails leaves the state as it was.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from headwater.actors.control_arguments import Arguments, Drain, LoadLora, Pause, Sleep, ToRole, UnloadLora
-from headwater.engines.engine import Capability, EngineDied, EngineError, NotSupported
+from headwater.actors.control_guards import ENGINE_S_MAX, Refusal, Undo, engine_time
+from headwater.actors.work import over_within
+from headwater.engines.engine import Capability, EngineError, NotSupported
 from headwater.schemas.control import Command, ControlReply
 from headwater.schemas.fleet import WorkerState
 
@@ -24,18 +25,8 @@ if TYPE_CHECKING:
     from headwater.actors.control import Adapters
     from headwater.actors.engine import EngineActor
 
-ENGINE_S_MAX = 300.0
-"""How long the engine may take for one thing: weights are read again from a slow disk."""
-
 ABORT_S_MAX = 10.0
-
-
-class Refusal(Exception):
-    """Not now, not here: an answer with this status."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
+FETCH_S_MAX = 120.0
 
 
 class Commands:
@@ -85,7 +76,8 @@ class Commands:
                 "role": standing.role,
                 "epoch": actor.epoch,
                 "load": load._asdict(),
-                "requests": len(actor.running),
+                "requests": len(actor.work),
+                "handoffs": actor.work.handoffs,
                 "loras": list(standing.loras),
                 "capabilities": sorted(actor.engine.capabilities),
                 "uptime_s": round(actor.world.clock.monotonic_s() - self._began_s, 1),
@@ -104,7 +96,7 @@ class Commands:
         with self._undone_if_it_fails(before):
             self._become("draining")
             moved = await self._empty(asked.within_s)
-            async with actor.health.still(), _engine_time("sleep"):
+            async with actor.health.still(), engine_time("sleep"):
                 if "clear_kv" in actor.engine.capabilities:
                     # Blocks that outlive a sleep in an engine's books would be hits on garbage after it.
                     await actor.engine.clear_kv()
@@ -119,7 +111,7 @@ class Commands:
         actor = self._actor
         if self._state != "sleeping":
             raise Refusal(409, f"it is {self._state}, not asleep")
-        async with actor.health.still(), _engine_time("wake"):
+        async with actor.health.still(), engine_time("wake"):
             await actor.engine.wake()
             await actor.health.canary(actor.info, ENGINE_S_MAX)
         self._level = 0
@@ -131,10 +123,10 @@ class Commands:
         self._need("clear_kv")
         if self._state == "sleeping":
             raise Refusal(409, "asleep: it holds no blocks")
-        async with _engine_time("clear-kv"):
+        async with engine_time("clear-kv"):
             await self._actor.engine.clear_kv()
         self._announce()
-        return ControlReply(200, "cleared", {"held_requests": len(self._actor.running)})
+        return ControlReply(200, "cleared", {"held_requests": len(self._actor.work)})
 
     async def _pause(self, asked: Pause) -> ControlReply:
         self._need("pause")
@@ -148,9 +140,9 @@ class Commands:
             self._become("paused")
             if asked.mode != "keep":
                 moved = await self._empty(asked.within_s if asked.mode == "wait" else 0.0)
-            async with actor.health.still(), _engine_time("pause"):
+            async with actor.health.still(), engine_time("pause"):
                 await actor.engine.pause(asked.mode)
-        kept = len(actor.running)
+        kept = len(actor.work)
         return ControlReply(200, f"paused, {kept} requests kept", {"moved": moved, "kept": kept})
 
     async def _resume(self, _: Arguments) -> ControlReply:
@@ -159,7 +151,7 @@ class Commands:
         if self._state == "ready":
             return ControlReply(200, "ready already")
         if self._state == "paused":
-            async with _engine_time("resume"):
+            async with engine_time("resume"):
                 await self._actor.engine.resume()
         self._become("ready")
         return ControlReply(200, "ready")
@@ -173,7 +165,7 @@ class Commands:
 
     async def _profile(self, *, on: bool) -> ControlReply:
         self._need("profile")
-        async with _engine_time("profile"):
+        async with engine_time("profile"):
             await self._actor.engine.profile(on=on)
         return ControlReply(
             200, "profiling" if on else "the profile is written where the engine's settings say"
@@ -185,8 +177,11 @@ class Commands:
             return ControlReply(200, f"role {asked.role} already")
         if asked.role != "both":
             self._need("handoff")
-        if actor.running:
-            raise Refusal(409, f"{len(actor.running)} requests run: drain it first")
+        if len(actor.work) or actor.work.handoffs:
+            raise Refusal(
+                409,
+                f"{len(actor.work)} requests run, {actor.work.handoffs} hand-offs are held: drain it first",
+            )
         # Nothing waits between the question and this: no request comes in between.
         actor.standing = actor.standing._replace(role=asked.role)
         self._tell_standing()
@@ -240,53 +235,22 @@ class Commands:
             raise NotSupported(self._actor.engine.name, "lora")
         return self.adapters
 
-    def _undone_if_it_fails(self, before: WorkerState) -> "_Undo":
-        return _Undo(lambda: self._become(before))
+    def _undone_if_it_fails(self, before: WorkerState) -> Undo:
+        return Undo(lambda: self._become(before))
 
     async def _empty(self, within_s: float | None) -> int:
         """Return once nothing runs. What does after `within_s` is aborted, and its edges move it: how many."""
-        actor = self._actor
+        work = self._actor.work
         self.give_up.clear()
-        idle = asyncio.ensure_future(actor.idle.wait())
-        given_up = asyncio.ensure_future(self.give_up.wait())
-        try:
-            await asyncio.wait({idle, given_up}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            if idle.done():
-                return 0
-            if given_up.done():
-                raise Refusal(409, "given up: it was asked to resume or to stop")
-            left = actor.running
-            for request in left:
-                actor.engine.abort(request)
-            await asyncio.wait({idle}, timeout=ABORT_S_MAX)
-            if not idle.done():
-                raise EngineError(f"{len(actor.running)} requests do not end although they were aborted")
-            return len(left)
-        finally:
-            idle.cancel()
-            given_up.cancel()
-
-
-class _Undo:
-    """Calls `undo` where its block raises."""
-
-    def __init__(self, undo: Callable[[], None]) -> None:
-        self._undo = undo
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Of a dead engine there is nothing to undo: the worker ends.
-        if kind is not None and not issubclass(kind, EngineDied):
-            self._undo()
-
-
-@asynccontextmanager
-async def _engine_time(what: str) -> AsyncIterator[None]:
-    """At most `ENGINE_S_MAX`. Raises TimeoutError that says so."""
-    try:
-        async with asyncio.timeout(ENGINE_S_MAX):
-            yield
-    except TimeoutError as error:
-        raise TimeoutError(f"the engine did not {what} within {ENGINE_S_MAX:g} s") from error
+        if await over_within(work, within_s, self.give_up):
+            return 0
+        if self.give_up.is_set():
+            raise Refusal(409, "given up: it was asked to resume or to stop")
+        left = len(work)
+        work.give_up()
+        # KV that another worker fetches this moment can not be taken away from under it.
+        limit_s = FETCH_S_MAX if work.handoffs else ABORT_S_MAX
+        if not await over_within(work, limit_s, self.give_up):
+            what = f"{len(work)} requests and {work.handoffs} hand-offs"
+            raise EngineError(f"{what} do not end although they were given up")
+        return left

@@ -48,13 +48,18 @@ class Embedding:
         self._spawn = spawn
         self._refuses = refuses
         self._account = account
-        self._active: dict[str, asyncio.Task[None]] = {}
+        self._active: dict[str, tuple[asyncio.Task[None], Message]] = {}
         self.idle = asyncio.Event()
         self.idle.set()
 
     def __len__(self) -> int:
         """Requests under way."""
         return len(self._active)
+
+    @property
+    def active(self) -> list[str]:
+        """Names of the requests under way."""
+        return list(self._active)
 
     async def on_embed(self, message: Message) -> None:
         """Take a request, or say why not. The answer comes when the engine has it."""
@@ -70,7 +75,7 @@ class Embedding:
         if refusal:
             return await self._answer(message, Refused(refusal, True))
         task = self._spawn(self._work(message, request), "embed")
-        self._active[request.request] = task
+        self._active[request.request] = (task, message)
         self.idle.clear()
         self._account(request.request, ended=False)
         # Not at the end of the work: a task may be cancelled before it begins.
@@ -81,12 +86,20 @@ class Embedding:
         """Nobody wants these any more."""
         for request in _cancel.decode(message.data).requests:
             if request in self._active:
-                self._active[request].cancel()
+                self._active[request][0].cancel()
 
     def cancel_all(self) -> None:
-        """Stop what runs: the edges have it done elsewhere."""
-        for task in list(self._active.values()):
+        """Stop what runs, and say so: the edges have it done elsewhere."""
+        for task, message in list(self._active.values()):
             task.cancel()
+            # A worker that only sleeps keeps its lease: nothing else would tell the edge.
+            self._spawn(self._tell_given_up(message), "given up")
+
+    async def _tell_given_up(self, message: Message) -> None:
+        try:
+            await self._answer(message, Refused("the worker gave it up", True))
+        except BusError as error:
+            _log.warning("embedding_not_sent", reason=str(error))
 
     async def _work(self, message: Message, request: EmbedRequest) -> None:
         reply: EmbedReply

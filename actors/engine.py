@@ -40,6 +40,7 @@ from headwater.actors.gate import Gate
 from headwater.actors.health import EngineHealth, HealthSettings
 from headwater.actors.intake import Intake
 from headwater.actors.tasks import cancel_all
+from headwater.actors.work import Work
 from headwater.actors.worker_life import Standing, WorkerLife
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo
@@ -85,16 +86,17 @@ class EngineActor(Actor):
         self._lease: lease.LeaseHandle | None = None
         self._fallen = ""
         self._ready_gate = Gate(world.bus, name, self.spawn)
+        self.embedding = Embedding(world.bus, engine, self.spawn, self._refuses, self.intake.account)
+        self.work = Work(engine, self.intake, self.embedding)
         self.control = WorkerControl(self, adapters)
         self.health = EngineHealth(
             engine,
             world.clock,
             world.ids,
             health or HealthSettings(),
-            self.intake.frames,
+            self.work,
             judged=lambda: not self.stopping and self.standing.state in ("ready", "draining"),
         )
-        self.embedding = Embedding(world.bus, engine, self.spawn, self._refuses, self.intake.account)
 
     @property
     def info(self) -> EngineInfo:
@@ -117,16 +119,6 @@ class EngineActor(Actor):
     def epoch(self) -> int:
         """Of the present life, or the last one."""
         return self.intake.frames.epoch
-
-    @property
-    def idle(self) -> asyncio.Event:
-        """Set while nothing runs and nothing is held for others."""
-        return self.intake.idle
-
-    @property
-    def running(self) -> list[str]:
-        """The requests that the engine has."""
-        return list(self.intake.frames.active)
 
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
@@ -170,9 +162,7 @@ class EngineActor(Actor):
             except* WriterFenced as errors:
                 reason = str(errors.exceptions[0])
             self.log.warning("lease_lost", reason=reason, epoch=self.intake.frames.epoch)
-            for request in list(self.intake.frames.active):
-                self.engine.abort(request)
-            self.embedding.cancel_all()
+            self.work.give_up()
 
     async def _one_life(self) -> str:
         world = self.world
@@ -294,16 +284,13 @@ class EngineActor(Actor):
         life = self._life
         if life is not None:
             life.drain()
-        self.log.info("draining", requests=len(self.intake.frames.active) + len(self.embedding))
+        self.log.info("draining", requests=len(self.work))
         try:
             async with asyncio.timeout(self.drain_s):
-                await self.intake.idle.wait()
-                await self.embedding.idle.wait()
+                await self.work.over()
         except TimeoutError:
-            self.log.warning("drain_cut_short", requests=len(self.intake.frames.active), after_s=self.drain_s)
-            for request in list(self.intake.frames.active):
-                self.engine.abort(request)
-            self.embedding.cancel_all()
+            self.log.warning("drain_cut_short", requests=len(self.work), after_s=self.drain_s)
+            self.work.give_up()
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
             try:

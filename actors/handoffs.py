@@ -116,6 +116,11 @@ class Handoffs:
         name = self._by_request.get(request)
         return self._close(self._open[name], "released") if name is not None else None
 
+    def forsake(self) -> list[GivenUp]:
+        """Give up all that nobody has claimed."""
+        offered = [one for one in self._open.values() if one.stage is _Stage.OFFERED]
+        return [give for one in offered if (give := self._close(one, "released"))]
+
     def expire(self) -> list[GivenUp]:
         """Give up what was not claimed in time; forget what was claimed and must have been fetched by now."""
         now = self._clock.monotonic_s()

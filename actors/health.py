@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from headwater.actors.frames import FrameSender
+from headwater.actors.work import Work
 from headwater.engines.engine import (
     Engine,
     EngineDied,
@@ -49,7 +49,7 @@ class HealthSettings(NamedTuple):
 
 
 class EngineHealth:
-    """See the module. `frames` tells what the engine has and gives; `judged` is False while it owes nobody an answer."""
+    """See the module. `work` is what the engine has to do; `judged` is False while it owes nobody an answer."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EngineHealth:
         clock: Clock,
         ids: Callable[[], str],
         settings: HealthSettings,
-        frames: FrameSender,
+        work: Work,
         *,
         judged: Callable[[], bool],
     ) -> None:
@@ -66,7 +66,7 @@ class EngineHealth:
         self._clock = clock
         self._ids = ids
         self._settings = settings
-        self._frames = frames
+        self._work = work
         self._tokens = 0
         self._had: set[str] = set()
         self._judged = judged
@@ -78,9 +78,9 @@ class EngineHealth:
 
     def _gave(self) -> bool:
         """Did the engine give a token, or an end, since the last look?"""
-        frames, tokens, had = self._frames, self._tokens, self._had
-        self._tokens, self._had = frames.tokens, set(frames.active)
-        return frames.tokens != tokens or not had <= self._had
+        tokens, had = self._tokens, self._had
+        self._tokens, self._had = self._work.tokens, self._work.requests
+        return self._tokens != tokens or not had <= self._had
 
     async def first(self, info: EngineInfo, role: Role) -> None:
         """The canary of an engine that has just started; the cache is empty behind it.
@@ -191,7 +191,7 @@ class EngineHealth:
             if self._gave() or not self._judged():
                 self._quiet_s, self._failures = 0.0, 0
                 continue
-            running, settings = len(self._frames.active), self._settings
+            running, settings = len(self._work), self._settings
             if running and 0 < settings.stuck_s <= self._quiet_s:
                 raise EngineDied(
                     f"no token for {self._quiet_s:.0f} s although {running} requests run: the engine is stuck"
@@ -209,7 +209,7 @@ class EngineHealth:
                 await self.canary(info, self._settings.probe_s)
             except (EngineDied, RequestRejected) as error:
                 await self._engine.check()
-                if self._frames.active or self._still or not self._judged():
+                if len(self._work) or self._still or not self._judged():
                     self._quiet_s = 0.0
                     return
                 self._failures += 1

@@ -241,6 +241,10 @@ class Intake:
             self._spawn(self._release(one), "release")
         self._note_idle()
 
+    def forsake(self) -> None:
+        """Give up every hand-off that nobody has claimed yet: those edges have the prompt computed again."""
+        self._give_up(self.handoffs.forsake())
+
     async def _release(self, one: GivenUp) -> None:
         try:
             await self._engine.release(one.request, one.params)

@@ -14,6 +14,7 @@ from headwater.actors.admin import AdminApp
 from headwater.actors.admin_tokens import LogIns, Token, WeakToken, parse_tokens
 from headwater.actors.edge.server import STOP_S, UvicornServer
 from headwater.actors.supervisor import GaveUp, supervise
+from headwater.ops.access import credentials
 from headwater.ops.config import ConfigError, Settings
 from headwater.ops.run_actor import listen, world_of
 
@@ -41,6 +42,7 @@ def tokens_of(settings: Settings) -> list[Token]:
 def check(settings: Settings) -> None:
     """Raises `ConfigError` for an admin port that could not be opened with these settings."""
     tokens_of(settings)
+    credentials(settings, "admin", "admin")
     listen(settings.admin_host, settings.admin_port, "--admin-port").close()
 
 

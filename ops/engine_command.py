@@ -34,7 +34,7 @@ def _run(settings: Settings) -> int:
 
 
 def _headless(settings: Settings) -> int:
-    from headwater.engines.vllm import headless, native
+    from headwater.engines.vllm import headless, native, share_imports
     from headwater.ops import engines, metrics, preflight, workers
 
     plan = workers.plan(_one(settings))
@@ -47,6 +47,8 @@ def _headless(settings: Settings) -> int:
         labels = {"worker": name, "pool": "", "role": settings.role, "rank": rank}
         metrics.serve(settings.metrics_port, settings.host, lambda: labels)
     alone = workers.of_worker(settings, plan[0])
+    if engines.on_cpu():
+        share_imports.preload()
     headless.run(engines.vllm_settings(alone, name, folder=folder, name=folder.name))
     return 0
 

@@ -231,7 +231,7 @@ async def test_a_dead_engine_costs_no_request(tmp_path: Path) -> None:
             async with load.on():
                 async with guest(up) as one:
                     async with asyncio.timeout(20):
-                        while not one.actor.running:
+                        while not len(one.actor.work):
                             await asyncio.sleep(0.01)
                     one.engine.dead = "its process was killed by SIGKILL"
                     await lease_gone(eye, "guest", 1.0)

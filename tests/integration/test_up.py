@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.ops.nats_server import free_port
 from tests.support.fleet import fleet, stream_text
 
 pytestmark = [pytest.mark.processes]
@@ -80,3 +81,30 @@ async def test_a_seeded_answer_is_the_same_each_time(tmp_path: Path) -> None:
         assert one[0] == two[0]
         assert one[1] == two[1] == "length"
         assert one[2]["completion_tokens"] == 40
+
+
+async def test_workers_with_roles_each_tell_theirs(tmp_path: Path) -> None:
+    """`--prefill-workers` and `--decode-workers` without `--workers`: these and no others; each has its metrics port."""
+    port = free_port(0)
+    flags = (
+        "--engine",
+        "sim",
+        "--prefill-workers",
+        "1",
+        "--decode-workers",
+        "2",
+        "--metrics-port",
+        str(port),
+    )
+    async with fleet(tmp_path, *flags) as up, up.client() as client:
+        health = await client.get("/health")
+        assert sum(health.json()["workers"].values()) == 3
+        for number, (worker, role) in enumerate(
+            (("prefill-0", "prefill"), ("decode-0", "decode"), ("decode-1", "decode"))
+        ):
+            page = (await client.get(f"http://127.0.0.1:{port + number}/metrics")).text
+            sample = next(
+                line for line in page.splitlines() if line.startswith("process_resident_memory_bytes{")
+            )
+            for label in (f'worker="{worker}"', f'role="{role}"', 'pool="sim-b16"'):
+                assert label in sample

@@ -18,7 +18,7 @@ from headwater.engines.engine import (
 )
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.schemas.clock import Clock
-from headwater.schemas.inference import GenerateRequest
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
 
@@ -47,7 +47,13 @@ class _Stopping:
 class ControlledSim(SimEngine):
     """`calls` lists what was asked of it. `fails` names calls that fail, `hangs` makes it answer nothing."""
 
-    capabilities: frozenset[Capability] = SimEngine.capabilities | {"sleep", "pause", "profile", "handoff"}
+    capabilities: frozenset[Capability] = SimEngine.capabilities | {
+        "sleep",
+        "pause",
+        "profile",
+        "handoff",
+        "embed",
+    }
 
     def __init__(self, settings: SimSettings, clock: Clock) -> None:
         self.stopping = _Stopping(clock)
@@ -60,6 +66,7 @@ class ControlledSim(SimEngine):
         self.broken = ""
         self.dead = ""
         self.asleep = 0
+        self.embed_s = 60.0
         self.books: list[BlocksStored] = []
         self.no_sleep = asyncio.Event()
         self.no_sleep.set()
@@ -84,6 +91,12 @@ class ControlledSim(SimEngine):
         """See `Engine.release`."""
         self.released.append(request)
         await super().release(request, params)
+
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`. It takes `embed_s` seconds, and then as long as the engine is stopped."""
+        if not request.request.startswith("canary"):
+            await self.stopping.sleep(self.embed_s)
+        return (b"\0\0\0\0",) * len(request.prompts)
 
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`. Says nothing of its blocks, as engines may."""

@@ -17,7 +17,16 @@ from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, SETTINGS
 from headwater.schemas import subjects
 from headwater.schemas.control import Command, ControlReply, ControlRequest
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.inference import GenerateReply, GenerateRequest, Sampling, StatusQuery, StatusReply
+from headwater.schemas.inference import (
+    EmbedReply,
+    EmbedRequest,
+    GenerateReply,
+    GenerateRequest,
+    Leg,
+    Sampling,
+    StatusQuery,
+    StatusReply,
+)
 from tests.support.controlled import ControlledSim
 from tests.unit.virtual import Stage, until
 
@@ -51,13 +60,26 @@ class Worker:
             await self.asks.bus.request(subject, data, timeout_s=1_000.0), type=ControlReply
         )
 
-    async def given(self, number: int, tokens: int = 400, epoch: int = 0) -> Any:
+    async def given(self, number: int, tokens: int = 400, epoch: int = 0, leg: Leg = "") -> Any:
         """Give it a request of two blocks, as an edge does; its answer."""
         request = GenerateRequest(
-            f"r{number}-0-1", "e1", number, pack_tokens([number] * 32), Sampling(tokens, ignore_eos=True)
+            f"r{number}-0-1",
+            "e1",
+            number,
+            pack_tokens([number] * 32),
+            Sampling(tokens, ignore_eos=True),
+            leg=leg,
         )
         subject = subjects.engine(NAMESPACE, self.actor.name, epoch or self.actor.epoch, "generate")
         return _reply.decode(await self.asks.bus.request(subject, _encode(request), timeout_s=2.0))
+
+    async def pooled(self, name: str) -> EmbedReply:
+        """Give it a prompt to pool, as an edge does; its answer."""
+        request = EmbedRequest(name, (pack_tokens([1, 2, 3]),))
+        subject = subjects.engine(NAMESPACE, self.actor.name, self.actor.epoch, "embed")
+        data = await self.asks.bus.request(subject, _encode(request), timeout_s=500.0)
+        reply: EmbedReply = msgspec.msgpack.decode(data, type=EmbedReply)
+        return reply
 
     async def status_of(self, number: int) -> StatusReply:
         """What an edge hears that asks after a silent request."""

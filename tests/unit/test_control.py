@@ -16,7 +16,7 @@ from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.control import COMMANDS, Command, ControlReply, ControlRequest
 from headwater.schemas.fleet import WorkerChanged, WorkerControlled, WorkerJoined, WorkerLeft
-from headwater.schemas.inference import Accepted, Refused
+from headwater.schemas.inference import Accepted, Embedded, Refused
 from headwater.schemas.kv import BlocksCleared, BlocksStored
 from tests.support.controlled import ControlledSim
 from tests.unit.control_world import Worker, ready
@@ -111,6 +111,49 @@ def test_what_does_not_end_in_time_is_given_up() -> None:
     play(run)
 
 
+def test_kv_that_is_kept_for_others_keeps_a_worker_awake_until_it_is_given_up() -> None:
+    """A drain waits for it as for a request; sleep gives it back to the engine when time is over."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage)
+        assert isinstance(await worker.given(1, 4, leg="prefill"), Accepted)
+        await until(lambda: worker.actor.work.handoffs == 1)
+        refused = await worker.told("role", role="decode")
+        assert (refused.status, refused.detail) == (
+            409,
+            "0 requests run, 1 hand-offs are held: drain it first",
+        )
+        began = stage.clock.time()
+        assert (await worker.told("sleep", within_s=0.5)).status == 200
+        assert stage.clock.time() - began >= 0.5
+        assert worker.engine.released == ["r1-0-1"]
+        assert worker.actor.work.handoffs == 0
+
+    play(run)
+
+
+def test_prompts_that_are_pooled_are_work_like_any_other() -> None:
+    """Sleep waits for them, then gives them up and says so: their edge would wait for two minutes."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage)
+        pooled = asyncio.ensure_future(worker.pooled("e1"))
+        await until(lambda: len(worker.actor.work) == 1)
+        assert (await worker.told("status")).data["requests"] == 1
+        began = stage.clock.time()
+        assert (await worker.told("sleep", within_s=2.0)).data == {"moved": 1}
+        assert await pooled == Refused("the worker gave it up", True)
+        assert 2.0 <= stage.clock.time() - began < 2.5
+        await worker.told("wake")
+        worker.engine.embed_s = 20.0
+        pooled = asyncio.ensure_future(worker.pooled("e2"))
+        await asyncio.sleep(0.1)
+        assert (await worker.told("drain")).data == {"moved": 0}
+        assert isinstance(await pooled, Embedded)
+
+    play(run)
+
+
 def test_blocks_are_gone_from_the_log_even_if_the_engine_keeps_them_in_its_books() -> None:
     """An engine that says nothing when it sleeps: no router may send a prompt after blocks that are no more."""
 
@@ -184,7 +227,7 @@ def test_requests_kept_over_a_pause_are_not_lost() -> None:
         assert status.entry.finish == ""
         assert worker.ended is None, "silent for long, and rightly so"
         assert (await worker.told("resume")).detail == "ready"
-        await until(lambda: not worker.actor.running)
+        await until(lambda: not len(worker.actor.work))
         done = (await worker.status_of(1)).entry
         assert done is not None
         assert (len(done.tokens), done.finish) == (50, "length")
@@ -203,7 +246,7 @@ def test_a_pause_without_keeping_leaves_nothing_running(mode: str, within_s: flo
         await worker.given(1, 200)
         reply = await worker.told("pause", mode=mode, within_s=within_s)
         assert (reply.status, reply.data) == (200, {"moved": moved, "kept": 0})
-        assert worker.actor.running == []
+        assert len(worker.actor.work) == 0
 
     play(run)
 
@@ -216,10 +259,10 @@ def test_a_drained_worker_stays_and_may_change_its_role() -> None:
         epoch = worker.actor.epoch
         await worker.given(1, 100)
         busy = await worker.told("role", role="prefill")
-        assert (busy.status, busy.detail) == (409, "1 requests run: drain it first")
+        assert (busy.status, busy.detail) == (409, "1 requests run, 0 hand-offs are held: drain it first")
         drained = await worker.told("drain")
         assert drained.status == 200
-        assert worker.actor.running == []
+        assert len(worker.actor.work) == 0
         assert (await worker.told("role", role="decode")).data == {"state": "draining"}
         assert (await worker.told("status")).data["role"] == "decode"
         assert (await worker.told("resume")).status == 200
@@ -252,7 +295,7 @@ def test_one_command_at_a_time() -> None:
         assert resumed == ControlReply(200, "ready")
         assert (await drain).status == 409
         assert worker.actor.standing.state == "ready"
-        assert len(worker.actor.running) == 1
+        assert len(worker.actor.work) == 1
         assert [(one.command, one.status) for one in await audited(stage)] == [
             ("clear-kv", 409),
             ("drain", 409),
@@ -366,7 +409,7 @@ def test_what_an_engine_can_not_is_refused_by_name(
         await worker.given(1, 1_000)
         reply = await worker.told(command, **arguments)
         assert (reply.status, reply.data) == (501, {"capability": capability})
-        assert len(worker.actor.running) == 1
+        assert len(worker.actor.work) == 1
 
     play(run)
 

@@ -41,7 +41,7 @@ def test_requests_before_the_joining_wait_for_it_in_order() -> None:
         assert await asyncio.gather(*waiting) == [Accepted()] * 3
         taken = [one.request for one in worker.engine.asked if "canary" not in one.request]
         assert sorted(taken) == ["r1-0-1", "r2-0-1", "r3-0-1"]
-        await until(lambda: sorted(worker.actor.running) == ["r1-0-1", "r3-0-1"])
+        await until(lambda: sorted(worker.actor.work.requests) == ["r1-0-1", "r3-0-1"])
 
     play(run)
 

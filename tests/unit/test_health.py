@@ -16,7 +16,7 @@ from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.control import ControlRequest
 from headwater.schemas.fleet import WorkerJoined, WorkerLeft
-from headwater.schemas.inference import Accepted, EmbedRequest, Refused
+from headwater.schemas.inference import Accepted, Embedded, EmbedRequest, Refused
 from headwater.schemas.kv import BlocksStored
 from headwater.schemas.load import LoadReported
 from tests.support.controlled import ControlledSim, SilentSim
@@ -56,6 +56,24 @@ def test_an_engine_that_answers_leaves_no_trace_of_its_canary() -> None:
         assert len(loads) > 50
         assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
         assert {(*one.accepted, *one.prefilled, *one.finished) for one in loads} == {()}
+
+    play(run)
+
+
+def test_a_canary_that_takes_long_is_no_load() -> None:
+    """It runs for seconds, over several reports: routers are told of an idle worker all the same."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        worker.engine.hang()
+        await until(lambda: worker.actor.health.probing, 15.0)
+        assert worker.engine.load().running == 1
+        await asyncio.sleep(3.0)
+        worker.engine.stopping.go.set()
+        await asyncio.sleep(3.0)
+        loads = events_of(await stage.records(), LoadReported)
+        assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
+        assert worker.ended is None
 
     play(run)
 
@@ -278,6 +296,21 @@ def test_a_busy_engine_is_not_probed_and_a_stuck_one_is_found() -> None:
     play(run)
 
 
+def test_an_engine_that_pools_for_long_is_not_probed() -> None:
+    """One batch of prompts may take longer than a probe may wait behind it."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        worker.engine.embed_s = 50.0
+        asked = len(worker.engine.asked)
+        reply = await worker.pooled("e1")
+        assert isinstance(reply, Embedded)
+        assert len(worker.engine.asked) == asked
+        assert worker.ended is None
+
+    play(run)
+
+
 @pytest.mark.parametrize("state", ["pause", "sleep"])
 def test_who_is_paused_or_asleep_is_not_probed(state: Any) -> None:
     """It owes nobody an answer; behind it the probes go on."""
@@ -301,8 +334,11 @@ def test_a_probe_makes_way_for_a_command() -> None:
 
     async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
+        worker.engine.hang()
         await until(lambda: worker.actor.health.probing, 15.0)
+        began = stage.clock.time()
         assert (await worker.told("sleep")).status == 200
+        assert stage.clock.time() - began < 1.0
         assert worker.engine.asleep == 1
 
     play(run)
@@ -314,10 +350,13 @@ def test_a_process_that_stood_still_does_not_blame_its_engine() -> None:
     async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
         process = stage.fleet.processes["w1"]
+        worker.engine.hang()
         await until(lambda: worker.actor.health.probing, 15.0)
         process.group.pause()
         await asyncio.sleep(60.0)
         process.group.resume(stage.clock)
+        await asyncio.sleep(2.0)
+        worker.engine.stopping.go.set()
         await asyncio.sleep(30.0)
         assert worker.ended is None
         assert (await control(worker.asks, "w1", ControlRequest("status"))).detail == "ready"

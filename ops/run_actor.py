@@ -22,6 +22,7 @@ from headwater.ops import engines
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
+from headwater.ops.run_ranks import has_ranks, run_ranks
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
@@ -92,8 +93,11 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
     """One engine worker until stopped or its engine died: then the process ends, to be started afresh."""
     name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
 
+    engine, served = engines.make(settings, name)
+    if has_ranks(engine):
+        return await run_ranks(settings, name, engine, served, stop, _run)
+
     async def make(world: World) -> Actor:
-        engine, served = engines.make(settings, name)
         return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
 
     return await _run(settings, "worker", name, make, stop, restarts=False)

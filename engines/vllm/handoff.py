@@ -46,7 +46,8 @@ class Fetch(msgspec.Struct):
     remote_request_id: str
     remote_host: str
     remote_port: int
-    remote_block_ids: list[list[int]]
+    remote_block_ids: list[int | list[int]]
+    """A list for each cache group; older releases, which know one group, give that list alone."""
     tp_size: int
 
 
@@ -105,7 +106,7 @@ def _checked(params: bytes) -> Fetch:
         raise Unusable("it asks for no remote prefill")
     if not checked.remote_engine_id or not checked.remote_request_id or not checked.remote_host:
         raise Unusable("it does not say who holds the blocks")
-    if not any(checked.remote_block_ids):
+    if all(group == [] for group in checked.remote_block_ids):
         raise Unusable("it names no blocks")
     return checked
 

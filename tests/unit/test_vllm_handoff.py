@@ -47,6 +47,11 @@ def test_parameters_go_through_as_they_are_but_for_the_count_of_the_other_side()
     assert handoffs.fetch(pinned.params) == expected
 
 
+def test_one_list_of_blocks_is_taken_too() -> None:
+    """As releases before cache groups give it."""
+    assert Handoffs(config()).fetch(packed(remote_block_ids=[0, 1]))["remote_block_ids"] == [0, 1]
+
+
 @pytest.mark.parametrize(
     "change",
     [

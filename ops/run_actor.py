@@ -17,7 +17,9 @@ from headwater.actors.edge.server import UvicornServer
 from headwater.actors.engine import EngineActor
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
+from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
+from headwater.engines.engine import Engine
 from headwater.ops import engines
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
@@ -94,12 +96,13 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
     name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
 
     engine, served = engines.make(settings, name)
+
+    async def make(world: World, own: str = name, one: Engine = engine) -> Actor:
+        standing = Standing(instance=name)
+        return EngineActor(world, own, one, served, drain_s=settings.drain_s, standing=standing)
+
     if has_ranks(engine):
-        return await run_ranks(settings, name, engine, served, stop, _run)
-
-    async def make(world: World) -> Actor:
-        return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
-
+        return await run_ranks(settings, name, engine, make, stop, _run)
     return await _run(settings, "worker", name, make, stop, restarts=False)
 
 

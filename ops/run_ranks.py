@@ -8,9 +8,6 @@ from typing import Any, TypeGuard
 import msgspec
 
 from headwater.actors.actor import Actor
-from headwater.actors.cards import Served
-from headwater.actors.engine import EngineActor
-from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
 from headwater.engines.engine import Engine
 from headwater.engines.ranks import RankedEngine, split
@@ -19,6 +16,9 @@ from headwater.ops.config import Settings
 
 Run = Callable[..., Awaitable[int]]
 """`run_actor`'s way to run one actor in a world of its own: settings, kind, name, make, stop, restarts."""
+
+Make = Callable[[World, str, Engine], Awaitable[Actor]]
+"""Makes the worker of one rank: its world, its name, its engine."""
 
 
 def has_ranks(engine: Engine) -> TypeGuard[RankedEngine]:
@@ -32,12 +32,12 @@ def rank_name(worker: str, number: int) -> str:
 
 
 async def run_ranks(
-    settings: Settings, worker: str, engine: RankedEngine, served: Served, stop: asyncio.Event, run: Run
+    settings: Settings, worker: str, engine: RankedEngine, make: Make, stop: asyncio.Event, run: Run
 ) -> int:
     """All ranks until stopped, or until one of them ends: then the others end too, as their engine is the same.
 
-    Each has a connection, a lease and a name of its own, and the worker's name as its instance. Returns the exit
-    status, the worst of them.
+    Each has a connection, a lease and a name of its own; `make` gives it the worker's name as its instance. Returns
+    the exit status, the worst of them.
     """
     ending = asyncio.Event()
 
@@ -46,12 +46,11 @@ async def run_ranks(
         # One server of metrics for the process.
         own = settings if number == 0 else msgspec.structs.replace(settings, metrics_port=0)
 
-        async def make(world: World) -> Actor:
-            standing = Standing(instance=worker)
-            return EngineActor(world, name, rank, served, drain_s=settings.drain_s, standing=standing)
+        async def make_it(world: World) -> Actor:
+            return await make(world, name, rank)
 
         try:
-            return await run(own, "worker", name, make, ending, restarts=False)
+            return await run(own, "worker", name, make_it, ending, restarts=False)
         finally:
             ending.set()
 

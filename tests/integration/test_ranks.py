@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from headwater.actors.actor import Actor
 from headwater.actors.cards import Served
+from headwater.actors.engine import EngineActor
+from headwater.actors.worker_life import Standing
+from headwater.actors.world import World
+from headwater.engines.engine import Engine
 from headwater.engines.sim_model import sim_model_files
 from headwater.ops import run_actor
 from headwater.ops.config import Settings
@@ -44,7 +49,12 @@ async def test_ranks_are_workers_of_one_instance_that_end_together(tmp_path: Pat
         stop = asyncio.Event()
         settings = Settings(nats=server.url, drain_s=0.5)
         served = Served("sim", sim_model_files("sim"))
-        running = asyncio.create_task(run_ranks(settings, WORKER, engine, served, stop, run_actor._run))
+
+        async def make(world: World, name: str, rank: Engine) -> Actor:
+            standing = Standing(instance=WORKER)
+            return EngineActor(world, name, rank, served, drain_s=0.5, standing=standing)
+
+        running = asyncio.create_task(run_ranks(settings, WORKER, engine, make, stop, run_actor._run))
         events = await joined(server.url, 2)
         assert {event.worker for event in events} == {rank_name(WORKER, number) for number in range(2)}
         assert {event.instance for event in events} == {WORKER}

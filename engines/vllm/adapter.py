@@ -44,7 +44,7 @@ _log = structlog.get_logger("headwater.vllm")
 class VllmSettings(NamedTuple):
     """What we decide; everything else is vLLM's default. Zero and empty mean: choose for this machine.
 
-    `ranks` is vLLM's data_parallel_size. `processors` are logits processors that requests may use, "module:Class" by
+    `ranks` are the data-parallel ranks of this engine: vLLM's data_parallel_size, on one node. `processors` are logits processors that requests may use, "module:Class" by
     name; see `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs that win over all others.
     """
 
@@ -131,7 +131,8 @@ class VllmEngine(VllmControl):
     def _complete(self, arguments: dict[str, Any]) -> None:
         """What other settings make necessary."""
         if self.ranks > 1:
-            arguments["data_parallel_size"] = self.ranks
+            # On one node of several it is more than this engine's own.
+            arguments.setdefault("data_parallel_size", self.ranks)
         if self._settings.processors:
             arguments["logits_processors"] = list(self._settings.processors.values())
         # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.

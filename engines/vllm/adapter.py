@@ -44,7 +44,7 @@ _log = structlog.get_logger("headwater.vllm")
 class VllmSettings(NamedTuple):
     """What we decide; everything else is vLLM's default. Zero and empty mean: choose for this machine.
 
-    `ranks` are the data-parallel ranks of this engine: vLLM's data_parallel_size, on one node. `processors` are logits processors that requests may use, "module:Class" by
+    `ranks` is vLLM's data_parallel_size. `processors` are logits processors that requests may use, "module:Class" by
     name; see `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs that win over all others.
     """
 

@@ -19,7 +19,7 @@ def run(settings: Settings) -> int:
 
 def _run(settings: Settings) -> int:
     from headwater.engines.vllm import checks
-    from headwater.ops import engines, preflight, process, run_actor, workers
+    from headwater.ops import engines, preflight, process, run_engine, workers
 
     if settings.engine == "vllm" and checks.is_follower(settings.native):
         return _headless(settings)
@@ -30,7 +30,7 @@ def _run(settings: Settings) -> int:
     plans = workers.plan(_one(settings))
     preflight.check(settings, plans)
     alone = workers.of_worker(settings, plans[0]._replace(name=settings.name))
-    return process.run(lambda stop: run_actor.run_engine(alone, stop))
+    return process.run(lambda stop: run_engine.run_engine(alone, stop))
 
 
 def _headless(settings: Settings) -> int:

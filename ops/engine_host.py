@@ -23,7 +23,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.vllm import native, share_imports
 from headwater.events.errors import LogError
 from headwater.events.jetstream import JetStreamTable, connect
-from headwater.ops import engines, preflight, process, run_actor, workers
+from headwater.ops import engines, preflight, process, run_actor, run_engine, workers
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import HOPELESS
@@ -100,7 +100,7 @@ class _Host:
     def _start(self, name: str) -> None:
         settings = workers.of_worker(self._settings, self._plans[name])
         self._started_s[name] = time.monotonic()
-        pid = _fork(lambda: process.run(lambda stop: run_actor.run_engine(settings, stop)))
+        pid = _fork(lambda: process.run(lambda stop: run_engine.run_engine(settings, stop)))
         self._pids[pid] = name
 
     def _reap(self) -> None:

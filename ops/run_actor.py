@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,20 +12,15 @@ import structlog
 from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.server import UvicornServer
-from headwater.actors.engine import EngineActor
-from headwater.actors.health import HealthSettings
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
-from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
-from headwater.engines.engine import EngineUnavailable
-from headwater.ops import engines, metrics, metrics_folder, preflight
+from headwater.ops import metrics
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
-from headwater.schemas.names import slug
 from headwater.schemas.route import Weights
 from headwater.schemas.subjects import InboxKind
 
@@ -83,7 +77,7 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
         server = UvicornServer(listener.dup())
         return EdgeActor(world, name, server, drain_s=settings.drain_s, payload=settings.record_payloads)
 
-    return await _run(settings, "edge", name, make, stop)
+    return await run_one(settings, "edge", name, make, stop)
 
 
 async def run_router(settings: Settings, stop: asyncio.Event) -> int:
@@ -94,50 +88,7 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
         weights = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
         return RouterActor(world, name, settings.pool or await first_pool(world), weights=weights)
 
-    return await _run(settings, "router", name, make, stop)
-
-
-async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
-    """One engine worker until stopped or its engine died: then the process ends, to be started afresh."""
-    name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
-
-    actors: list[EngineActor] = []
-
-    async def make(world: World) -> Actor:
-        try:
-            engine, served = engines.make(settings, name)
-            if restricted(settings):
-                _log.info("fleet_not_compared", reason="this key may not list model cards")
-            else:
-                model = served.files.name
-                await preflight.against_fleet(world, settings, model, cpu=engines.on_cpu())
-        except EngineUnavailable as error:
-            _log.error("engine_cannot_start", reason=str(error))
-            raise Hopeless(str(error)) from error
-        standing = Standing(role=settings.role, instance=name)
-        health = HealthSettings(settings.canary_s, settings.probe_idle_s, settings.probe_s)
-        actors[:] = [
-            EngineActor(
-                world, name, engine, served, drain_s=settings.drain_s, standing=standing, health=health
-            )
-        ]
-        return actors[0]
-
-    def labels() -> dict[str, str]:
-        actor = actors[0] if actors else None
-        pool = str(actor.stats().get("pool", "")) if actor else ""
-        role = actor.standing.role if actor else settings.role
-        return {"worker": name, "pool": pool, "role": role, "rank": "0"}
-
-    if settings.engine == "vllm" and settings.metrics_port:
-        with metrics_folder.per_life():
-            return await _run(settings, "worker", name, make, stop, restarts=False, labels=labels)
-    return await _run(settings, "worker", name, make, stop, restarts=False, labels=labels)
-
-
-def restricted(settings: Settings) -> bool:
-    """Does this process log in with a key of its own kind, which may do what its kind needs and no more?"""
-    return bool(settings.nats_keys_dir or settings.nats_nkey_file or settings.nats_creds_file)
+    return await run_one(settings, "router", name, make, stop)
 
 
 async def first_pool(world: World) -> str:
@@ -149,7 +100,7 @@ async def first_pool(world: World) -> str:
     raise ConfigError("the card table ended")
 
 
-async def _run(
+async def run_one(
     settings: Settings,
     kind: InboxKind,
     name: str,

@@ -109,7 +109,8 @@ class VllmEngine(VllmControl):
     def _complete(self, arguments: dict[str, Any]) -> None:
         """What other settings make necessary."""
         if self.ranks > 1:
-            arguments["data_parallel_size"] = self.ranks
+            # On one node of several it is more than this engine's own.
+            arguments.setdefault("data_parallel_size", self.ranks)
         if self._settings.processors:
             arguments["logits_processors"] = list(self._settings.processors.values())
         # Somebody's own extension stays; blocks that nobody fetches are then freed by the lease only.

@@ -7,8 +7,7 @@ blocks by then. So a map is refused here that is not whole (half of one hangs th
 one that this engine has seen; that no other engine gets it is the worker's care.
 """
 
-import time
-from collections.abc import Callable
+from collections import OrderedDict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,9 @@ LEASE_S = 30
 
 MARGIN = 1 / 3
 """Part of the lease that is left for the way to the other engine; from then on that one renews it."""
+
+REMEMBERED = 65_536
+"""Hand-offs that an engine knows it has used."""
 
 PREFILL: dict[str, Any] = {
     "do_remote_decode": True,
@@ -46,7 +48,8 @@ class Fetch(msgspec.Struct):
     remote_request_id: str
     remote_host: str
     remote_port: int
-    remote_block_ids: list[list[int]]
+    remote_block_ids: list[int | list[int]]
+    """A list for each cache group; older releases, which know one group, give that list alone."""
     tp_size: int
 
 
@@ -57,13 +60,11 @@ class Unusable(Exception):
 class Handoffs:
     """Makes and checks the parameters of hand-offs of one engine."""
 
-    def __init__(self, config: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: Any) -> None:
         extra = getattr(config.kv_transfer_config, "kv_connector_extra_config", None) or {}
         lease = float(_nixl(config, "kv_lease_duration") or extra.get("kv_lease_duration") or LEASE_S)
         self.lease_s = lease * (1 - MARGIN)
-        self._clock = clock
-        self._remember_s = 4 * lease
-        self._seen: dict[tuple[str, str], float] = {}
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def hand_over(self) -> dict[str, Any]:
         """Parameters of a prefill leg."""
@@ -83,13 +84,12 @@ class Handoffs:
     def fetch(self, params: bytes) -> dict[str, Any]:
         """Parameters of the decode leg. Raises `Unusable`: not whole, or seen before."""
         checked = _checked(params)
-        now = self._clock()
-        for key in [key for key, at in self._seen.items() if at < now - self._remember_s]:
-            del self._seen[key]
         key = (checked.remote_engine_id, checked.remote_request_id)
         if key in self._seen:
             raise Unusable("it was used already")
-        self._seen[key] = now
+        self._seen[key] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
         whole: dict[str, Any] = msgspec.json.decode(params)
         # With it vLLM tells the prefill's cached tokens as the decode's own, which were all fetched.
         whole.pop("remote_prefill_cached_tokens", None)
@@ -105,7 +105,7 @@ def _checked(params: bytes) -> Fetch:
         raise Unusable("it asks for no remote prefill")
     if not checked.remote_engine_id or not checked.remote_request_id or not checked.remote_host:
         raise Unusable("it does not say who holds the blocks")
-    if not any(checked.remote_block_ids):
+    if all(group == [] for group in checked.remote_block_ids):
         raise Unusable("it names no blocks")
     return checked
 

@@ -7,6 +7,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ from tests.contract.waiting import eventually
 
 EOS = 2
 """The small model's end of an answer, and the simulated engine's."""
+
+_numbers = count(1)
+"""Of requests: no two have the same id, as in a fleet."""
 
 Copies = Counter[tuple[int, int, int]]
 """Copies held of each (rank, tier, sequence hash)."""
@@ -105,7 +109,6 @@ class EngineCase:
         self.info = info
         self.kv = KvFold()
         self._random = random.Random(7)
-        self._count = 0
 
     def prompt(self, blocks: float) -> list[int]:
         """Random token ids, some blocks long: no two prompts share a block."""
@@ -120,12 +123,12 @@ class EngineCase:
         self, prompt: list[int], salt: str = "", lora: str = "", leg: Leg = "", **sampling: Any
     ) -> GenerateRequest:
         """A request with a new id; greedy unless said otherwise."""
-        self._count += 1
+        number = next(_numbers)
         settings = Sampling(**{"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **sampling})
         return GenerateRequest(
-            f"r{self._count}-1",
+            f"r{number}-1",
             "e0",
-            self._count,
+            number,
             hashing.pack_tokens(prompt),
             settings,
             cache_salt=salt,

@@ -17,7 +17,8 @@ pytestmark = [
 ]
 
 Pair = tuple[EngineCase, EngineCase]
-BLOCKS = 2.5
+BLOCKS = 1.5
+TOKENS = 5
 RELEASED_S = 8.0
 """Far below the lease."""
 
@@ -38,22 +39,25 @@ async def prefilled(case: EngineCase, prompt: list[int]) -> tuple[str, Pinned]:
 async def decoded(case: EngineCase, prompt: list[int], pinned: Pinned | None, leg: Leg = "decode") -> Answer:
     """The decode leg of a prompt."""
     transfer = Transfer(pinned.params, pinned.first_tokens) if pinned else None
-    answer = await case.submit(case.request(prompt, leg=leg), transfer).ended()
+    answer = await case.submit(case.request(prompt, leg=leg, max_tokens=TOKENS), transfer).ended()
     await case.idle()
     return answer
 
 
+async def alone(case: EngineCase, prompt: list[int]) -> list[int]:
+    """What the engine answers by itself."""
+    return (await case.generate(prompt, max_tokens=TOKENS)).tokens
+
+
 async def test_two_legs_answer_as_one_engine_does(pair: Pair) -> None:
     """Equal tokens at temperature 0, whichever way round; the decode leg computes next to nothing of the prompt."""
-    for first, second in (pair, pair[::-1]):
-        for blocks in (0.5, BLOCKS):
-            prompt = first.prompt(blocks)
-            _, pinned = await prefilled(first, prompt)
-            answer = await decoded(second, prompt, pinned)
-            assert (answer.finish, len(answer.tokens)) == ("length", 8)
-            assert answer.cached_tokens >= len(prompt) - first.info.block_size
-            alone = await first.generate(prompt)
-            assert answer.tokens == list(pinned.first_tokens) + alone.tokens[len(pinned.first_tokens) :]
+    for blocks, (first, second) in ((0.5, pair), (BLOCKS, pair), (BLOCKS, pair[::-1])):
+        prompt = first.prompt(blocks)
+        _, pinned = await prefilled(first, prompt)
+        answer = await decoded(second, prompt, pinned)
+        assert (answer.finish, len(answer.tokens)) == ("length", TOKENS)
+        assert answer.cached_tokens >= len(prompt) - first.info.block_size
+        assert answer.tokens == await alone(first, prompt)
 
 
 async def test_fetched_blocks_are_announced_and_used_again(pair: Pair) -> None:
@@ -63,33 +67,31 @@ async def test_fetched_blocks_are_announced_and_used_again(pair: Pair) -> None:
     _, pinned = await prefilled(first, prompt)
     await decoded(second, prompt, pinned)
     await second.holds(second.hashes(prompt))
-    assert (await second.generate(prompt)).cached_tokens == 2 * second.info.block_size
+    assert (await second.generate(prompt, max_tokens=1)).cached_tokens == second.info.block_size
 
 
 async def test_prefix_that_the_decode_engine_has_is_not_in_the_way(pair: Pair) -> None:
     """All of it, or a part: the answer is the same."""
     first, second = pair
-    prefix = first.prompt(2)
-    await second.generate(prefix + second.prompt(0.2))
+    prefix = first.prompt(1)
+    await second.generate(prefix + second.prompt(0.2), max_tokens=1)
     for prompt in (prefix + first.prompt(0.2), prefix + first.prompt(1.2)):
-        expected = (await first.generate(prompt)).tokens
-        for _ in range(2):
-            _, pinned = await prefilled(first, prompt)
-            assert (await decoded(second, prompt, pinned)).tokens == expected
+        _, pinned = await prefilled(first, prompt)
+        assert (await decoded(second, prompt, pinned)).tokens == await alone(first, prompt)
 
 
 async def test_used_handoff_is_refused(pair: Pair) -> None:
     """Its blocks may be another prompt's by now: an error, never an answer."""
     first, second = pair
     prompt, other = first.prompt(BLOCKS), first.prompt(BLOCKS)
-    expected = (await second.generate(other)).tokens
+    expected = await alone(second, other)
     _, pinned = await prefilled(first, prompt)
     await decoded(second, prompt, pinned)
     for again in (prompt, other):
         answer = await decoded(second, again, pinned)
         assert (answer.finish, answer.tokens) == ("error", [])
         assert answer.steps[-1].detail
-    assert (await second.generate(other)).tokens == expected
+    assert await alone(second, other) == expected
 
 
 async def test_unusable_handoffs_end_in_an_error_and_leave_nothing(pair: Pair) -> None:
@@ -110,7 +112,7 @@ async def test_unusable_handoffs_end_in_an_error_and_leave_nothing(pair: Pair) -
         assert (answer.finish, answer.tokens) == ("error", []), params
         assert answer.steps[-1].detail
     await first.engine.release(request, pinned.params)
-    expected = (await first.generate(prompt)).tokens
+    expected = await alone(first, prompt)
     assert (await decoded(second, prompt, None)).tokens == expected
 
 
@@ -119,7 +121,7 @@ async def test_decode_leg_without_a_handoff_computes_itself(pair: Pair) -> None:
     first, second = pair
     prompt = first.prompt(BLOCKS)
     answer = await decoded(second, prompt, None)
-    assert answer.tokens == (await first.generate(prompt)).tokens
+    assert answer.tokens == await alone(first, prompt)
     assert answer.cached_tokens == 0
 
 
@@ -160,7 +162,7 @@ async def cleared(case: EngineCase) -> bool:
 async def test_aborted_legs_end_with_an_abort(pair: Pair) -> None:
     """Both kinds, and both engines answer afterwards."""
     first, second = pair
-    prompt = first.prompt(6.5)
+    prompt = first.prompt(3.5)
     request = first.request(prompt, leg="prefill")
     answer = first.submit(request)
     first.engine.abort(request.request)
@@ -172,7 +174,7 @@ async def test_aborted_legs_end_with_an_abort(pair: Pair) -> None:
     await eventually(lambda: bool(answer.tokens))
     second.engine.abort(request.request)
     assert (await answer.ended()).finish == "abort"
-    assert (await second.generate(prompt)).tokens == (await first.generate(prompt)).tokens
+    assert await alone(second, prompt) == await alone(first, prompt)
 
 
 async def test_engines_that_pair_say_the_same_name(pair: Pair) -> None:

@@ -26,6 +26,8 @@ import msgspec
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
+from headwater.actors.adapter_gate import AdapterGate
+from headwater.actors.adapters import Adapters, AdapterSettings
 from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.cards import Served, publish
 from headwater.actors.frames import FrameSender
@@ -69,9 +71,13 @@ class EngineActor(Actor):
         *,
         drain_s: float = 30.0,
         standing: Standing | None = None,
+        lora: AdapterSettings | None = None,
     ) -> None:
         super().__init__(world, name)
         self.engine = engine
+        self.adapters: Adapters | None = None
+        self._lora = lora or AdapterSettings()
+        self._gate = AdapterGate(engine, self.spawn)
         self.standing = standing or Standing(instance=name)
         self._served = served
         self._drain_s = drain_s
@@ -106,6 +112,7 @@ class EngineActor(Actor):
             "waiting": load.waiting,
             "used_blocks": load.used_blocks,
             "total_blocks": load.total_blocks,
+            "loras": list(self.standing.loras),
             "tokens_total": self._frames.tokens,
             "kv_events_pending": self._life.kv.pending if self._life else 0,
         }
@@ -116,11 +123,27 @@ class EngineActor(Actor):
         self._pool = pool_name(self._info.model, self._info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await publish(self.world, self._served, self.engine, self._info)
+        self._start_adapters(self._info)
         self.spawn(self._frames.run(), "frames")
         self.spawn(self._live(), "life")
         self.spawn(self._check(), "check")
         while self._life is None:
             await self.world.clock.sleep(0.01)
+
+    def _start_adapters(self, info: EngineInfo) -> None:
+        models = (self._served.name, info.model)
+        self.adapters = Adapters(self.world, self._pool, self.engine, info, self._lora, models, self._holds)
+        self._gate.adapters = self.adapters
+        self.standing = self.standing._replace(lora_on_demand=self.adapters.on_demand)
+        if self.adapters.able:
+            self.spawn(self.adapters.run(), "adapters")
+
+    def _holds(self, loras: tuple[str, ...]) -> None:
+        """The worker holds these adapters from now on."""
+        if loras != self.standing.loras:
+            self.standing = self.standing._replace(loras=loras)
+            if self._life is not None:
+                self._life.changed()
 
     async def _live(self) -> None:
         """One epoch after the other."""
@@ -131,7 +154,7 @@ class EngineActor(Actor):
                 reason = str(errors.exceptions[0])
             self.log.warning("lease_lost", reason=reason, epoch=self._frames.epoch)
             for request in list(self._frames.active):
-                self.engine.abort(request)
+                self._gate.abort(request)
 
     async def _one_life(self) -> str:
         world = self.world
@@ -226,10 +249,10 @@ class EngineActor(Actor):
                     self._idle.set()
 
         try:
-            self.engine.submit(request, emit)
+            self._gate.submit(request, emit)
         except RequestRejected as error:
             self._frames.active.pop(request.request, None)
-            return Refused(str(error), False)
+            return Refused(str(error), error.retryable)
         self._idle.clear()
         self._held[request.request] = None
         self._progress[0].append(request.request)
@@ -238,7 +261,7 @@ class EngineActor(Actor):
 
     async def _on_cancel(self, message: Message) -> None:
         for request in _cancel.decode(message.data).requests:
-            self.engine.abort(request)
+            self._gate.abort(request)
 
     async def _on_status(self, message: Message) -> None:
         query = _status.decode(message.data)
@@ -298,7 +321,7 @@ class EngineActor(Actor):
         except TimeoutError:
             self.log.warning("drain_cut_short", requests=len(self._frames.active), after_s=self._drain_s)
             for request in list(self._frames.active):
-                self.engine.abort(request)
+                self._gate.abort(request)
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
             try:
@@ -312,4 +335,6 @@ class EngineActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._unsubscribe()
+        if self._lora.files is not None:
+            self._lora.files.close()
         await self.engine.stop()

@@ -18,6 +18,7 @@ ENGINE = (
     "max_model_len",
     "kv_cache_mib",
     "dtype",
+    *config.LORA,
     "sim_step_time",
     "sim_blocks",
 )
@@ -208,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
     add("up", "start a whole fleet on this machine", UP, _up)
     add("edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port", "record_payloads"), _edge)
     add("router", "run one router", (*ACTOR, "pool", "cache_dir"), _router)
-    add("engine", "run engine workers", (*ACTOR, *ENGINE), _engine)
+    add("engine", "run engine workers", (*ACTOR, *ENGINE, "cache_dir"), _engine)
     add("demo", "start a fleet, ask three questions, show where they went and why", UP, _demo)
     replay = add("replay", "fold a pool's log again", LOG, _replay)
     replay.add_argument("--verify", action="store_true", help="make every decision again and compare")

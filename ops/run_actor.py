@@ -18,14 +18,14 @@ from headwater.actors.engine import EngineActor
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
-from headwater.ops import engines
+from headwater.ops import adapters, engines
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.names import slug
-from headwater.schemas.subjects import InboxKind
+from headwater.schemas.subjects import InboxKind, card_pool
 
 _log = structlog.get_logger("headwater.main")
 
@@ -94,7 +94,8 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
 
     async def make(world: World) -> Actor:
         engine, served = engines.make(settings, name)
-        return EngineActor(world, name, engine, served, drain_s=settings.drain_s)
+        lora = adapters.settings_of(settings, name)
+        return EngineActor(world, name, engine, served, drain_s=settings.drain_s, lora=lora)
 
     return await _run(settings, "worker", name, make, stop, restarts=False)
 
@@ -102,7 +103,7 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
 async def first_pool(world: World) -> str:
     """The pool of the first model card there is."""
     async for entries in world.cards.watch():
-        pools = sorted(entry.key for entry in entries if entry.value is not None)
+        pools = sorted(entry.key for entry in entries if entry.value is not None and card_pool(entry.key))
         if pools:
             return pools[0]
     raise ConfigError("the card table ended")

@@ -27,7 +27,7 @@ from headwater.ops import engines, nats_server
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
-from headwater.ops.config import ENV_PREFIX, NATS, ConfigError, Settings
+from headwater.ops.config import ENV_PREFIX, LORA, NATS, ConfigError, Settings
 from headwater.ops.pools import keep_pools
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
@@ -128,6 +128,8 @@ class Fleet:
             "max_model_len",
             "kv_cache_mib",
             "dtype",
+            *LORA,
+            "cache_dir",
             "sim_step_time",
             "sim_blocks",
         ):

@@ -99,10 +99,10 @@ class App:
             await self._complete(Call(await read_body(scope, receive), trace_of(scope), receive, send))
         elif path == "/v1/models":
             _only("GET", method)
-            await self._answer(send, {"object": "list", "data": [_card(m) for m in self._models.cards()]})
+            await self._answer(send, {"object": "list", "data": [_card(m) for m in self._models.all()]})
         elif path.startswith("/v1/models/"):
             _only("GET", method)
-            await self._answer(send, _card(self._models.get(path.removeprefix("/v1/models/")).card))
+            await self._answer(send, _card(self._models.get(path.removeprefix("/v1/models/"))))
         elif path == "/live":
             await self._answer(send, {"status": "live"})
         elif path == "/health":
@@ -212,13 +212,16 @@ async def _prompt(model: Model, entry: str | list[int]) -> U32:
     return unpack_tokens(b"".join(token.to_bytes(4, "little") for token in entry))
 
 
-def _card(card: Any) -> dict[str, Any]:
+def _card(model: Model) -> dict[str, Any]:
+    card = model.card
     return {
         "id": card.name,
         "object": "model",
         "created": card.created_s,
         "owned_by": "headwater",
         "max_model_len": card.context_length,
+        "root": card.name,
+        "parent": model.parent or None,
     }
 
 

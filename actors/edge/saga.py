@@ -72,6 +72,7 @@ class Saga:
         sampling: Sampling,
         cache_salt: str = "",
         priority: int = 0,
+        lora_name: str = "",
     ) -> None:
         self.request = request
         self.index = index
@@ -99,9 +100,10 @@ class Saga:
         self._sampling = sampling
         self._cache_salt = cache_salt
         self._priority = priority
+        self._lora_name = lora_name
         self._attempts = 0
         self._placed = False
-        self._root = hashing.seed("", cache_salt)
+        self._root = hashing.seed(lora_name, cache_salt)
         self._hashes = hashing.sequence_hashes(prompt, block_size, parent=self._root)
 
     async def place(self, *, pinned: str = "", wait_s: float = PLACE_S_MAX) -> None:
@@ -123,6 +125,7 @@ class Saga:
                 hashing.pack_hashes(self._hashes),
                 pinned,
                 tuple(exclude),
+                lora_name=self._lora_name,
             )
             try:
                 reply = await self._fleet.route(self.pool, query)
@@ -168,6 +171,7 @@ class Saga:
             tokens=hashing.pack_tokens(tokens),
             sampling=sampling,
             emitted=len(self.emitted),
+            lora_name=self._lora_name,
             cache_salt=self._cache_salt,
             priority=self._priority,
         )

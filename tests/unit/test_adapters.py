@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,15 +28,14 @@ POOL = "m-b16"
 class Worker:
     """One worker's adapters over ports that several of them may share."""
 
-    def __init__(self, world: World, folder: Path, name: str = "w1", **settings: object) -> None:
+    def __init__(self, world: World, folder: Path, name: str = "w1", **settings: Any) -> None:
         self.world = world
         self.sources = folder / "sources"
         self.engine = LoraSim(SimSettings(), world.clock)
         self.told: list[tuple[str, ...]] = []
         memory = AdapterMemory(folder / f"{name}.json")
-        self.settings = AdapterSettings(files(folder / name, self.sources), memory=memory)._replace(
-            **settings
-        )  # type: ignore[arg-type]
+        usual = AdapterSettings(files(folder / name, self.sources), memory=memory)
+        self.settings = usual._replace(**settings)
 
     async def start(self) -> "Worker":
         """Once the engine is up."""
@@ -45,9 +45,9 @@ class Worker:
         )
         return self
 
-    def source(self, name: str, seed: int = 1, **config: object) -> str:
+    def source(self, name: str, seed: int = 1, **config: Any) -> str:
         """An adapter that may be loaded; returns where it is."""
-        return str(make_adapter(self.sources / name, seed, **config))  # type: ignore[arg-type]
+        return str(make_adapter(self.sources / name, seed, **config))
 
     async def load(self, *names: str) -> None:
         """Load adapters of these names, each with its own weights."""

@@ -79,7 +79,10 @@ def files(root: Path, *sources: object, networks: tuple[str, ...] = (), **limits
 
 
 class LoraSim(SimEngine):
-    """The simulator with slots for adapters: it takes requests for those that are loaded, and no others."""
+    """The simulator with slots for adapters: it takes requests for those that are loaded, and no others.
+
+    `fails` names what it refuses; `seen` is the adapter of each request that it took.
+    """
 
     capabilities: frozenset[Capability] = SimEngine.capabilities | {"lora"}
     slots = 2
@@ -107,6 +110,8 @@ class LoraSim(SimEngine):
         assert adapter.name not in self.loaded
         assert len(self.loaded) < self.slots, "more than it said"
         assert (Path(adapter.folder) / WEIGHTS).is_file()
+        if "lora" in SimEngine.capabilities:
+            await super().load_lora(adapter)
         self.loaded[adapter.name] = adapter
 
     async def unload_lora(self, name: str) -> None:
@@ -114,4 +119,6 @@ class LoraSim(SimEngine):
             raise EngineError("the engine can not")
         running = [one for one in self._by_id.values() if one.request.lora_name == name]
         assert not running, f"{name} is taken from under {running}"
+        if "lora" in SimEngine.capabilities:
+            await super().unload_lora(name)
         self.loaded.pop(name, None)

@@ -179,6 +179,7 @@ async def test_a_worker_without_slots_or_sources_says_so(tmp_path: Path) -> None
     """Not with a traceback."""
     world = memory_world(ManualClock())
     engine = SimEngine(SimSettings(), world.clock)
+    engine.capabilities = engine.capabilities - {"lora"}
     info = await engine.start()
     plain = Adapters(world, POOL, engine, info, AdapterSettings(), ("m",), lambda _: None)
     with pytest.raises(NotSupported, match="'lora'"):

@@ -1,5 +1,6 @@
 """LoRA adapters made by tests, and an engine that holds some: the simulator with slots."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,9 +111,12 @@ class LoraSim(SimEngine):
         assert adapter.name not in self.loaded
         assert len(self.loaded) < self.slots, "more than it said"
         assert (Path(adapter.folder) / WEIGHTS).is_file()
+        self.loaded[adapter.name] = adapter
+        # A real one takes its time.
+        for _ in range(5):
+            await asyncio.sleep(0)
         if "lora" in SimEngine.capabilities:
             await super().load_lora(adapter)
-        self.loaded[adapter.name] = adapter
 
     async def unload_lora(self, name: str) -> None:
         if "unload" in self.fails:

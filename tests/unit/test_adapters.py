@@ -282,12 +282,27 @@ async def test_a_request_makes_room_where_it_hurts_least(worker: Worker) -> None
     await worker.adapters.unload("a")
     await worker.load("a")
     await used("c")
-    clock.now_s += 1
-    assert slots.use(identities["a"])
-    slots.used(identities["a"])
-    assert slots.use(identities["c"])
-    await worker.adapters.demand(identities["d"])
-    assert await worker.held() == ["c", "d"], "c is in use; so the operator's goes"
+    await used("d")
+    assert await worker.held() == ["a", "d"], "nobody asked for c; a was idle longer"
+    assert slots.use(identities["d"])
+    await worker.adapters.demand(identities["b"])
+    assert await worker.held() == ["b", "d"], "d is in use; so the operator's goes"
+
+
+async def test_requests_at_the_same_time_wait_for_one_load(worker: Worker) -> None:
+    """And each counts as a user. One that comes while it is unloaded loads it anew."""
+    [a] = await publish(worker, "a")
+    await asyncio.gather(*(worker.adapters.demand(a) for _ in range(3)))
+    assert worker.adapters.slots.held["a"].users == 3
+    leaving = asyncio.ensure_future(worker.adapters.unload("a"))
+    await settle()
+    coming = asyncio.ensure_future(worker.adapters.demand(a))
+    await settle()
+    for _ in range(3):
+        worker.adapters.slots.used(a)
+    await leaving
+    await coming
+    assert worker.adapters.slots.held["a"].users == 1
 
 
 async def test_a_request_waits_for_a_slot_while_all_are_in_use(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ async def test_requests_go_to_the_worker_that_holds_their_adapter(tmp_path: Path
         for _ in range(4):
             assert await client.answered("alpha", prompt) == "w1"
             assert await client.answered("beta", prompt) == "w2"
-        assert set(fleet.seen("w1")) == {"alpha"}
-        assert set(fleet.seen("w2")) == {"beta"}
+        # A worker asks its engine for a few tokens before it joins.
+        assert set(fleet.seen("w1")) - {""} == {"alpha"}
+        assert set(fleet.seen("w2")) - {""} == {"beta"}
         response = await client.ask(MODEL, prompt)
         assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, (
             "adapters' blocks are theirs"

@@ -31,9 +31,11 @@ import msgspec
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
+from headwater.actors.adapter_gate import AdapterGate
+from headwater.actors.adapters import Adapters, AdapterSettings
 from headwater.actors.bus_port import Handler, Message, Subscription
 from headwater.actors.cards import Served, publish
-from headwater.actors.control import Adapters, WorkerControl
+from headwater.actors.control import WorkerControl
 from headwater.actors.departure import depart, why
 from headwater.actors.embedding import Embedding
 from headwater.actors.gate import Gate
@@ -71,14 +73,17 @@ class EngineActor(Actor):
         drain_s: float = 30.0,
         standing: Standing | None = None,
         health: HealthSettings | None = None,
-        adapters: Adapters | None = None,
+        lora: AdapterSettings | None = None,
     ) -> None:
         super().__init__(world, name)
         self.engine = engine
+        self.adapters: Adapters | None = None
+        self._lora = lora or AdapterSettings()
+        self._gate = AdapterGate(engine, self.spawn)
         self.standing = standing or Standing(instance=name)
         self._served = served
         self.drain_s = drain_s
-        self.intake = Intake(world, name, engine, self.spawn, self._refuses)
+        self.intake = Intake(world, name, self._gate, self.spawn, self._refuses)
         self._info: EngineInfo | None = None
         self._pool = ""
         self._life: WorkerLife | None = None
@@ -87,8 +92,8 @@ class EngineActor(Actor):
         self._fallen = ""
         self._ready_gate = Gate(world.bus, name, self.spawn)
         self.embedding = Embedding(world.bus, engine, self.spawn, self._refuses, self.intake.account)
-        self.work = Work(engine, self.intake, self.embedding)
-        self.control = WorkerControl(self, adapters)
+        self.work = Work(self._gate, self.intake, self.embedding)
+        self.control = WorkerControl(self, None)
         self.health = EngineHealth(
             engine,
             world.clock,
@@ -134,6 +139,7 @@ class EngineActor(Actor):
             "waiting": load.waiting,
             "used_blocks": load.used_blocks,
             "total_blocks": load.total_blocks,
+            "loras": list(self.standing.loras),
             "tokens_total": self.intake.frames.tokens,
             "handoffs_held": len(self.intake.handoffs),
             "kv_events_pending": self._life.kv.pending if self._life else 0,
@@ -147,12 +153,29 @@ class EngineActor(Actor):
         self._pool = pool_name(self._info.model, self._info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await publish(self.world, self._served, self.engine, self._info)
+        self._start_adapters(info)
         self.spawn(self.intake.frames.run(), "frames")
         self.spawn(self.intake.expire(), "hand-offs")
         self.spawn(self._or_depart(self._live()), "life")
         self.spawn(self._or_depart(self.health.run(info)), "health")
         while self._life is None:
             await self.world.clock.sleep(0.01)
+
+    def _start_adapters(self, info: EngineInfo) -> None:
+        models = (self._served.name, info.model)
+        self.adapters = Adapters(self.world, self._pool, self.engine, info, self._lora, models, self._holds)
+        self._gate.adapters = self.adapters
+        self.standing = self.standing._replace(lora_on_demand=self.adapters.on_demand)
+        if self.adapters.able:
+            self.control.adapters = self.adapters
+            self.spawn(self.adapters.run(), "adapters")
+
+    def _holds(self, loras: tuple[str, ...]) -> None:
+        """The worker holds these adapters from now on."""
+        if loras != self.standing.loras:
+            self.standing = self.standing._replace(loras=loras)
+            if self._life is not None:
+                self._life.changed()
 
     async def _live(self) -> None:
         """One epoch after the other, while there is an engine."""
@@ -304,6 +327,8 @@ class EngineActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._unsubscribe()
+        if self._lora.files is not None:
+            self._lora.files.close()
         try:
             async with asyncio.timeout(STOP_DEAD_S_MAX if self._fallen else None):
                 await self.engine.stop()

@@ -1,13 +1,12 @@
 """What a worker does with requests: take them into the engine, hand prompts over, cancel, and tell how they stand.
 
-A request is taken at once, unless something must come first: a decode leg claims the KV of its prompt from the worker
-that computed it, and whatever else `prepare` wants (an adapter). That runs beside everything else, and the request
-is answered when it is done.
+A request is taken at once, but for a decode leg: that first claims the KV of its prompt from the worker that computed
+it. This runs beside everything else, and the request is answered when it is done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -16,9 +15,16 @@ from headwater.actors.bus_port import BusError, Message, NoResponder
 from headwater.actors.frames import FrameSender
 from headwater.actors.handoffs import GivenUp, Handoffs
 from headwater.actors.world import World
-from headwater.engines.engine import Engine, EngineError, RequestRejected, Step, Transfer
+from headwater.engines.engine import Emit, EngineError, RequestRejected, Step, Transfer
 from headwater.schemas import subjects
-from headwater.schemas.handoff import Handoff, HandoffClaim, HandoffGranted, HandoffReply, prompt_digest
+from headwater.schemas.handoff import (
+    Choreography,
+    Handoff,
+    HandoffClaim,
+    HandoffGranted,
+    HandoffReply,
+    prompt_digest,
+)
 from headwater.schemas.inference import (
     Accepted,
     Cancel,
@@ -31,8 +37,24 @@ from headwater.schemas.inference import (
 CLAIM_TIMEOUT_S = 2.0
 EXPIRE_PERIOD_S = 0.5
 
-Prepare = Callable[[GenerateRequest], Awaitable[Refused | None] | None]
-"""None: nothing to prepare. Else what to await: None again once the request may be taken, or why it is not."""
+
+class Submits(Protocol):
+    """What of an engine is needed here: see `Engine`."""
+
+    choreography: Choreography
+
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+        """See `Engine.submit`."""
+        ...
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        ...
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        ...
+
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
@@ -61,11 +83,10 @@ class Intake:
     """
 
     def __init__(
-        self, world: World, name: str, engine: Engine, spawn: Spawn, refuses: Callable[[], str]
+        self, world: World, name: str, engine: Submits, spawn: Spawn, refuses: Callable[[], str]
     ) -> None:
         self.frames = FrameSender(world.bus, world.ns, name)
         self.handoffs = Handoffs(name, world.clock, engine.choreography)
-        self.prepare: Prepare = lambda _: None
         self.held: dict[str, None] = {}
         self.progress = Progress([], [], [])
         self.moved = asyncio.Event()
@@ -102,26 +123,20 @@ class Intake:
         refusal = "" if known else self._refuses()
         if known or refusal:
             return await self._answer(message, Refused(refusal, True) if refusal else Accepted())
-        waits = self.prepare(request)
-        if request.handoff is None and waits is None:
+        if request.handoff is None:
             return await self._answer(message, self._take(request, None))
         self._preparing[request.request] = True
-        self._spawn(self._prepare(message, request, waits), "prepare")
+        self._spawn(self._claim_first(message, request, request.handoff), "claim")
         return None
 
     async def _answer(self, message: Message, reply: GenerateReply) -> None:
         await self._world.bus.publish(message.reply, _encode(reply))
 
-    async def _prepare(
-        self, message: Message, request: GenerateRequest, waits: Awaitable[Refused | None] | None
-    ) -> None:
+    async def _claim_first(self, message: Message, request: GenerateRequest, handoff: Handoff) -> None:
         epoch = self.frames.epoch
-        reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True)
+        reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, True)
         try:
-            refused = await waits if waits is not None else None
-            transfer = None
-            if refused is None and request.handoff is not None:
-                refused, transfer = await self._claim(request, request.handoff)
+            refused, transfer = await self._claim(request, handoff)
             spent = transfer is not None
             if refused is not None:
                 reply = refused
@@ -189,7 +204,7 @@ class Intake:
             self._engine.submit(request, emit, transfer)
         except RequestRejected as error:
             self.frames.active.pop(request.request, None)
-            return Refused(str(error), False, transfer is not None)
+            return Refused(str(error), error.retryable, transfer is not None)
         self.idle.clear()
         self.held[request.request] = None
         self.progress.accepted.append(request.request)

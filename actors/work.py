@@ -3,8 +3,7 @@
 import asyncio
 
 from headwater.actors.embedding import Embedding
-from headwater.actors.intake import Intake
-from headwater.engines.engine import Engine
+from headwater.actors.intake import Intake, Submits
 
 PAUSE_S = 0.005
 
@@ -12,7 +11,7 @@ PAUSE_S = 0.005
 class Work:
     """Requests that generate, prompts that are pooled, and KV that is kept for other workers."""
 
-    def __init__(self, engine: Engine, intake: Intake, embedding: Embedding) -> None:
+    def __init__(self, engine: Submits, intake: Intake, embedding: Embedding) -> None:
         self._engine = engine
         self._intake = intake
         self._embedding = embedding

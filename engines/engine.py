@@ -51,6 +51,9 @@ class EngineDied(EngineError):
 class RequestRejected(EngineError):
     """The engine will not take this request, however often it is asked (too long, not supported)."""
 
+    retryable = False
+    """May another worker take it?"""
+
 
 class NotSupported(RequestRejected):
     """The engine lacks a capability; `capability` names it."""

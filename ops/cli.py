@@ -21,6 +21,7 @@ ENGINE = (
     "max_model_len",
     "kv_cache_mib",
     "dtype",
+    *config.LORA,
     "sim_step_time",
     "sim_blocks",
     "native",
@@ -255,7 +256,7 @@ def parser() -> argparse.ArgumentParser:
         (*ACTOR, "pool", "cache_dir", "local_prefill_tokens", "disaggregate"),
         _router,
     )
-    engine = add("engine", "run engine workers", (*ACTOR, *ENGINE, "role"), _engine)
+    engine = add("engine", "run engine workers", (*ACTOR, *ENGINE, "role", "cache_dir"), _engine)
     engine.add_argument(
         "engine_name",
         nargs="?",

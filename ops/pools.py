@@ -57,7 +57,7 @@ async def keep_pools(client: Connection, ns: str, replicas: int) -> None:
         try:
             async for entries in cards.watch():
                 for entry in entries:
-                    if entry.value is not None:
+                    if entry.value is not None and subjects.card_pool(entry.key):
                         await ensure_pool(client, ns, entry.key, replicas=replicas)
         except LogError as error:
             _log.warning("pool_streams_not_made", reason=str(error))
@@ -66,5 +66,7 @@ async def keep_pools(client: Connection, ns: str, replicas: int) -> None:
 
 async def _pools(client: Connection, ns: str) -> list[str]:
     async for entries in JetStreamTable(client, subjects.card_bucket(ns)).watch():
-        return sorted(entry.key for entry in entries if entry.value is not None)
+        return sorted(
+            entry.key for entry in entries if entry.value is not None and subjects.card_pool(entry.key)
+        )
     return []

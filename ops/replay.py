@@ -15,12 +15,13 @@ from headwater.ops.tables import table
 from headwater.router.replay import Difference, Recorded, Replay
 from headwater.router.state import RouterState, in_order
 from headwater.schemas.route import Decision, RouteRefused
+from headwater.schemas.subjects import card_pool
 
 
 async def pools(world: World) -> list[str]:
     """Pools that have a model card."""
     async for entries in world.cards.watch():
-        return sorted(entry.key for entry in entries if entry.value is not None)
+        return sorted(entry.key for entry in entries if entry.value is not None and card_pool(entry.key))
     return []
 
 

@@ -22,7 +22,7 @@ from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.route import Weights
-from headwater.schemas.subjects import InboxKind
+from headwater.schemas.subjects import InboxKind, card_pool
 
 _log = structlog.get_logger("headwater.main")
 
@@ -94,7 +94,7 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
 async def first_pool(world: World) -> str:
     """The pool of the first model card there is."""
     async for entries in world.cards.watch():
-        pools = sorted(entry.key for entry in entries if entry.value is not None)
+        pools = sorted(entry.key for entry in entries if entry.value is not None and card_pool(entry.key))
         if pools:
             return pools[0]
     raise ConfigError("the card table ended")
@@ -110,6 +110,10 @@ async def run_one(
     restarts: bool = True,
     labels: metrics.Labels | None = None,
 ) -> int:
+    """One actor of a kind in a world of its own, until stopped; returns the exit status.
+
+    `restarts` False: its end is the process's. `labels` are added to its metrics.
+    """
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
     if settings.metrics_port:

@@ -13,7 +13,7 @@ from headwater.actors.supervisor import Hopeless
 from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.ops import engines, metrics_folder, preflight
+from headwater.ops import adapters, engines, metrics_folder, preflight
 from headwater.ops.config import Settings
 from headwater.ops.run_actor import run_one
 from headwater.ops.run_ranks import has_ranks, run_ranks
@@ -44,6 +44,7 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
             served,
             drain_s=settings.drain_s,
             standing=Standing(role=settings.role, instance=name),
+            lora=adapters.settings_of(settings, own),
             health=HealthSettings(settings.canary_s, settings.probe_idle_s, settings.probe_s),
         )
         actors.append(actor)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from headwater.ops.config import Settings
+from headwater.ops.config import LORA, Settings
 from headwater.ops.workers import WorkerPlan
 
 PASSED = (
@@ -21,6 +21,8 @@ PASSED = (
     "allow_vulnerable_engine",
     "canary_s",
     "probe_s",
+    "cache_dir",
+    *LORA,
 )
 """Settings that each engine process gets as they are."""
 

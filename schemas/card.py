@@ -51,6 +51,14 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     created_s: int
 
+    @property
+    def identity(self) -> str:
+        """What engines, workers and block hashes know it by: its name with its weights.
+
+        Forgotten and made anew with other weights it is another adapter, and no block of the old one fits it.
+        """
+        return f"{self.name}@{self.digest[:12]}"
+
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Value of a lease: what it stands for, for people and for the routers that watch it."""

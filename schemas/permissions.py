@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "worker", "operator", "admin
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "ask routers and workers, write and read the request log, read leases, model cards and their files",
     "router": "answer routing queries, write route and fleet events, read the pool log, keep snapshots",
-    "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events and its cards",
+    "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events, write and read cards",
     "operator": "make and change streams, read everything, control workers; writes no events",
     "admin": "control workers, read leases; for the admin port, which shall not hold an operator's key",
     "observer": "read streams and statistics; writes nothing",
@@ -124,6 +124,8 @@ def _worker(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             # No more power than the bucket's subjects give: a roll-up header deletes as well.
             f"$JS.API.STREAM.PURGE.{streams.blobs}",
             *_look(streams.leases, streams.cards, streams.blobs, *streams.pools),
+            # It follows the cards: a forgotten adapter goes everywhere.
+            *_read(streams.cards),
             _info(streams.requests),
         ),
         subscribe=(
@@ -134,7 +136,7 @@ def _worker(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
         ),
         deny_publish=_no_reading(streams.requests),
         # Exact, and affordable here only: the server remembers every message with a reply subject, and each
-        # one read from a stream has one. A worker reads no log.
+        # one read from a stream has one. A worker reads no log, only the few cards.
         answers=True,
     )
 

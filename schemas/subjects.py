@@ -130,6 +130,11 @@ def adapter_key(pool: str, name: str) -> str:
     return f"{token('pool', pool)}.lora.{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
+def card_pool(key: str) -> str:
+    """The pool of a model card with this key, empty for an adapter's card."""
+    return "" if "." in key else key
+
+
 def blob_bucket(ns: str) -> str:
     """Object store bucket: snapshots, their bookmarks, and tokenizer files."""
     return f"HW_{token('namespace', ns)}_BLOB"

@@ -63,7 +63,7 @@ class EdgeActor(Actor):
         """See `Actor.stats`."""
         return {
             "state": "draining" if self.stopping else "ready",
-            "models": [card.name for card in self._models.cards()],
+            "models": [model.card.name for model in self._models.all()],
             "active_requests": self._app.active if self._app else 0,
             "streams": len(self._fleet.sagas),
         }

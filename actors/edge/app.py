@@ -78,10 +78,10 @@ class App:
             await post(Call(await read_body(scope, receive), trace_of(scope), receive, send))
         elif path == "/v1/models":
             _only("GET", method)
-            await self._answer(send, {"object": "list", "data": [listed(m) for m in self._models.cards()]})
+            await self._answer(send, {"object": "list", "data": [listed(m) for m in self._models.all()]})
         elif path.startswith("/v1/models/"):
             _only("GET", method)
-            await self._answer(send, listed(self._models.get(path.removeprefix("/v1/models/")).card))
+            await self._answer(send, listed(self._models.get(path.removeprefix("/v1/models/"))))
         elif path == "/live":
             await self._answer(send, {"status": "live"})
         elif path == "/health":

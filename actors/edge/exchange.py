@@ -90,6 +90,7 @@ class Exchange:
                     sampling=one,
                     cache_salt=cache_salt,
                     priority=priority,
+                    lora_name=model.lora_name,
                 )
             )
             chunks = render.ChunkWriter(

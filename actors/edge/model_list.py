@@ -2,16 +2,19 @@
 
 from typing import Any
 
-from headwater.schemas.card import ModelCard
+from headwater.actors.edge.models import Model
 
 
-def listed(card: ModelCard) -> dict[str, Any]:
-    """One model's entry. `limits` are those of one worker, 0 where its card does not tell."""
+def listed(model: Model) -> dict[str, Any]:
+    """One model's entry. `limits` are those of one worker, 0 where its card does not tell. Adapters have a `parent`."""
+    card = model.card
     return {
         "id": card.name,
         "object": "model",
         "created": card.created_s,
         "owned_by": "headwater",
+        "root": card.name,
+        "parent": model.parent or None,
         "max_model_len": card.context_length,
         "aliases": card.aliases,
         "engine": card.engine,

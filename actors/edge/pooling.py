@@ -113,7 +113,15 @@ class Pooling:
         while True:
             asked += 1
             attempt = f"{job.request}-{number}-{asked}"
-            query = RouteQuery(attempt, tokens, 0, b"", exclude=tuple(exclude), needs=("embed",))
+            query = RouteQuery(
+                attempt,
+                tokens,
+                0,
+                b"",
+                exclude=tuple(exclude),
+                lora_name=job.model.lora_name,
+                needs=("embed",),
+            )
             decision = await self._route(job, query)
             if isinstance(decision, RouteRefused):
                 # There is nobody but those that would not take it: they may do by now.
@@ -155,7 +163,7 @@ class Pooling:
             attempt,
             tuple(pack_tokens(job.prompts[one]) for one in prompts),
             job.task,
-            "",
+            job.model.lora_name,
             job.dimensions,
             tuple(job.segments[one] for one in prompts) if any(job.segments) else (),
         )

@@ -153,4 +153,4 @@ async def _pools_with_a_card(client: Client, ns: str) -> set[str]:
     table = JetStreamTable(client, subjects.card_bucket(ns))
     async with asyncio.timeout(READ_S), aclosing(table.watch()) as watch:
         entries = await anext(watch)
-    return {entry.key for entry in entries if entry.value is not None}
+    return {entry.key for entry in entries if entry.value is not None and subjects.card_pool(entry.key)}

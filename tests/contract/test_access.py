@@ -1,5 +1,6 @@
 """Connections to a real server with users and least permissions: what each kind may do, and what not."""
 
+import asyncio
 import time
 
 import pytest
@@ -21,6 +22,7 @@ from headwater.schemas.permissions import KINDS, Kind
 from tests.contract.buses import keep
 from tests.contract.guarded import NS, POOL, Guarded
 from tests.contract.waiting import eventually
+from tests.unit.clock import running
 
 
 def event(kind: subjects.PoolKind) -> str:
@@ -185,3 +187,27 @@ async def test_a_missing_stream_is_the_operators_to_make(guarded: Guarded) -> No
         await ensure_pool(client, NS, POOL)
         with pytest.raises(StreamMissing, match="headwater pools"):
             await ensure_pool(client, NS, "other")
+
+
+async def test_a_worker_follows_the_cards_and_writes_those_of_adapters(guarded: Guarded) -> None:
+    """So it learns what may be loaded and what was forgotten; leases it may not follow."""
+    async with guarded.as_("worker") as client, guarded.as_("edge") as other:
+        cards = JetStreamTable(client, subjects.card_bucket(NS))
+        key = subjects.adapter_key(POOL, "some/adapter")
+        seen: dict[str, bytes | None] = {}
+
+        async def follow(table: JetStreamTable) -> None:
+            async for entries in table.watch():
+                seen.update((entry.key, entry.value) for entry in entries)
+
+        async with running(follow(cards)):
+            assert await cards.create(key, b"card") is not None
+            await eventually(lambda: seen.get(key) == b"card")
+            read = await JetStreamTable(other, subjects.card_bucket(NS)).get(key)
+            assert read is not None
+            assert read.value == b"card"
+            await cards.delete(key)
+            await eventually(lambda: key in seen and seen[key] is None)
+        with pytest.raises(AccessDenied):
+            async with asyncio.timeout(5):
+                await follow(JetStreamTable(client, subjects.lease_bucket(NS)))

@@ -54,7 +54,7 @@ async def test_ranks_are_workers_of_one_instance_that_end_together(tmp_path: Pat
             standing = Standing(instance=WORKER)
             return EngineActor(world, name, rank, served, drain_s=0.5, standing=standing)
 
-        running = asyncio.create_task(run_ranks(settings, WORKER, engine, make, stop, run_actor._run))
+        running = asyncio.create_task(run_ranks(settings, WORKER, engine, make, stop, run_actor.run_one))
         events = await joined(server.url, 2)
         assert {event.worker for event in events} == {rank_name(WORKER, number) for number in range(2)}
         assert {event.instance for event in events} == {WORKER}

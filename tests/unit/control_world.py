@@ -120,8 +120,8 @@ async def start(
         drain_s=1.0,
         health=health,
         standing=standing,
-        adapters=adapters,
     )
+    actor.control.adapters = adapters
     worker = Worker(stage, actor, engine)
 
     async def live() -> None:

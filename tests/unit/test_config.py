@@ -25,6 +25,8 @@ def other(name: str) -> tuple[str, Any]:
     """A usable value of a setting that is not its default: as text, and as it is read."""
     special: dict[str, Any] = {
         "engine": "sim",
+        "lora_on_demand": "yes",
+        "lora_check_base": "no",
         "sim_step_time": "zero",
         "nats_tls_first": "yes",
         "replicas": 3,

@@ -64,6 +64,8 @@ def lease(kind: str) -> str:
 
 
 CARD = f"$KV.{subjects.card_bucket(NS)}.{subjects.card_key('p')}"
+ADAPTER = f"$KV.{subjects.card_bucket(NS)}.{subjects.adapter_key('p', 'some/adapter')}"
+CARDS = f"KV_{subjects.card_bucket(NS)}"
 BLOB = f"$O.{subjects.blob_bucket(NS)}.C.abc"
 
 EVERYTHING = {
@@ -79,6 +81,7 @@ EVERYTHING = {
     lease("router"),
     lease("worker"),
     CARD,
+    ADAPTER,
     BLOB,
     "$SRV.PING",
     f"$JS.API.STREAM.DELETE.{POOL}",
@@ -89,26 +92,28 @@ EVERYTHING = {
     *reads(POOL),
     *reads(REQUESTS),
     *reads(LEASES),
+    *reads(CARDS),
 }
 
 WRITES: dict[Kind, set[str]] = {
     "edge": {
         ROUTE, ENGINE["generate"], ENGINE["cancel"], ENGINE["status"], REQUEST, lease("edge"),
-        *reads(REQUESTS), *reads(LEASES),
+        *reads(REQUESTS), *reads(LEASES), *reads(CARDS),
     },
     "router": {
         EVENTS["route"], EVENTS["fleet"], RESYNC, lease("router"), BLOB, f"$JS.API.STREAM.PURGE.{BLOBS}",
-        *reads(POOL), *reads(LEASES),
+        *reads(POOL), *reads(LEASES), *reads(CARDS),
     },
     "worker": {
-        EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, lease("worker"), CARD, BLOB,
+        EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, lease("worker"), CARD, ADAPTER, BLOB,
+        *reads(CARDS),
         f"$JS.API.STREAM.PURGE.{BLOBS}",
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
     "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, ENGINE["generate"]},
     "admin": {CONTROL, *reads(LEASES)},
-    "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES)},
+    "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
 """Of `EVERYTHING`, what each kind may publish; all may look whether a stream exists."""
 

@@ -1,0 +1,75 @@
+"""A web server with files for tests, on loopback: as a plain one, as a bucket, and as a hub would answer."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class FileServer:
+    """`files` by path. `answers` are asked first: a path's own answer, such as a redirect."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.files: dict[str, bytes] = {}
+        self.answers: dict[str, Callable[[], Answer]] = {}
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def answer(self, path: str) -> Answer:
+        """What a GET of this path gets."""
+        self.asked.append(path)
+        if path in self.answers:
+            return self.answers[path]()
+        if path in self.files:
+            data = self.files[path]
+            etag = hashlib.sha256(data).hexdigest()
+            return 200, {"etag": f'"{etag}"', "last-modified": "Sat, 21 Nov 2026 00:00:00 GMT"}, data
+        return 404, {"x-error-code": "EntryNotFound"}, b"<Error><Code>NoSuchKey</Code></Error>"
+
+    def redirect(self, path: str, to: str) -> None:
+        """Send those who ask for `path` elsewhere."""
+        self.answers[path] = lambda: (302, {"location": to}, b"")
+
+
+@contextmanager
+def file_server() -> Iterator[FileServer]:
+    """A server for the time of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            status, headers, body = made.answer(self.path.partition("?")[0])
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            if "x-commit" in made.answers and status == 200:
+                self.send_header("x-repo-commit", "c" * 40)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 -- so the standard library calls it
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made = FileServer(server.server_address[1])
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,198 @@
+"""Actors of a fleet with LoRA adapters in the test's own process, over a real server, and a client of it."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headwater.actors.actor import Actor
+from headwater.actors.adapter_memory import AdapterMemory
+from headwater.actors.adapters import Adapters, AdapterSettings
+from headwater.actors.cards import Served
+from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.edge.server import UvicornServer
+from headwater.actors.engine import EngineActor
+from headwater.actors.router import RouterActor
+from headwater.actors.world import World
+from headwater.engines.engine import Engine
+from headwater.engines.sim import SimSettings
+from headwater.engines.sim_model import script, sim_model_files
+from headwater.engines.step_time import StepTime
+from headwater.events.clock import SystemClock
+from headwater.events.log import Record
+from headwater.ops.warm import compile_kernels
+from headwater.ops.world import open_world
+from headwater.schemas.envelope import Event
+from headwater.schemas.names import pool_name
+from headwater.schemas.subjects import InboxKind
+from tests.support.adapters import LoraSim, files, make_adapter
+from tests.support.nats import NatsServer
+
+MODEL = "sim"
+FILES = sim_model_files(MODEL)
+SERVED = Served(MODEL, FILES)
+
+
+def lora_sim(slots: int) -> LoraSim:
+    """A simulated engine that is quick, and has slots for adapters."""
+    settings = SimSettings(
+        MODEL,
+        step_time=StepTime((0.0, 0.01, 1.0), (0.0, 0.0, 3.0)),
+        script=script(),
+        eos_token_id=FILES.eos_token_ids[0],
+    )
+    engine = LoraSim(settings, SystemClock())
+    engine.slots = slots
+    return engine
+
+
+class Fleet:
+    """Actors of one namespace in this process, over connections of their own."""
+
+    def __init__(self, server: NatsServer, folder: Path, stack: AsyncExitStack) -> None:
+        self.server = server
+        self.folder = folder
+        self.sources = folder / "sources"
+        self.ns = f"t{secrets.token_hex(4)}"
+        self.workers: dict[str, EngineActor] = {}
+        self.url = ""
+        self.pool = ""
+        self._stack = stack
+        self._lives: list[tuple[Actor, asyncio.Task[None]]] = []
+
+    async def world(self, kind: InboxKind, name: str) -> World:
+        """The ports of a process."""
+        return await self._stack.enter_async_context(open_world(self.server.url, self.ns, name, kind=kind))
+
+    async def run(self, actor: Actor) -> None:
+        """Start an actor, and wait until it is ready."""
+        self._lives.append((actor, asyncio.create_task(_live(actor))))
+        async with asyncio.timeout(120):
+            await actor.ready.wait()
+
+    async def start(self) -> None:
+        """Routers and an edge, for the pool of the workers that there are."""
+        info = next(iter(self.workers.values())).info
+        self.pool = pool_name(info.model, info.block_size)
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        edge = EdgeActor(await self.world("edge", "e"), "e", UvicornServer(listener), drain_s=1.0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        # Where everything shares two cores, one may lose its lease and end: the other goes on.
+        for name in ("r1", "r2"):
+            await self.run(RouterActor(await self.world("router", name), name, self.pool))
+        await self.run(edge)
+
+    async def worker(
+        self,
+        name: str,
+        *,
+        on_demand: bool = False,
+        slots: int = 2,
+        made: tuple[Engine, Served] | None = None,
+    ) -> Adapters:
+        """A worker that has joined, with a simulated engine unless one is given; returns its adapters."""
+        engine, served = made or (lora_sim(slots), SERVED)
+        lora = AdapterSettings(
+            files(self.folder / "cache", self.sources),
+            on_demand,
+            memory=AdapterMemory(self.folder / f"{name}.json"),
+        )
+        actor = EngineActor(await self.world("worker", name), name, engine, served, drain_s=2.0, lora=lora)
+        await self.run(actor)
+        self.workers[name] = actor
+        assert actor.adapters is not None
+        return actor.adapters
+
+    def source(self, name: str) -> str:
+        """An adapter with weights of its own."""
+        return str(make_adapter(self.sources / name, sum(name.encode())))
+
+    def seen(self, worker: str) -> list[str]:
+        """Names of the adapters that the engine of a worker was asked for, "" for none."""
+        engine = self.workers[worker].engine
+        assert isinstance(engine, LoraSim)
+        return [identity.rpartition("@")[0] for identity in engine.seen]
+
+    async def events(self, kind: type[Any]) -> list[Any]:
+        """All events of a type in the pool log."""
+        log = await (await self.world("operator", f"look{secrets.token_hex(2)}")).pool_log(self.pool)
+        found: list[Event] = []
+        async for piece in log.read(0, follow=False):
+            found += [one for record in piece.records for one in _events_of(record) if isinstance(one, kind)]
+        return found
+
+    async def stop(self) -> None:
+        """End what was started, the edge first."""
+        for actor, life in sorted(self._lives, key=lambda pair: pair[0].kind != "edge"):
+            actor.stop()
+            await life
+
+
+async def _live(actor: Actor) -> None:
+    await actor.run()
+    assert actor.unexpected == []
+
+
+def _events_of(record: Record) -> list[Any]:
+    """A message's events."""
+    return list(record.batch.events)
+
+
+class Client:
+    """Asks models for completions."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def ask(self, model: str, prompt: str = "hello", tokens: int = 4) -> httpx.Response:
+        """One completion."""
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+        return await self.http.post("/v1/completions", json=body)
+
+    async def answered(self, model: str, prompt: str = "hello", tokens: int = 4) -> str:
+        """One completion that must not fail; returns the worker that gave it."""
+        response = await self.ask(model, prompt, tokens)
+        assert response.status_code == 200, response.text
+        assert response.json()["model"] == model
+        assert response.json()["usage"]["completion_tokens"] == tokens
+        return response.headers["x-headwater-worker"]
+
+    async def models(self) -> list[str]:
+        """Names in the list."""
+        return [one["id"] for one in (await self.http.get("/v1/models")).json()["data"]]
+
+
+async def until(holds: Callable[[], Awaitable[bool]], within_s: float = 10.0) -> None:
+    """Wait until something is true."""
+    async with asyncio.timeout(within_s):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(folder: Path, **made: tuple[Engine, Served] | None) -> AsyncIterator[tuple[Fleet, Client]]:
+    """A server, routers, an edge and workers: `w1`, or those whose engines are given by name."""
+    # Compiling on the loop of all these actors would cost them their leases.
+    compile_kernels()
+    server = NatsServer(folder / "nats")
+    await server.start()
+    try:
+        async with AsyncExitStack() as stack:
+            fleet = Fleet(server, folder, stack)
+            try:
+                # A worker writes the model's card, without which there is no pool to route for.
+                for name, engine in (made or {"w1": None}).items():
+                    await fleet.worker(name, made=engine)
+                await fleet.start()
+                async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as http:
+                    yield fleet, Client(http)
+            finally:
+                await fleet.stop()
+    finally:
+        server.kill()

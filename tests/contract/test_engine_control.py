@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headwater.engines.engine import EngineError, NotSupported, PauseMode, RequestRejected
+from headwater.engines.vllm import VllmEngine
 from headwater.ops import demo_model
 from headwater.schemas import hashing
 from headwater.schemas.inference import EmbedRequest, Guide, GuideKind
@@ -105,6 +106,31 @@ async def test_clear_is_told_when_it_returns(full_case: EngineCase) -> None:
     assert not case.kv.holds(case.hashes(prompt))
     await eventually(lambda: rebuilt(case) == +case.kv.held)
     assert (await case.generate(prompt)).cached_tokens == 0
+
+
+async def test_after_lost_events_used_blocks_are_announced_again(full_case: EngineCase) -> None:
+    """VLLM has no dump: each request has it tell of the cached blocks that it uses, until a clear."""
+    case = full_case
+    if not isinstance(case.engine, VllmEngine):
+        pytest.skip("it loses no events")
+    used, unused = case.prompt(2.5), case.prompt(1.5)
+    for prompt in (used, unused):
+        await case.generate(prompt, max_tokens=1)
+        await case.holds(case.hashes(prompt))
+    [rank] = case.engine._ranks
+    rank.translator.lost(1)
+    case.kv.held.clear()
+    for _ in range(2):
+        again = await case.generate(used, max_tokens=1)
+        assert again.cached_tokens == 2 * case.info.block_size
+        await case.holds(case.hashes(used))
+        await eventually(lambda: rebuilt(case) == +case.kv.held)
+    assert set((+case.kv.held).values()) == {1}
+    assert not case.kv.holds(case.hashes(unused))
+    await case.generate(used + case.prompt(1), max_tokens=1)
+    await eventually(lambda: len(+case.kv.held) == 3)
+    await case.engine.clear_kv()
+    assert not rank.translator.cold
 
 
 async def test_sleeping_engine_holds_nothing_and_wakes(full_case: EngineCase) -> None:

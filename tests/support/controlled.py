@@ -47,7 +47,7 @@ class _Stopping:
 class ControlledSim(SimEngine):
     """`calls` lists what was asked of it. `fails` names calls that fail, `hangs` makes it answer nothing."""
 
-    capabilities: frozenset[Capability] = SimEngine.capabilities | {
+    capabilities: frozenset[Capability] = SimEngine.capabilities - {"lora"} | {
         "sleep",
         "pause",
         "profile",

@@ -1,0 +1,272 @@
+"""Prefill on one GPU, decode on another: how fast do KV blocks cross, and with which settings?
+
+    python -m headwater.ops.bench.gpu_handoff --settings default,cross-layers --blocks 16,64 --out results
+    python -m headwater.ops.bench.gpu_handoff --device cpu --shape tiny --lengths 100,500     (a check, no figures)
+
+For each setting a vLLM engine per GPU, with NixlConnector between them. Per prompt: prefill on the first (one
+token), decode on the second (which reads the blocks), and the whole prompt again on the first, whose tokens the
+decode's must equal. Weights are such that tokens depend on the whole prompt (`gpu_weights`); as a control, a
+decode is given the blocks of another prompt, and its tokens must differ.
+
+`GB/s` is bytes over seconds as NIXL measured the transfer itself. `TTFT` is what the decode engine takes to its
+first token, `warm` the same on the first engine with the prompt in its cache: the hand-off costs the difference.
+
+Without --settings only NIXL itself is measured (`gpu_raw`), and CUDA's own copy between the GPUs.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headwater.ops.bench import gpu_engine, gpu_model
+from headwater.ops.bench.gpu_engine import REMOTE_DECODE, Answer, Ask
+from headwater.ops.bench.gpu_handoff_raw import raw
+from headwater.ops.bench.gpu_handoff_settings import UCX_SAYS, Setting, chosen
+from headwater.ops.bench.gpu_process import Child, ChildFailed, ucx_choices
+from headwater.ops.bench.report import machine
+from headwater.ops.tables import table
+
+UP_S = 400.0
+ANSWER_S = 120.0
+TOKENS = 16
+CONTROL_TOKENS = 1000
+
+
+class Row(msgspec.Struct):
+    """Medians over the repetitions of one setting and prompt length; times in ms."""
+
+    setting: str
+    tokens: int
+    mb: float
+    descriptors: int
+    transfer_ms: float
+    post_ms: float
+    gb_s: float
+    ttft_ms: float
+    warm_ms: float
+    prefill_ms: float
+    token_ms: float
+    equal: str
+
+
+class Outcome(msgspec.Struct):
+    """One setting: its rows, and what else there is to say."""
+
+    setting: str
+    up_s: float
+    blocks: int
+    first_ms: float
+    control: str
+    rows: list[Row]
+    ucx: list[str]
+    error: str = ""
+
+
+class Pair:
+    """A prefill and a decode engine under one setting."""
+
+    def __init__(self, setting: Setting, options: argparse.Namespace, model: Path, port: int) -> None:
+        self.setting = setting
+        context = max(options.lengths) + 2 * TOKENS + 1024
+        given = gpu_engine.arguments(
+            model, options.device, setting.block_size, context, eager=setting.eager, kv_gb=options.kv_gb
+        )
+        connector: dict[str, Any] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_buffer_device": options.device,
+            "kv_connector_extra_config": setting.extra_config(),
+        }
+        self.prefill, self.decode = (
+            Child(
+                gpu_engine.serve,
+                (given, connector),
+                _environ(setting, options.device, rank, port + rank),
+                options.out / f"{setting.label.replace('/', '-')}-{role}.log",
+            )
+            for rank, role in enumerate(("prefill", "decode"))
+        )
+
+    def ready(self) -> tuple[float, int]:
+        """Seconds the slower one took, and its KV blocks."""
+        ups = [child.hear(UP_S) for child in (self.prefill, self.decode)]
+        return max(up.seconds for up in ups), ups[0].blocks
+
+    def hand_off(self, tokens: list[int], decoded: list[int] | None = None) -> tuple[Answer, Answer, Answer]:
+        """Prefill `tokens`, decode `decoded` (else the same) on their blocks, and `decoded` on one engine."""
+        decoded = decoded or tokens
+        first = self.prefill.ask(Ask(tokens, 1, REMOTE_DECODE), ANSWER_S)
+        second = self.decode.ask(Ask(decoded, TOKENS, first.kv), ANSWER_S)
+        whole = self.prefill.ask(Ask(decoded, TOKENS), ANSWER_S)
+        return first, second, whole
+
+    def stop(self) -> None:
+        """End both at once: there is nothing to save, and an engine takes seconds to stop by itself."""
+        self.decode.stop(0.0)
+        self.prefill.stop(0.0)
+
+
+def measure(pair: Pair, options: argparse.Namespace) -> Outcome:
+    """All lengths under one setting. A failure is an outcome too: the other settings go on."""
+    outcome = Outcome(pair.setting.label, 0.0, 0, 0.0, "", [], [])
+    vocabulary = int(gpu_model.SHAPES[options.shape]["vocab_size"])
+    draw = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return [draw.randrange(3, vocabulary) for _ in range(length)]
+
+    try:
+        outcome.up_s, outcome.blocks = pair.ready()
+        length = min(CONTROL_TOKENS, max(options.lengths))
+        _, second, _ = pair.hand_off(prompt(length))
+        # With the first comes the handshake, and UCX opens the other side's memory.
+        outcome.first_ms = second.first_s * 1e3
+        _, second, whole = pair.hand_off(prompt(length), prompt(length))
+        outcome.control = _equal(second, whole)
+        for length in options.lengths:
+            runs = [pair.hand_off(prompt(length)) for _ in range(options.repeats)]
+            outcome.rows.append(_row(pair.setting.label, length, runs))
+    except ChildFailed as error:
+        outcome.error = str(error)
+    outcome.ucx = ucx_choices(pair.decode.log)
+    return outcome
+
+
+def _row(setting: str, length: int, runs: list[tuple[Answer, Answer, Answer]]) -> Row:
+    moved = [run[1].transfers[-1] for run in runs if run[1].transfers]
+    if not moved:
+        raise ChildFailed("vLLM reported no transfer: did the decode engine read anything?")
+
+    def middle(values: Iterator[float]) -> float:
+        return statistics.median(values)
+
+    seconds = middle(item.seconds for item in moved)
+    return Row(
+        setting=setting,
+        tokens=length,
+        mb=moved[-1].size / 1e6,
+        descriptors=moved[-1].descriptors,
+        transfer_ms=seconds * 1e3,
+        post_ms=middle(item.post_s for item in moved) * 1e3,
+        gb_s=moved[-1].size / seconds / 1e9,
+        ttft_ms=middle(run[1].first_s for run in runs) * 1e3,
+        warm_ms=middle(run[2].first_s for run in runs) * 1e3,
+        prefill_ms=middle(run[0].total_s for run in runs) * 1e3,
+        token_ms=middle((run[1].total_s - run[1].first_s) / (TOKENS - 1) for run in runs) * 1e3,
+        equal=" ".join(_equal(run[1], run[2]) for run in runs),
+    )
+
+
+def _equal(one: Answer, other: Answer) -> str:
+    """How many tokens agree before the first that does not."""
+    agree = next((i for i, (a, b) in enumerate(zip(one.tokens, other.tokens)) if a != b), len(other.tokens))
+    return f"{agree}/{len(other.tokens)}"
+
+
+def _environ(setting: Setting, device: str, rank: int, port: int) -> dict[str, str]:
+    environ = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if device == "cpu":
+        cpu = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        return {**environ, **cpu, **UCX_SAYS, **setting.environ}
+    order = str(rank) if setting.visible == "own" else f"{rank},{1 - rank}"
+    # FlashInfer's sampler compiles when first used.
+    environ |= {"CUDA_VISIBLE_DEVICES": order, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    return {**environ, **UCX_SAYS, **setting.environ}
+
+
+def run(options: argparse.Namespace) -> list[Outcome]:
+    """Measure setting after setting; `--together` of them are started at once, since starting takes longest."""
+    outcomes: list[Outcome] = []
+    settings = chosen(options.settings, options.blocks) if options.settings else []
+    with tempfile.TemporaryDirectory(prefix="headwater-gpu-") as folder:
+        model = gpu_model.make(Path(folder, options.shape), options.shape)
+        for start in range(0, len(settings), options.together):
+            wave = settings[start : start + options.together]
+            pairs = [Pair(setting, options, model, 5600 + 10 * (start + i)) for i, setting in enumerate(wave)]
+            try:
+                for pair in pairs:
+                    pair_began = time.perf_counter()
+                    outcome = measure(pair, options)
+                    outcomes.append(outcome)
+                    _progress(outcome, time.perf_counter() - pair_began)
+                    (options.out / "handoff.json").write_bytes(
+                        msgspec.json.format(msgspec.json.encode(outcomes))
+                    )
+            finally:
+                for pair in pairs:
+                    pair.stop()
+    return outcomes
+
+
+def _progress(outcome: Outcome, seconds: float) -> None:
+    speeds = " ".join(f"{row.tokens}: {row.gb_s:.1f} GB/s" for row in outcome.rows)
+    print(f"{outcome.setting}: {seconds:.0f} s, {speeds} {outcome.error}", file=sys.stderr, flush=True)
+
+
+def show(outcomes: list[Outcome]) -> None:
+    """Tables for people."""
+    for outcome in outcomes:
+        print(
+            f"{outcome.setting}: up in {outcome.up_s:.0f} s, {outcome.blocks} blocks, first hand-off "
+            f"{outcome.first_ms:.0f} ms, control {outcome.control} {outcome.error}"
+        )
+        for line in outcome.ucx:
+            print("   ", line)
+    rows = [
+        [row.setting, row.tokens, round(row.mb), row.descriptors]
+        + [round(getattr(row, name), 2) for name in ("transfer_ms", "post_ms", "gb_s")]
+        + [round(getattr(row, name), 1) for name in ("ttft_ms", "warm_ms", "prefill_ms", "token_ms")]
+        + [row.equal]
+        for outcome in outcomes
+        for row in outcome.rows
+    ]
+    heads = ("setting", "tokens", "MB", "pieces", "xfer ms", "post ms", "GB/s")
+    print(table((*heads, "TTFT ms", "warm ms", "prefill ms", "ms/token", "equal"), rows))
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", choices=tuple(gpu_model.SHAPES), default="qwen3-8b")
+    parser.add_argument("--settings", default="", help="names with commas, each as NAME or NAME/BLOCK")
+    parser.add_argument("--blocks", default="16", help="block sizes with commas")
+    parser.add_argument("--lengths", default="1000,8000,16000,30000", help="prompt tokens with commas")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--together", type=int, default=1, help="settings to start at once")
+    parser.add_argument("--kv-gb", type=float, default=9.0, help="KV cache of each engine")
+    parser.add_argument("--raw", default="", help="also NIXL alone, under these settings")
+    parser.add_argument("--raw-mb", type=int, default=1024)
+    parser.add_argument("--out", type=Path, default=Path("gpu-handoff"))
+    options = parser.parse_args()
+    options.lengths = [int(length) for length in options.lengths.split(",")]
+    options.out.mkdir(parents=True, exist_ok=True)
+    print("machine:", machine())
+    if options.raw:
+        raw(options)
+    show(run(options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

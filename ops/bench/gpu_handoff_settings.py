@@ -37,23 +37,26 @@ UCX_SAYS = {"UCX_PROTO_INFO": "y", "UCX_LOG_LEVEL": "info"}
 
 NVLINK_TLS = "cuda_ipc,cuda_copy,sm,tcp,self"
 
+RUNNER_1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""vLLM 0.24 lays a block's layers side by side in its older model runner only."""
+
 SETTINGS = {
     setting.name: setting
     for setting in (
         Setting("default"),
         Setting("all-tls", environ={"UCX_TLS": "all"}),
         Setting("both-visible", visible="both"),
-        Setting("nvlink-tls", visible="both", environ={"UCX_TLS": NVLINK_TLS}),
+        Setting("nvlink-tls", environ={"UCX_TLS": NVLINK_TLS}),
         Setting("get-zcopy", environ={"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}),
         Setting("ucx-debug", environ={"UCX_LOG_LEVEL": "debug"}),
+        Setting("sgl", environ={"NIXL_UCX_SGL_ENABLE": "y"}),
         Setting("threads-0", threads=0),
         Setting("threads-16", threads=16),
-        Setting("sgl", environ={"NIXL_UCX_SGL_ENABLE": "y"}),
-        Setting("cross-layers", cross_layers=True),
-        Setting("cross-layers-both", cross_layers=True, visible="both"),
-        Setting("cross-layers-0", cross_layers=True, threads=0),
+        Setting("runner-1", environ=RUNNER_1),
+        Setting("cross-layers", cross_layers=True, environ=RUNNER_1),
+        Setting("cross-layers-0", cross_layers=True, threads=0, environ=RUNNER_1),
         Setting("graphs", eager=False),
-        Setting("cross-layers-graphs", cross_layers=True, eager=False),
+        Setting("cross-layers-graphs", cross_layers=True, eager=False, environ=RUNNER_1),
     )
 }
 

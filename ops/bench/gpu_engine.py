@@ -36,6 +36,10 @@ class Ask(NamedTuple):
     kv: dict[str, Any] | None = None
 
 
+DIGESTS = "digests"
+"""Asked instead of an `Ask`: answered with `Extension.kv_digests`."""
+
+
 class Answer(NamedTuple):
     """What came of it. `transfers` are those that ended since the last answer."""
 
@@ -91,6 +95,9 @@ async def _serve(pipe: Connection, arguments: dict[str, Any], connector: dict[st
     number = 0
     try:
         while (asked := await loop.run_in_executor(None, pipe.recv)) is not None:
+            if asked == DIGESTS:
+                pipe.send((await engine.collective_rpc("kv_digests"))[0])
+                continue
             number += 1
             answer = await _generate(engine, asked, f"r{number}-{time.time_ns()}")
             pipe.send(answer._replace(transfers=list(transfers)))

@@ -4,9 +4,13 @@
     python -m headwater.ops.bench.gpu_handoff --device cpu --shape tiny --lengths 100,500     (a check, no figures)
 
 For each setting a vLLM engine per GPU, with NixlConnector between them. Per prompt: prefill on the first (one
-token), decode on the second (which reads the blocks), and the whole prompt again on the first, whose tokens the
-decode's must equal. Weights are such that tokens depend on the whole prompt (`gpu_weights`); as a control, a
-decode is given the blocks of another prompt, and its tokens must differ.
+token), decode on the second (which reads the blocks), and the whole prompt twice more on the first.
+
+Three checks. `blocks`: of the prompt's whole blocks, how many are the same bytes in both caches, in every layer.
+`equal`: how many tokens of the decode agree with the first engine's before one does not, per repetition; after a
+slash how many of the first engine's own two answers do, which tells rounding from a wrong transfer. `control`:
+the same for a decode that was given another prompt's blocks: its tokens must differ. Weights are such that tokens
+depend on the whole prompt (`gpu_weights`).
 
 `GB/s` is bytes over seconds as NIXL measured the transfer itself. `TTFT` is what the decode engine takes to its
 first token, `warm` the same on the first engine with the prompt in its cache: the hand-off costs the difference.
@@ -22,21 +26,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from headwater.ops.bench import gpu_engine, gpu_model
-from headwater.ops.bench.gpu_engine import REMOTE_DECODE, Answer, Ask
+from headwater.ops.bench import gpu_model
+from headwater.ops.bench.gpu_handoff_pair import TOKENS, HandOff, Pair
 from headwater.ops.bench.gpu_handoff_raw import raw
-from headwater.ops.bench.gpu_handoff_settings import UCX_SAYS, Setting, chosen
-from headwater.ops.bench.gpu_process import Child, ChildFailed, ucx_choices
+from headwater.ops.bench.gpu_handoff_settings import chosen
+from headwater.ops.bench.gpu_process import ChildFailed, ucx_choices
 from headwater.ops.bench.report import machine
 from headwater.ops.tables import table
 
-UP_S = 400.0
-ANSWER_S = 120.0
-TOKENS = 16
 CONTROL_TOKENS = 1000
 LENGTH_STEP = 128
 """Prompts are one token longer than a multiple of this. With all whole blocks at hand, the decode engine and the
@@ -57,6 +57,7 @@ class Row(msgspec.Struct):
     warm_ms: float
     prefill_ms: float
     token_ms: float
+    blocks: str
     equal: str
 
 
@@ -73,50 +74,6 @@ class Outcome(msgspec.Struct):
     error: str = ""
 
 
-class Pair:
-    """A prefill and a decode engine under one setting."""
-
-    def __init__(self, setting: Setting, options: argparse.Namespace, model: Path, port: int) -> None:
-        self.setting = setting
-        context = max(options.lengths) + 2 * TOKENS + 1024
-        given = gpu_engine.arguments(
-            model, options.device, setting.block_size, context, eager=setting.eager, kv_gb=options.kv_gb
-        )
-        connector: dict[str, Any] = {
-            "kv_connector": "NixlConnector",
-            "kv_role": "kv_both",
-            "kv_buffer_device": options.device,
-            "kv_connector_extra_config": setting.extra_config(),
-        }
-        self.prefill, self.decode = (
-            Child(
-                gpu_engine.serve,
-                (given, connector),
-                _environ(setting, options.device, rank, port + rank),
-                options.out / f"{setting.label.replace('/', '-')}-{role}.log",
-            )
-            for rank, role in enumerate(("prefill", "decode"))
-        )
-
-    def ready(self) -> tuple[float, int]:
-        """Seconds the slower one took, and its KV blocks."""
-        ups = [child.hear(UP_S) for child in (self.prefill, self.decode)]
-        return max(up.seconds for up in ups), ups[0].blocks
-
-    def hand_off(self, tokens: list[int], decoded: list[int] | None = None) -> tuple[Answer, Answer, Answer]:
-        """Prefill `tokens`, decode `decoded` (else the same) on their blocks, and `decoded` on one engine."""
-        decoded = decoded or tokens
-        first = self.prefill.ask(Ask(tokens, 1, REMOTE_DECODE), ANSWER_S)
-        second = self.decode.ask(Ask(decoded, TOKENS, first.kv), ANSWER_S)
-        whole = self.prefill.ask(Ask(decoded, TOKENS), ANSWER_S)
-        return first, second, whole
-
-    def stop(self) -> None:
-        """End both at once: there is nothing to save, and an engine takes seconds to stop by itself."""
-        self.decode.stop(0.0)
-        self.prefill.stop(0.0)
-
-
 def measure(pair: Pair, options: argparse.Namespace) -> Outcome:
     """All lengths under one setting. A failure is an outcome too: the other settings go on."""
     outcome = Outcome(pair.setting.label, 0.0, 0, 0.0, "", [], [])
@@ -129,11 +86,9 @@ def measure(pair: Pair, options: argparse.Namespace) -> Outcome:
     try:
         outcome.up_s, outcome.blocks = pair.ready()
         length = min(CONTROL_TOKENS, max(options.lengths))
-        _, second, _ = pair.hand_off(prompt(length))
         # With the first comes the handshake, and UCX opens the other side's memory.
-        outcome.first_ms = second.first_s * 1e3
-        _, second, whole = pair.hand_off(prompt(length), prompt(length))
-        outcome.control = _equal(second, whole)
+        outcome.first_ms = pair.hand_off(prompt(length)).decode.first_s * 1e3
+        outcome.control = _equal(pair.hand_off(prompt(length), prompt(length)))
         step = max(LENGTH_STEP, pair.setting.block_size)
         for length in (-(-length // step) * step + 1 for length in options.lengths):
             runs = [pair.hand_off(prompt(length)) for _ in range(options.repeats)]
@@ -144,56 +99,39 @@ def measure(pair: Pair, options: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _row(setting: str, length: int, runs: list[tuple[Answer, Answer, Answer]]) -> Row:
-    moved = [run[1].transfers[-1] for run in runs if run[1].transfers]
+def _row(setting: str, length: int, runs: list[HandOff]) -> Row:
+    moved = [run.decode.transfers[-1] for run in runs if run.decode.transfers]
     if not moved:
         raise ChildFailed("vLLM reported no transfer: did the decode engine read anything?")
+    seconds = statistics.median(item.seconds for item in moved)
 
-    def middle(values: Iterator[float]) -> float:
-        return statistics.median(values)
+    def ms(values: Iterator[float]) -> float:
+        return statistics.median(values) * 1e3
 
-    seconds = middle(item.seconds for item in moved)
     return Row(
         setting=setting,
         tokens=length,
         mb=moved[-1].size / 1e6,
         descriptors=moved[-1].descriptors,
         transfer_ms=seconds * 1e3,
-        post_ms=middle(item.post_s for item in moved) * 1e3,
+        post_ms=ms(item.post_s for item in moved),
         gb_s=moved[-1].size / seconds / 1e9,
-        ttft_ms=middle(run[1].first_s for run in runs) * 1e3,
-        warm_ms=middle(run[2].first_s for run in runs) * 1e3,
-        prefill_ms=middle(run[0].total_s for run in runs) * 1e3,
-        token_ms=middle((run[1].total_s - run[1].first_s) / (TOKENS - 1) for run in runs) * 1e3,
-        equal=" ".join(_equal(run[1], run[2]) for run in runs),
+        ttft_ms=ms(run.decode.first_s for run in runs),
+        warm_ms=ms(run.whole.first_s for run in runs),
+        prefill_ms=ms(run.prefill.total_s for run in runs),
+        token_ms=ms((run.decode.total_s - run.decode.first_s) / (TOKENS - 1) for run in runs),
+        blocks=f"{sum(run.blocks for run in runs)} of {sum(run.of_blocks for run in runs)}",
+        equal=" ".join(_equal(run) for run in runs),
     )
 
 
-def _equal(one: Answer, other: Answer) -> str:
-    """How many tokens agree before the first that does not."""
-    agree = next((i for i, (a, b) in enumerate(zip(one.tokens, other.tokens)) if a != b), len(other.tokens))
-    return f"{agree}/{len(other.tokens)}"
-
-
-def _environ(setting: Setting, device: str, rank: int, port: int) -> dict[str, str]:
-    environ = {
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    if device == "cpu":
-        cpu = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "TORCHDYNAMO_DISABLE": "1",
-        }
-        return {**environ, **cpu, **UCX_SAYS, **setting.environ}
-    order = str(rank) if setting.visible == "own" else f"{rank},{1 - rank}"
-    # FlashInfer's sampler compiles when first used.
-    environ |= {"CUDA_VISIBLE_DEVICES": order, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    return {**environ, **UCX_SAYS, **setting.environ}
+def _equal(run: HandOff) -> str:
+    """Tokens that agree before the first that does not: of decode and whole / of whole and whole again."""
+    pairs = ((run.decode.tokens, run.whole.tokens), (run.again.tokens, run.whole.tokens))
+    return "/".join(
+        str(next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(other)))
+        for one, other in pairs
+    )
 
 
 def run(options: argparse.Namespace) -> list[Outcome]:
@@ -238,12 +176,12 @@ def show(outcomes: list[Outcome]) -> None:
         [row.setting, row.tokens, round(row.mb), row.descriptors]
         + [round(getattr(row, name), 2) for name in ("transfer_ms", "post_ms", "gb_s")]
         + [round(getattr(row, name), 1) for name in ("ttft_ms", "warm_ms", "prefill_ms", "token_ms")]
-        + [row.equal]
+        + [row.blocks, row.equal]
         for outcome in outcomes
         for row in outcome.rows
     ]
     heads = ("setting", "tokens", "MB", "pieces", "xfer ms", "post ms", "GB/s")
-    print(table((*heads, "TTFT ms", "warm ms", "prefill ms", "ms/token", "equal"), rows))
+    print(table((*heads, "TTFT ms", "warm ms", "prefill ms", "ms/token", "blocks", "equal"), rows))
 
 
 def main() -> int:

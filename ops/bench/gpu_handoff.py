@@ -7,10 +7,11 @@ For each setting a vLLM engine per GPU, with NixlConnector between them. Per pro
 token), decode on the second (which reads the blocks), and the whole prompt twice more on the first.
 
 Three checks. `blocks`: of the prompt's whole blocks, how many are the same bytes in both caches, in every layer.
-`equal`: how many tokens of the decode agree with the first engine's before one does not, per repetition; after a
-slash how many of the first engine's own two answers do, which tells rounding from a wrong transfer. `control`:
-the same for a decode that was given another prompt's blocks: its tokens must differ. Weights are such that tokens
-depend on the whole prompt (`gpu_weights`).
+`equal`, per repetition: how many tokens of the decode agree with the first engine's before one does not; then how
+many of the first engine's two answers agree, and of the decode engine's two (the second from its own cache). The
+second tells rounding; the third whether the decode began before all bytes were there. `control`: the same for a
+decode that was given another prompt's blocks: its tokens must differ. Weights are such that tokens depend on the
+whole prompt (`gpu_weights`).
 
 `GB/s` is bytes over seconds as NIXL measured the transfer itself. `TTFT` is what the decode engine takes to its
 first token, `warm` the same on the first engine with the prompt in its cache: the hand-off costs the difference.
@@ -126,12 +127,13 @@ def _row(setting: str, length: int, runs: list[HandOff]) -> Row:
 
 
 def _equal(run: HandOff) -> str:
-    """Tokens that agree before the first that does not: of decode and whole / of whole and whole again."""
-    pairs = ((run.decode.tokens, run.whole.tokens), (run.again.tokens, run.whole.tokens))
-    return "/".join(
-        str(next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(other)))
-        for one, other in pairs
-    )
+    """Tokens that agree before the first that does not: decode and whole / again and whole / repeat and decode."""
+    pairs = ((run.decode, run.whole), (run.again, run.whole), (run.repeat, run.decode))
+    return "/".join(str(_agree(one.tokens, other.tokens)) for one, other in pairs)
+
+
+def _agree(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(other))
 
 
 def run(options: argparse.Namespace) -> list[Outcome]:

@@ -17,7 +17,8 @@ TOKENS = 16
 
 
 class HandOff(NamedTuple):
-    """One prompt: prefilled, decoded elsewhere, and answered twice by the prefill engine alone.
+    """One prompt: prefilled, decoded elsewhere, and answered twice by the prefill engine alone, then once more by
+    the decode engine from its own cache (`repeat`).
 
     `blocks` of `of_blocks` whole blocks of the prompt are the same bytes in both caches, in every layer.
     """
@@ -26,6 +27,7 @@ class HandOff(NamedTuple):
     decode: Answer
     whole: Answer
     again: Answer
+    repeat: Answer
     blocks: int
     of_blocks: int
 
@@ -70,7 +72,8 @@ class Pair:
         ids = _flat(prefill.kv["remote_block_ids"])[: (len(tokens) - 1) // self.setting.block_size]
         blocks = _same_blocks(theirs, ours, ids)
         whole, again = (self.prefill.ask(Ask(decoded, TOKENS), ANSWER_S) for _ in range(2))
-        return HandOff(prefill, decode, whole, again, blocks, len(ids))
+        repeat = self.decode.ask(Ask(decoded, TOKENS), ANSWER_S)
+        return HandOff(prefill, decode, whole, again, repeat, blocks, len(ids))
 
     def stop(self) -> None:
         """End both at once: there is nothing to save, and an engine takes seconds to stop by itself."""

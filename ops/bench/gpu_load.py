@@ -1,0 +1,127 @@
+"""The load of the serving benchmark, and the client that brings it over HTTP.
+
+A closed loop: `streams` at once, each asking `rounds` times with a fresh random prompt. Clients run in processes
+of their own that answer a `Load` with a `Result`.
+"""
+
+import asyncio
+import random
+import string
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection as Pipe
+from typing import NamedTuple
+
+import msgspec
+
+SYMBOLS = string.ascii_letters + string.digits
+"""What prompts are made of: with the tokenizer of `gpu_model`, a token each."""
+
+
+FIRST_ID = 3
+"""The ids of that tokenizer's characters begin here: for prompts that are given as ids."""
+
+
+class Load(NamedTuple):
+    """What to ask. Tokens are per request; `seed` makes prompts that nobody has asked before."""
+
+    streams: int
+    rounds: int
+    prompt_tokens: int
+    tokens: int
+    seed: int
+
+
+class Sample(NamedTuple):
+    """One request: seconds to its first token and to its end, and its tokens."""
+
+    first_s: float
+    total_s: float
+    tokens: int
+
+
+class Result(NamedTuple):
+    """All requests of a load, and when the first began and the last ended (`time.monotonic`, seconds)."""
+
+    samples: list[Sample]
+    began_s: float
+    ended_s: float
+
+
+Request = Callable[[int, random.Random], Awaitable[Sample]]
+
+
+async def run(load: Load, request: Request) -> Result:
+    """Run a load; `request(stream, random)` makes one request."""
+    began_s = time.monotonic()
+
+    async def stream(number: int) -> list[Sample]:
+        draw = random.Random(f"{load.seed} {number}")
+        return [await request(number, draw) for _ in range(load.rounds)]
+
+    samples = await asyncio.gather(*(stream(number) for number in range(load.streams)))
+    return Result([sample for each in samples for sample in each], began_s, time.monotonic())
+
+
+def http(pipe: Pipe, host: str, port: int, model: str) -> None:
+    """Body of a client process: answers each `Load` until told None."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        while (load := pipe.recv()) is not None:
+            pipe.send(runner.run(_http(load, host, port, model)))
+
+
+async def _http(load: Load, host: str, port: int, model: str) -> Result:
+    streams = [await asyncio.open_connection(host, port, limit=1 << 20) for _ in range(load.streams)]
+
+    async def request(number: int, draw: random.Random) -> Sample:
+        body = {
+            "model": model,
+            "prompt": "".join(draw.choices(SYMBOLS, k=load.prompt_tokens)),
+            "max_tokens": load.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sample, prompt_tokens = await _stream(*streams[number], msgspec.json.encode(body))
+        if (sample.tokens, prompt_tokens) != (load.tokens, load.prompt_tokens):
+            raise RuntimeError(f"asked {load}, got {prompt_tokens} prompt tokens and {sample.tokens} tokens")
+        return sample
+
+    try:
+        return await run(load, request)
+    finally:
+        for _, writer in streams:
+            writer.close()
+
+
+async def _stream(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
+) -> tuple[Sample, int]:
+    began = time.perf_counter()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    headers = await reader.readuntil(b"\r\n\r\n")
+    if b" 200 " not in headers.split(b"\r\n", 1)[0]:
+        raise RuntimeError(headers.decode() + (await reader.read(2000)).decode(errors="replace"))
+    # The headers may come before the first token does; the first text does not.
+    received = bytearray()
+    first_s = 0.0
+    while not received.endswith(b"0\r\n\r\n"):
+        piece = await reader.read(1 << 18)
+        if not piece:
+            raise RuntimeError("the stream was cut")
+        received += piece
+        if not first_s and b'"text":"' in received:
+            first_s = time.perf_counter() - began
+    total_s = time.perf_counter() - began
+    return Sample(first_s, total_s, _count(received, b'"completion_tokens":')), _count(
+        received, b'"prompt_tokens":'
+    )
+
+
+def _count(received: bytearray, name: bytes) -> int:
+    tail = bytes(received.rpartition(name)[2])
+    return int(tail[: len(tail) - len(tail.lstrip(string.digits.encode()))] or 0)

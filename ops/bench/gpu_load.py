@@ -33,11 +33,12 @@ class Load(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One request: seconds to its first token and to its end, and its tokens."""
+    """One request: seconds to its first token and to its end, its tokens, and the longest it waited for a next one."""
 
     first_s: float
     total_s: float
     tokens: int
+    gap_s: float = 0.0
 
 
 class Result(NamedTuple):
@@ -108,18 +109,21 @@ async def _stream(
         raise RuntimeError(headers.decode() + (await reader.read(2000)).decode(errors="replace"))
     # The headers may come before the first token does; the first text does not.
     received = bytearray()
-    first_s = 0.0
+    first_s = last_s = gap_s = 0.0
     while not received.endswith(b"0\r\n\r\n"):
         piece = await reader.read(1 << 18)
         if not piece:
             raise RuntimeError("the stream was cut")
         received += piece
+        now_s = time.perf_counter() - began
         if not first_s and b'"text":"' in received:
-            first_s = time.perf_counter() - began
+            first_s = now_s
+        elif first_s:
+            gap_s = max(gap_s, now_s - last_s)
+        last_s = now_s
     total_s = time.perf_counter() - began
-    return Sample(first_s, total_s, _count(received, b'"completion_tokens":')), _count(
-        received, b'"prompt_tokens":'
-    )
+    tokens = _count(received, b'"completion_tokens":')
+    return Sample(first_s, total_s, tokens, gap_s), _count(received, b'"prompt_tokens":')
 
 
 def _count(received: bytearray, name: bytes) -> int:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +76,16 @@ def _environ(options: argparse.Namespace) -> dict[str, str]:
     return environ | {"CUDA_VISIBLE_DEVICES": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
-def fleet_command(options: argparse.Namespace, model: Path, data: Path) -> list[str]:
-    """How a fleet is started: the one place that knows `headwater up`."""
+ONE_WORKER = ("--workers", "1")
+
+
+def fleet_command(
+    options: argparse.Namespace, model: Path, data: Path, workers: Sequence[str] = ONE_WORKER
+) -> list[str]:
+    """How a fleet is started: the one place that knows `headwater up`. `workers` says which and how many."""
     up = [sys.executable, "-m", "headwater.ops.cli", "up", "--engine", "vllm", "--model", str(model)]
     up += [
-        "--workers",
-        "1",
+        *workers,
         "--port",
         "0",
         "--nats-port",
@@ -96,14 +101,24 @@ def fleet_command(options: argparse.Namespace, model: Path, data: Path) -> list[
 class Fleet:
     """`headwater up` and its clients. Starts at once; `ready` waits."""
 
-    def __init__(self, options: argparse.Namespace, model: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        model: Path,
+        folder: Path,
+        *,
+        name: str = "headwater",
+        workers: Sequence[str] = ONE_WORKER,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
         self._out: Path = options.out
-        self._log = options.out / "headwater.log"
+        self._log = options.out / f"{name}.log"
         self._clients: list[Child] = []
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                fleet_command(options, model, folder / "data"),
-                env={**os.environ, **_environ(options), "PYTHONUNBUFFERED": "1"},
+                fleet_command(options, model, folder / f"data-{name}", workers),
+                env={**os.environ, **_environ(options), **(environ or {}), "PYTHONUNBUFFERED": "1"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -114,9 +129,9 @@ class Fleet:
         """Wait until the fleet serves. Raises RuntimeError."""
         host, port, seconds, name = self._address()
         for number in range(CLIENTS):
-            log = self._out / f"client-{number}.log"
+            log = self._out / f"client-{self._name}-{number}.log"
             self._clients.append(Child(gpu_load.http, (host, port, name), {}, log))
-        return System("headwater", self._clients, seconds)
+        return System(self._name, self._clients, seconds)
 
     def _address(self) -> tuple[str, int, float, str]:
         deadline = time.monotonic() + UP_S

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ async def test_all_workers_at_once_and_one_for_good(tmp_path: Path) -> None:
         waiting = asyncio.create_task(client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4}))
         await ctl(up, "--all", "resume")
         assert (await waiting).status_code == 200, "it waited for a worker"
-        assert "can not do this" in await ctl(up, "worker-0", "load-lora", "a", "b", code=1)
+        assert "--lora-sources" in await ctl(up, "worker-0", "load-lora", "a", "b", code=1)
         assert "no worker worker-7" in await ctl(up, "worker-7", "status", code=1)
         await ctl(up, "worker-0", "stop")
         async with asyncio.timeout(20):
@@ -207,7 +208,7 @@ async def test_control_over_http_with_a_key_of_its_own(tmp_path: Path) -> None:
 async def test_an_admin_port_without_a_token_does_not_open(tmp_path: Path) -> None:
     """`up` says so before it starts anything."""
     process = await asyncio.create_subprocess_exec(
-        "python", "-m", "headwater.ops.cli", "up", "--engine", "sim", "--admin-port", "1",
+        sys.executable, "-m", "headwater.ops.cli", "up", "--engine", "sim", "--admin-port", "1",
         "--data-dir", str(tmp_path), stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):

@@ -87,7 +87,7 @@ class FleetProcess:
         ]
 
     async def until(
-        self, what: str, holds: Callable[[list[dict[str, Any]]], bool], within_s: float = 20
+        self, what: str, holds: Callable[[list[dict[str, Any]]], bool], within_s: float = 60
     ) -> None:
         """Wait until the actors' statistics satisfy `holds`."""
         deadline = time.monotonic() + within_s

@@ -33,6 +33,8 @@ from headwater.schemas.inference import EmbedRequest, GenerateRequest, Leg, Samp
 CHECK_PERIOD_S = 0.5
 FAILURES_MAX = 2
 WARM_UP_S_MAX = 60.0
+CLEAR_S_MAX = 10.0
+CLEAR_PERIOD_S = 0.1
 PROMPT = (1,)
 """Of one token: any vocabulary has it, and with one new token it fills no block."""
 
@@ -98,9 +100,25 @@ class EngineHealth:
         if role != "both":
             await self._warm_up(info, role)
         if "clear_kv" in self._engine.capabilities:
-            await self._engine.clear_kv()
+            await self._clear()
         seconds = self._clock.monotonic_s() - began
         _log.info("engine_answers", engine=self._engine.name, seconds=round(seconds, 3))
+
+    async def _clear(self) -> None:
+        """Leave an empty cache. What the warm-up had pinned is let go of in a step of the engine's own."""
+        until_s = self._clock.monotonic_s() + CLEAR_S_MAX
+        while True:
+            try:
+                await self._engine.clear_kv()
+                return
+            except EngineDied:
+                raise
+            except EngineError as error:
+                if self._clock.monotonic_s() >= until_s:
+                    # What is cached is announced when the worker joins, so nothing is wrong but a few blocks less.
+                    _log.warning("warm_up_left_blocks", reason=str(error))
+                    return
+            await self._clock.sleep(CLEAR_PERIOD_S)
 
     async def canary(self, info: EngineInfo, limit_s: float) -> None:
         """One tiny request through the engine. Raises `RequestRejected` or `EngineDied`."""

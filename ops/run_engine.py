@@ -69,4 +69,5 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
 
 def restricted(settings: Settings) -> bool:
     """Does this process log in with a key of its own kind, which may do what its kind needs and no more?"""
-    return bool(settings.nats_keys_dir or settings.nats_nkey_file or settings.nats_creds_file)
+    named = "@" in settings.nats
+    return bool(named or settings.nats_keys_dir or settings.nats_nkey_file or settings.nats_creds_file)

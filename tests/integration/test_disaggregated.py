@@ -110,8 +110,10 @@ async def together(model: str, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def apart(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """One prefill and one decode worker."""
+async def apart(
+    model: str, together: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[FleetProcess]:
+    """One prefill and one decode worker. After `together`: NIXL's threads never rest, and there are two cores."""
     folder = tmp_path_factory.mktemp("apart")
     async with fleet(folder, "--engine", "vllm", "--model", model, *APART, *COMMON, ready_s=200) as up:
         yield up

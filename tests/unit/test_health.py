@@ -9,7 +9,7 @@ from headwater.actors.control_client import control
 from headwater.actors.departure import TELL_S_MAX
 from headwater.actors.health import HealthSettings
 from headwater.actors.worker_life import Standing
-from headwater.engines.engine import EngineInfo, Step
+from headwater.engines.engine import EngineError, EngineInfo, Step
 from headwater.engines.sim import SimEngine
 from headwater.ops.sim.fleet import POOL
 from headwater.router.state import RouterState
@@ -371,5 +371,31 @@ def test_a_falling_worker_takes_nothing_more() -> None:
         worker = await ready(stage, health=QUICK)
         worker.actor._fallen = "worker w1 failed: x"
         assert await worker.given(1) == Refused("worker w1 failed: x", True)
+
+    play(run)
+
+
+class SlowToLetGo(ControlledSim):
+    """Blocks of the warm-up stay pinned for a while, as vLLM's do until its next step."""
+
+    refusals = 3
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`."""
+        if self.refusals:
+            self.refusals -= 1
+            raise EngineError("hand-offs hold blocks")
+        await super().clear_kv()
+
+
+@pytest.mark.parametrize("refusals", [3, 10_000])
+def test_a_cache_that_can_not_be_cleared_yet_does_not_end_the_worker(refusals: int) -> None:
+    """It is tried again, and given up in the end: what is cached is announced anyway."""
+
+    async def run(stage: Stage) -> None:
+        worker = await start(stage, make=SlowToLetGo, health=QUICK, standing=Standing(role="prefill"))
+        worker.engine.refusals = refusals  # type: ignore[attr-defined]
+        await until(lambda: worker.actor.ready.is_set(), 30.0)
+        assert worker.ended is None
 
     play(run)

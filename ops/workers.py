@@ -53,8 +53,8 @@ def names(settings: Settings) -> list[tuple[str, Role]]:
 def plan(settings: Settings, *, devices: Sequence[str] = ()) -> list[WorkerPlan]:
     """All workers of this machine. `devices` are its GPUs, in order; none on CPU.
 
-    A worker sees them all, its own first: memory of another one's GPU can be opened only where that is visible.
-    Raises `ConfigError` if there are too few.
+    A worker sees them all, its own first. UCX opens memory of another one's GPU either way (seen with NIXL 1.5.1), other
+    transports may need to see it. Raises `ConfigError` if there are too few.
     """
     found = names(settings)
     ranks = ranks_here(settings)

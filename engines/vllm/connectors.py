@@ -15,20 +15,26 @@ class Connector(NamedTuple):
     """A connector of vLLM's, or of a package of its own (`module`).
 
     `hands_over`: it moves KV between a prefill and a decode worker. `needs` are options that it can not do without,
-    each with an example.
+    each with an example; `gives` are options that it has unless others are given.
     """
 
     name: str
     module: str = ""
     hands_over: bool = False
     needs: tuple[tuple[str, str], ...] = ()
+    gives: Mapping[str, Any] = {}
 
 
 CONNECTORS: dict[str, Connector] = {
     "nixl": Connector("NixlConnector", hands_over=True),
     "nixl-push": Connector("NixlPushConnector", hands_over=True),
     "mooncake": Connector("MooncakeConnector", hands_over=True),
-    "offload": Connector("OffloadingConnector", needs=(("cpu_bytes_to_use", "8589934592"),)),
+    # Without that, what it tells of blocks in host memory names neither their tokens nor their parents.
+    "offload": Connector(
+        "OffloadingConnector",
+        needs=(("cpu_bytes_to_use", "8589934592"),),
+        gives={"self_describing_kv_events": True},
+    ),
     "simple-offload": Connector("SimpleCPUOffloadConnector"),
     "lmcache": Connector("LMCacheConnectorV1"),
     "kvbm": Connector("DynamoConnector", "kvbm.vllm_integration.connector"),
@@ -111,6 +117,7 @@ def _config(name: str, options: Mapping[str, Any], *, cpu: bool) -> dict[str, An
     if cpu:
         # Elsewhere vLLM takes the accelerator's memory by itself.
         config["kv_buffer_device"] = "cpu"
+    options = {**connector.gives, **options}
     config |= {key: value for key, value in options.items() if key in _FIELDS}
     extra = {key: value for key, value in options.items() if key not in _FIELDS}
     if extra:

@@ -52,7 +52,11 @@ def test_a_wrong_list_is_named(text: str, wanted: str) -> None:
             {"cpu_bytes_to_use": 5, "eviction_policy": "arc"},
             {
                 "kv_connector": "OffloadingConnector",
-                "kv_connector_extra_config": {"cpu_bytes_to_use": 5, "eviction_policy": "arc"},
+                "kv_connector_extra_config": {
+                    "self_describing_kv_events": True,
+                    "cpu_bytes_to_use": 5,
+                    "eviction_policy": "arc",
+                },
             },
         ),
         (
@@ -84,7 +88,10 @@ def test_several_are_a_multi_connector_in_order() -> None:
                     "kv_connector": "OffloadingConnector",
                     "kv_role": "kv_both",
                     "kv_buffer_device": "cpu",
-                    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 30},
+                    "kv_connector_extra_config": {
+                        "self_describing_kv_events": True,
+                        "cpu_bytes_to_use": 1 << 30,
+                    },
                 },
                 {
                     "kv_connector": "NixlConnector",

@@ -6,7 +6,6 @@ so a request that moves to another worker goes on with the same tokens.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -25,6 +24,7 @@ from headwater.engines.engine import (
 from headwater.engines.paged_cache import PagedCache
 from headwater.engines.sim_control import SimControl
 from headwater.engines.sim_handoff import KvGone, SimHandoff
+from headwater.engines.sim_scheduler import SimScheduler
 from headwater.engines.sim_sequence import SimSequence, SimSettings, seed_of, token_at
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
@@ -59,8 +59,7 @@ class SimEngine(SimControl):
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
         self._cache = PagedCache(settings.total_blocks)
-        self._waiting: deque[SimSequence] = deque()
-        self._running: list[SimSequence] = []
+        self._scheduler = SimScheduler(settings, self._cache)
         self._by_id: dict[str, SimSequence] = {}
         self._work = asyncio.Event()
         self._events: list[KvEvent] = []
@@ -108,7 +107,7 @@ class SimEngine(SimControl):
             self._fetches[request.request] = fetch
             fetch.add_done_callback(lambda _: self._fetches.pop(request.request, None))
             return
-        self._waiting.append(sequence)
+        self._scheduler.waiting.append(sequence)
         self._work.set()
         if request.leg == "prefill" and self.choreography == "room":
             # Both legs run at the same time: the other engine waits in the room that this one opens now.
@@ -133,7 +132,7 @@ class SimEngine(SimControl):
         if sequence.ended:
             return
         sequence.arrived, sequence.spoiled = fetched
-        self._waiting.append(sequence)
+        self._scheduler.waiting.append(sequence)
         self._work.set()
         if transfer.first_tokens:
             sequence.tokens += transfer.first_tokens
@@ -168,7 +167,10 @@ class SimEngine(SimControl):
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
         return EngineLoad(
-            len(self._running), len(self._waiting), self._cache.used, self._settings.total_blocks
+            len(self._scheduler.running),
+            len(self._scheduler.waiting),
+            self._cache.used,
+            self._settings.total_blocks,
         )
 
     async def clear_kv(self) -> None:
@@ -191,7 +193,7 @@ class SimEngine(SimControl):
         await asyncio.gather(*ending, return_exceptions=True)
 
     def _busy(self) -> int:
-        return len(self._running)
+        return len(self._scheduler.running)
 
     def _abort_all(self) -> None:
         for sequence in list(self._by_id.values()):
@@ -200,12 +202,12 @@ class SimEngine(SimControl):
     async def _run(self) -> None:
         while True:
             await self._held_back()
-            if not self._running and not self._waiting:
+            if not self._scheduler.running and not self._scheduler.waiting:
                 self._work.clear()
                 await self._work.wait()
                 continue
             self._handoff.expire()
-            chunks, prompt_tokens = self._schedule()
+            chunks, prompt_tokens = self._scheduler.schedule(admits=self._admits)
             emitting = [s for s, n in chunks if s.computed + n >= len(s.tokens)]
             used = self._cache.used / self._cache.capacity
             duration = self._settings.step_time.seconds(prompt_tokens, used, bool(emitting))
@@ -215,95 +217,9 @@ class SimEngine(SimControl):
                     self._advance(sequence, count)
             self._publish_events()
 
-    def _schedule(self) -> tuple[list[tuple[SimSequence, int]], int]:
-        """Choose this step's work: (sequence, tokens to compute) and the prompt tokens among them.
-
-        Sequences in decode go first, each one token; what is left of the step goes to prompts, the oldest
-        first. Where blocks run out the newest sequence gives its own up and starts again later.
-        """
-        budget = self._settings.step_tokens_max
-        chunks: list[tuple[SimSequence, int]] = []
-        prompt_tokens = 0
-        for sequence in sorted(self._running, key=lambda s: s.computed < s.target):
-            if sequence.waiting:
-                continue
-            count = min(len(sequence.tokens) - sequence.computed, budget)
-            if count > 0 and self._reserve(sequence, count):
-                chunks.append((sequence, count))
-                budget -= count
-                prompt_tokens += count if sequence.computed < sequence.target else 0
-        while (
-            self._admits
-            and self._waiting
-            and budget > 0
-            and len(self._running) < self._settings.sequences_max
-        ):
-            sequence = self._waiting[0]
-            if not self._admit(sequence):
-                break
-            self._waiting.popleft()
-            count = min(len(sequence.tokens) - sequence.computed, budget)
-            if not self._reserve(sequence, count, preempt=False):
-                self._give_up(sequence)
-                self._waiting.appendleft(sequence)
-                break
-            self._running.append(sequence)
-            chunks.append((sequence, count))
-            budget -= count
-            prompt_tokens += count
-        return [(s, n) for s, n in chunks if not s.waiting], prompt_tokens
-
-    def _admit(self, sequence: SimSequence) -> bool:
-        """Take a sequence's cached prefix, if the rest of its prompt fits."""
-        size = self._settings.block_size
-        usable = (len(sequence.tokens) - 1) // size
-        if not sequence.hashes:
-            root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
-            packed = hashing.unpack_tokens(hashing.pack_tokens(sequence.tokens))
-            sequence.hashes = hashing.sequence_hashes(packed, size, parent=root).tolist()
-        hit = self._cache.match(sequence.hashes[:usable])
-        need = -(-len(sequence.tokens) // size) - hit
-        if need > self._cache.available - hit and self._running:
-            return False
-        sequence.blocks = sequence.hashes[:hit]
-        self._cache.take(sequence.blocks)
-        sequence.computed = hit * size
-        sequence.target = len(sequence.tokens)
-        if sequence.arrived:
-            # All but the last token, which every engine computes itself. A preemption loses it like any other.
-            sequence.computed, sequence.arrived = max(sequence.computed, sequence.arrived - 1), 0
-        if sequence.cached < 0:
-            sequence.cached = sequence.computed
-        sequence.waiting = False
-        return True
-
-    def _reserve(self, sequence: SimSequence, count: int, *, preempt: bool = True) -> bool:
-        """Make sure that blocks exist for `count` more tokens, preempting the newest where they do not."""
-        size = self._settings.block_size
-        need = -(-(sequence.computed + count) // size) - len(sequence.blocks) - sequence.private
-        while need > 0 and not self._cache.allocate(need):
-            victim = next((s for s in reversed(self._running) if not s.waiting), None)
-            if not preempt or victim is None:
-                return False
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        sequence.private += max(0, need)
-        return True
-
-    def _preempt(self, sequence: SimSequence) -> None:
-        self._running.remove(sequence)
-        self._give_up(sequence)
-        self._waiting.appendleft(sequence)
-
-    def _give_up(self, sequence: SimSequence) -> None:
-        self._cache.release(sequence.blocks, sequence.private)
-        sequence.blocks, sequence.private, sequence.computed = [], 0, 0
-        sequence.waiting = True
-
     def _advance(self, sequence: SimSequence, count: int) -> None:
         sequence.computed += count
-        self._commit(sequence)
+        self._scheduler.commit(sequence)
         if sequence.computed < len(sequence.tokens):
             return
         token = self._token(sequence)
@@ -328,25 +244,6 @@ class SimEngine(SimControl):
         else:
             sequence.emit(step)
 
-    def _commit(self, sequence: SimSequence) -> None:
-        """Cache the blocks that are now full."""
-        size = self._settings.block_size
-        full = sequence.computed // size
-        done = len(sequence.blocks)
-        if full <= done:
-            return
-        while len(sequence.hashes) < full:
-            at = len(sequence.hashes) * size
-            root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
-            parent = sequence.hashes[-1] if sequence.hashes else root
-            sequence.hashes += hashing.chain_plain(sequence.tokens[at : at + size], size, parent)
-        root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
-        parent = sequence.hashes[done - 1] if done else root
-        fresh = sequence.hashes[done:full]
-        self._cache.commit(parent, fresh)
-        sequence.blocks += fresh
-        sequence.private -= len(fresh)
-
     def _token(self, sequence: SimSequence) -> int:
         """The next token: a function of the seed and of how many tokens the answer has, nothing else."""
         number = sequence.request.emitted + sequence.produced
@@ -361,10 +258,7 @@ class SimEngine(SimControl):
             return
         sequence.ended = True
         self._by_id.pop(sequence.request.request, None)
-        if sequence in self._running:
-            self._running.remove(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+        self._scheduler.remove(sequence)
         fetch = self._fetches.get(sequence.request.request)
         if fetch is not None and not sequence.arrived:
             fetch.cancel()

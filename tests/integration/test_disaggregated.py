@@ -27,7 +27,8 @@ from tests.support.fleet import FleetProcess, fleet
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm-apart"),
+    # With all of vLLM's: two fleets of it at once starve each other on two cores.
+    pytest.mark.xdist_group("vllm"),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(420),
 ]

@@ -1,6 +1,9 @@
 """Two LoRA adapters in real vLLM engines: each answers in its own way, also while one is unloaded under load."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.support.lora_fleet import Client, Fleet, serving, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(400)]
 
+INSIDE = "HEADWATER_TEST_INSIDE"
 PROMPT = "The capital of France is"
 TOKENS = 6
 RANK = 8
@@ -46,7 +50,33 @@ async def text(client: Client, model: str) -> str:
     return said
 
 
-async def test_two_adapters_are_loaded_routed_and_unloaded_under_load(tmp_path: Path) -> None:
+def test_two_adapters_are_loaded_routed_and_unloaded_under_load() -> None:
+    """In a process of its own: where other tests had engines before, vLLM's workers do not come up in it again."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:cacheprovider",
+            f"{__file__}::test_inside",
+        ],
+        env=environ | {INSIDE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=380,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stdout[-4_000:]
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.skipif(INSIDE not in os.environ, reason="run by the test above, in a process of its own")
+async def test_inside(tmp_path: Path) -> None:
     """Every answer is its own model's, whichever worker gave it, and none is missing."""
     folder = demo_model.ensure()
     made = {name: engine(folder, name) for name in ("w1", "w2")}

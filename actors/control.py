@@ -64,10 +64,9 @@ class Adapters(Protocol):
 class WorkerControl:
     """See the module. `adapters` is None for a worker that serves none."""
 
-    def __init__(self, actor: "EngineActor", adapters: Adapters | None = None) -> None:
+    def __init__(self, actor: "EngineActor") -> None:
         self._actor = actor
         self._commands = Commands(actor)
-        self._commands.adapters = adapters
         self._lock = asyncio.Lock()
         self._busy: Command | None = None
         self._ticket = ""

@@ -16,6 +16,7 @@ from headwater.actors.worker_life import WorkerLife
 from headwater.engines.engine import Step
 
 TELL_S_MAX = 1.5
+LEAVE_S_MAX = 2.0
 
 _log = structlog.get_logger("headwater.worker")
 
@@ -32,6 +33,17 @@ async def depart(frames: FrameSender, held: LeaseHandle | None, life: WorkerLife
     if life is not None:
         telling["log"] = life.fallen(reason)
     await asyncio.gather(*(_told(what, work) for what, work in telling.items()))
+
+
+async def leave(frames: FrameSender, life: WorkerLife) -> None:
+    """Go in peace: what was sent arrives, the log knows, and the lease is back. Returns within about `LEAVE_S_MAX`."""
+    try:
+        async with asyncio.timeout(LEAVE_S_MAX):
+            await frames.flush()
+            await life.leave()
+    except TimeoutError:
+        _log.warning("left_without_telling", what="log", after_s=LEAVE_S_MAX)
+        await life.lease.release()
 
 
 async def _told(what: str, work: Awaitable[None]) -> None:

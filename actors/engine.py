@@ -23,7 +23,6 @@ On stop
 """
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -33,27 +32,26 @@ from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.adapter_gate import AdapterGate
 from headwater.actors.adapters import Adapters, AdapterSettings
-from headwater.actors.bus_port import Handler, Message, Subscription
+from headwater.actors.bus_port import Message
 from headwater.actors.cards import Served, publish
 from headwater.actors.control import WorkerControl
-from headwater.actors.departure import depart, why
+from headwater.actors.departure import depart, leave, why
 from headwater.actors.embedding import Embedding
 from headwater.actors.gate import Gate
 from headwater.actors.health import EngineHealth, HealthSettings
 from headwater.actors.intake import Intake
 from headwater.actors.tasks import cancel_all
+from headwater.actors.telling import tell_cache, tell_load
 from headwater.actors.work import Work
 from headwater.actors.worker_life import Standing, WorkerLife
+from headwater.actors.worker_subjects import WorkerSubjects
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.events.writer import WriterFenced
-from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
 
 _encode = msgspec.msgpack.Encoder().encode
 
-LOAD_PERIOD_S = 1.0
-LOAD_INTERVAL_S = 0.005
 STOP_DEAD_S_MAX = 10.0
 """How long an engine that died may take to end; its processes are killed with this one."""
 
@@ -87,13 +85,13 @@ class EngineActor(Actor):
         self._info: EngineInfo | None = None
         self._pool = ""
         self._life: WorkerLife | None = None
-        self._subscriptions: list[Subscription] = []
+        self._subjects = WorkerSubjects(world, name)
         self._lease: lease.LeaseHandle | None = None
         self._fallen = ""
         self._ready_gate = Gate(world.bus, name, self.spawn)
         self.embedding = Embedding(world.bus, engine, self.spawn, self._refuses, self.intake.account)
         self.work = Work(self._gate, self.intake, self.embedding)
-        self.control = WorkerControl(self, None)
+        self.control = WorkerControl(self)
         self.health = EngineHealth(
             engine,
             world.clock,
@@ -216,9 +214,14 @@ class EngineActor(Actor):
                 position = await life.join()
                 loops += [
                     group.create_task(work, name="log")
-                    for work in (life.kv.run(), life.load.run(), life.fleet.run(), self._report(life))
+                    for work in (
+                        life.kv.run(),
+                        life.load.run(),
+                        life.fleet.run(),
+                        tell_load(life, self.intake, self.health, world.clock),
+                    )
                 ]
-                loops.append(group.create_task(self._pump(life), name="kv"))
+                loops.append(group.create_task(tell_cache(life, self.engine), name="kv"))
                 self._life = life
                 self._ready_gate.open()
                 self.control.joined()
@@ -229,36 +232,28 @@ class EngineActor(Actor):
         finally:
             self._life = None
             self._ready_gate.shut()
-            await self._unsubscribe()
+            await self._subjects.close()
 
     def _refuses(self) -> str:
         """Why nothing is taken at present, for whoever asks; "" where something is."""
         return self._fallen or self.control.refusal()
 
     async def _listen(self, epoch: int) -> None:
-        verbs: list[tuple[subjects.EngineVerb, Any]] = [
-            ("generate", self._ready_gate.before(self.intake.on_generate)),
-            ("cancel", self._ready_gate.before(self.intake.on_cancel)),
-            ("status", self.intake.on_status),
-            ("claim", self.intake.on_claim),
-            ("embed", self._ready_gate.before(self.embedding.on_embed)),
-            ("cancel", self.embedding.on_cancel),
-            ("drain", self._on_drain),
-        ]
-        for verb, handler in verbs:
-            subject = subjects.engine(self.world.ns, self.name, epoch, verb)
-            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
-        of_the_worker: list[tuple[str, Handler]] = [
-            (subjects.resync(self.world.ns, self.name), self._on_resync),
-            (subjects.control(self.world.ns, self.name), self.control.on_message),
-        ]
-        for subject, handler in of_the_worker:
-            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
-
-    async def _unsubscribe(self) -> None:
-        for subscription in self._subscriptions:
-            await subscription.unsubscribe()
-        self._subscriptions.clear()
+        ready = self._ready_gate.before
+        await self._subjects.open(
+            epoch,
+            (
+                ("generate", ready(self.intake.on_generate)),
+                ("cancel", ready(self.intake.on_cancel)),
+                ("status", self.intake.on_status),
+                ("claim", self.intake.on_claim),
+                ("embed", ready(self.embedding.on_embed)),
+                ("cancel", self.embedding.on_cancel),
+                ("drain", self._on_drain),
+            ),
+            resync=self._on_resync,
+            control=self.control.on_message,
+        )
 
     async def _on_drain(self, message: Message) -> None:
         self.log.info("drain_asked")
@@ -272,25 +267,6 @@ class EngineActor(Actor):
             await self._life.resync()
         if message.reply:
             await self.world.bus.publish(message.reply, b"")
-
-    async def _pump(self, life: WorkerLife) -> None:
-        """Engine cache events into the log."""
-        async for events in self.engine.kv_events():
-            life.tell(events)
-
-    async def _report(self, life: WorkerLife) -> None:
-        """Load into the log: soon after a change, and once a second anyway."""
-        clock = self.world.clock
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOAD_PERIOD_S):
-                    await self.intake.moved.wait()
-            if self.health.probing and not self.intake.moved.is_set():
-                # What the engine runs is a canary.
-                continue
-            self.intake.moved.clear()
-            life.load.offer(life.report(*self.intake.take_progress()))
-            await clock.sleep(LOAD_INTERVAL_S)
 
     async def _or_depart(self, work: Coroutine[Any, Any, None]) -> None:
         """What ends this actor with an error is told to everybody before it does."""
@@ -316,17 +292,11 @@ class EngineActor(Actor):
             self.work.give_up()
             await self.world.clock.sleep(0.1)
         if life is not None and life is self._life:
-            try:
-                async with asyncio.timeout(2.0):
-                    await self.intake.frames.flush()
-                    await life.leave()
-            except TimeoutError:
-                self.log.warning("left_without_telling_the_log")
-                await life.lease.release()
+            await leave(self.intake.frames, life)
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        await self._unsubscribe()
+        await self._subjects.close()
         if self._lora.files is not None:
             self._lora.files.close()
         try:

@@ -1,7 +1,7 @@
 """Discovery: answers `$SRV.PING|INFO|STATS` as NATS services do, so the stock `nats` tool lists the fleet."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -9,6 +9,8 @@ from headwater.actors.bus_port import Bus, Message, Subscription
 from headwater.schemas.subjects import service
 
 VERSION = "0.1.0"
+
+Verb = Literal["PING", "INFO", "STATS"]
 
 
 class Service:
@@ -28,9 +30,13 @@ class Service:
     async def start(self) -> None:
         """Subscribe."""
         name, service_id = str(self._identity["name"]), str(self._identity["id"])
-        for verb, answer in (("PING", self._ping), ("INFO", self._info), ("STATS", self._stats_reply)):
-            for scope in ((), (name,), (name, service_id)):
-                subject = service(verb, *scope)  # type: ignore[arg-type]
+        answers: tuple[tuple[Verb, Callable[[], dict[str, Any]]], ...] = (
+            ("PING", self._ping),
+            ("INFO", self._info),
+            ("STATS", self._stats_reply),
+        )
+        for verb, answer in answers:
+            for subject in (service(verb), service(verb, name), service(verb, name, service_id)):
                 self._subscriptions.append(await self._bus.subscribe(subject, self._handler(answer)))
 
     async def stop(self) -> None:

@@ -54,8 +54,11 @@ def take() -> Path:
     """A new folder for this process from now on, named in the environment for those that it starts."""
     remove_leftovers(base())
     folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base()))
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    # Locked before it has its name: between the two another process would take this folder for a leftover.
+    unnamed = folder / f"{LOCK}.new"
+    handle = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
+    unnamed.rename(folder / LOCK)
     _held[str(folder)] = handle
     os.environ[VARIABLE] = str(folder)
     return folder

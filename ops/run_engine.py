@@ -14,6 +14,7 @@ from headwater.actors.worker_life import Standing
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.ops import adapters, engines, metrics_folder, preflight
+from headwater.ops.children import HOPELESS
 from headwater.ops.config import Settings
 from headwater.ops.run_actor import run_one
 from headwater.ops.run_ranks import has_ranks, run_ranks
@@ -25,7 +26,11 @@ _log = structlog.get_logger("headwater.main")
 async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
     """One engine until stopped or until it died: then the process ends, to be started afresh."""
     name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
-    engine, served = engines.make(settings, name)
+    try:
+        engine, served = engines.make(settings, name)
+    except EngineUnavailable as error:
+        _log.error("engine_cannot_start", reason=str(error))
+        return HOPELESS
     actors: list[EngineActor] = []
 
     async def make(world: World, own: str = name, one: Engine = engine) -> Actor:

@@ -15,7 +15,7 @@ def stat_loggers(on_stats: OnStats, *, prometheus: bool) -> list[Any]:
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
-    class Load(StatLoggerBase):  # type: ignore[misc]
+    class Load(StatLoggerBase):
         """Hands the scheduler's statistics on."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -28,7 +28,7 @@ def stat_loggers(on_stats: OnStats, *, prometheus: bool) -> list[Any]:
         def log_engine_initialized(self) -> None:
             pass
 
-    class NoPrometheus(PrometheusStatLogger):  # type: ignore[misc]
+    class NoPrometheus(PrometheusStatLogger):
         """Takes the place of vLLM's: several hundred values per step that nobody reads."""
 
         def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:

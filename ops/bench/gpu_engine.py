@@ -72,7 +72,7 @@ async def _serve(pipe: Connection, arguments: dict[str, Any], connector: dict[st
 
     transfers: list[Transfer] = []
 
-    class Collect(StatLoggerBase):  # type: ignore[misc]
+    class Collect(StatLoggerBase):
         """Takes NIXL's figures from the engine's statistics."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:

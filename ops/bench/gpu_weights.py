@@ -24,7 +24,7 @@ CHUNK_NUMBERS = 1 << 25
 
 
 @register_model_loader(LOAD_FORMAT)
-class RandomWeights(DummyModelLoader):  # type: ignore[misc]
+class RandomWeights(DummyModelLoader):
     """Weights from seeds."""
 
     def load_weights(self, model: Any, model_config: Any) -> None:

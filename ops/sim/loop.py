@@ -118,12 +118,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context.run(GROUP.set, group)
         return self.create_task(work, name=name, context=context)
 
+    # The declared method also takes packs of argument types, which asyncio itself gives up on telling apart.
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """As any loop does; of two timers for one moment the one that was set first comes first."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self.numbers), timer))
+        # As asyncio does, so that cancelling it is counted; the attribute is not in the stubs.
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 

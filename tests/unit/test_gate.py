@@ -18,7 +18,7 @@ from tests.unit.virtual import Stage, play, until
 async def at_the_gate(stage: Stage, joins: asyncio.Event) -> Worker:
     """A worker that has its lease and is not in the log before `joins`."""
     worker = await start(stage, log=lambda log: HeldLog(log, joins.wait))
-    await until(lambda: worker.actor._subscriptions, 5.0)
+    await until(lambda: len(worker.actor._subjects) > 0, 5.0)
     assert worker.actor.life is None
     return worker
 

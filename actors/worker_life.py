@@ -49,6 +49,8 @@ class Standing(NamedTuple):
     loras: tuple[str, ...] = ()
     instance: str = ""
     lora_on_demand: bool = False
+    tier: str = ""
+    taints: tuple[str, ...] = ()
 
 
 class WorkerLife:
@@ -213,8 +215,12 @@ class WorkerLife:
             capabilities=tuple(capabilities),
             lora_slots=info.lora_slots,
             instance=standing.instance,
+            tier=standing.tier,
+            taints=standing.taints,
         )
 
     def _stands(self) -> WorkerChanged:
         standing = self._standing()
-        return WorkerChanged(self._name, self.epoch, standing.state, standing.role, standing.loras)
+        return WorkerChanged(
+            self._name, self.epoch, standing.state, standing.role, standing.loras, standing.taints
+        )

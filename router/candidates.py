@@ -97,13 +97,17 @@ def why_none(loads: Loads, query: RouteQuery) -> str:
         return f"none of the {count} workers can do {', '.join(missing)}"
     if query.lora_name and not any(_serves_adapter(w, query.lora_name) for w in loads.workers.values()):
         return f"none of the {count} workers holds or may load adapter {query.lora_name}"
-    return f"none of the {count} workers takes requests (draining, paused, asleep or just failed)"
+    if query.tier and not any(worker.tier == query.tier for worker in loads.workers.values()):
+        return f"none of the {count} workers is of tier {query.tier}"
+    return f"none of the {count} workers takes requests (tainted, draining, paused, asleep or just failed)"
 
 
 def _able(worker: Worker, query: RouteQuery) -> bool:
     if not worker.takes_requests or f"{worker.name}.{worker.epoch}" in query.exclude:
         return False
     if query.lora_name and not _serves_adapter(worker, query.lora_name):
+        return False
+    if (query.tier and worker.tier != query.tier) or not set(worker.taints) <= set(query.tolerates):
         return False
     return all(_has(worker, need) for need in query.needs)
 

@@ -89,6 +89,10 @@ def decide(
         lora_name=query.lora_name,
         needs=query.needs,
         pairs_with=query.pairs_with or _pairs_with(loads, chosen),
+        temperature=query.temperature,
+        session=query.session,
+        tier=query.tier,
+        tolerates=query.tolerates,
     )
 
 
@@ -120,6 +124,11 @@ def recompute(
         recorded.lora_name,
         recorded.needs,
         recorded.pairs_with if recorded.asked == "decode" else "",
+        policy=recorded.policy,
+        temperature=recorded.temperature,
+        session=recorded.session,
+        tier=recorded.tier,
+        tolerates=recorded.tolerates,
     )
     standing = Standing(
         recorded.number,

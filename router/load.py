@@ -53,6 +53,8 @@ class Worker(msgspec.Struct):
     capabilities: tuple[str, ...] = ()
     pairs_with: str = ""
     instance: str = ""
+    tier: str = ""
+    taints: tuple[str, ...] = ()
 
     @property
     def takes_requests(self) -> bool:
@@ -100,6 +102,8 @@ class Loads(msgspec.Struct):
             capabilities=event.capabilities,
             pairs_with=event.pairs_with,
             instance=event.instance,
+            tier=event.tier,
+            taints=event.taints,
         )
         return True
 
@@ -108,6 +112,7 @@ class Loads(msgspec.Struct):
         worker = self.current(event.worker, event.epoch)
         if worker is not None:
             worker.state, worker.role, worker.loras = event.state, event.role, event.loras
+            worker.taints = event.taints
 
     def drain(self, event: WorkerDraining) -> None:
         """A worker takes nothing new."""

@@ -21,7 +21,8 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     Blocks and requests of the worker's earlier epochs do not exist any more. `pairs_with` names what its engine
     can hand KV over to and take it from (engine, version, model): equal names only, "" for none. `capabilities`
     are the engine's; `lora_slots` is how many adapters it can hold at once. `worker` may be one data-parallel rank
-    of an engine: `instance` is the same for all ranks of one engine.
+    of an engine: `instance` is the same for all ranks of one engine. `tier` names a class of service, and `taints` keep
+    away requests that do not tolerate them.
     """
 
     worker: str
@@ -36,6 +37,8 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     capabilities: tuple[str, ...] = ()
     lora_slots: int = 0
     instance: str = ""
+    tier: str = ""
+    taints: tuple[str, ...] = ()
 
 
 class WorkerChanged(Event, frozen=True, tag="fleet.changed"):
@@ -49,6 +52,7 @@ class WorkerChanged(Event, frozen=True, tag="fleet.changed"):
     state: WorkerState
     role: Role
     loras: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
 
 
 class WorkerControlled(Event, frozen=True, tag="fleet.controlled"):

@@ -7,7 +7,9 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     """What the engine says of itself, and which requests moved on since the last report.
 
     `running` and `waiting` count requests, `used_blocks` KV blocks in use. The three lists name requests:
-    taken into the engine, prompt computed (first token out), and ended for whatever reason.
+    taken into the engine, prompt computed (first token out), and ended for whatever reason. `cached` are the prompt tokens
+    that the engine had, one number for each of `prefilled`, -1 where it did not say. `prefills` are measured: (prompt tokens
+    computed, microseconds that it took); `step_us` is the mean time between two tokens of a request, 0 if there were none.
     """
 
     running: int
@@ -17,6 +19,9 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     accepted: tuple[str, ...] = ()
     prefilled: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
+    cached: tuple[int, ...] = ()
+    prefills: tuple[tuple[int, int], ...] = ()
+    step_us: int = 0
 
 
 class RequestsHeld(Event, frozen=True, tag="load.held"):

@@ -25,7 +25,7 @@ from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestEvent
-from headwater.schemas.route import Decision, DecisionVoided
+from headwater.schemas.route import Decision, DecisionVoided, Shadowed
 from headwater.schemas.upcast import UPCASTERS, RetiredEvent
 
 PoolEvent = (
@@ -37,6 +37,7 @@ PoolEvent = (
     | RequestsHeld
     | Decision
     | DecisionVoided
+    | Shadowed
     | WorkerJoined
     | WorkerChanged
     | WorkerControlled

@@ -17,7 +17,11 @@ class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     `hashes` are the packed sequence hashes of the prompt's full blocks. `pinned` names the only worker
     allowed (other choices of one request share their prompt); `exclude` names lives of workers that just
     failed, as "<worker>.<epoch>". `needs` are capabilities that the engine must have. For `asked` "decode",
-    `pairs_with` is what the worker with the KV can hand it over to.
+    `pairs_with` is what the worker with the KV can hand it over to. `policy` asks for another than the router's own;
+    `temperature` below 0 leaves the router's. Requests of one `session` go to one worker under the policy that looks
+    at it. Only workers of `tier` are asked, if it names one, and tainted ones only if all their taints are in
+    `tolerates`. Where all workers are full, `priority` (lower first), `tenant` and `deadline_ms` (for the first token,
+    from now; 0 for none) say who waits how long.
     """
 
     request: str
@@ -30,6 +34,14 @@ class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     lora_name: str = ""
     needs: tuple[str, ...] = ()
     pairs_with: str = ""
+    policy: str = ""
+    temperature: float = -1.0
+    session: str = ""
+    tier: str = ""
+    tolerates: tuple[str, ...] = ()
+    priority: int = 0
+    tenant: str = ""
+    deadline_ms: int = 0
 
 
 class Weights(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +51,10 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     decode on the same worker; prompts of which at most `local_tokens` must be computed are never handed over.
     `lora_load` is the cost of loading an adapter that a worker does not hold. `apart`: every longer prompt goes to a
     prefill worker, whatever it costs.
+
+    Where the time of a step is known (`estimate`), the cost is the estimated time to the first token, in milliseconds, and
+    beside it `crowding` times the time to compute the prompt for each request that has to wait meanwhile, and `retain`
+    times that time (without a step's constant part) for the cached blocks that it pushes out.
     """
 
     prefill: float = 1.0
@@ -49,6 +65,9 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     local_tokens: int = 256
     lora_load: float = 64.0
     apart: bool = False
+    estimate: bool = True
+    crowding: float = 0.2
+    retain: float = 2.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +75,9 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
 
     `cached_blocks` prompt blocks are on its GPU; `lower_blocks` more follow on a lower tier;
     `prefill_tokens` are promised to it and not computed yet; `decode_blocks` are held by its requests. It would
-    do the `leg` of the request, and `loads_lora` says that it must load the adapter first.
+    do the `leg` of the request, and `loads_lora` says that it must load the adapter first. `assumed_blocks` of the cached
+    ones are not announced yet. Times are estimates, 0 where nothing is known: `queue_ms` until the worker begins with this
+    prompt, `prefill_ms` to compute it, `transfer_ms` to hand it over.
     """
 
     worker: str
@@ -69,6 +90,10 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     score: float
     leg: Leg = ""
     loads_lora: bool = False
+    assumed_blocks: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    transfer_ms: float = 0.0
 
 
 class Decision(Event, frozen=True, tag="route.decided"):
@@ -78,7 +103,8 @@ class Decision(Event, frozen=True, tag="route.decided"):
     decisions `seen`+1 … `number`-1, which the log did not hold yet. The prompt's hashes are kept as their
     count, the deepest one that any candidate has, the one after it and the last: the matched path itself
     is in the index. `degraded` says that the router knew it lagged behind the log. The worker does the `leg`:
-    after "prefill" the edge asks again, with `asked` "decode".
+    after "prefill" the edge asks again, with `asked` "decode". `assumed` are the packed hashes behind `deepest` that count as
+    the worker's from now on, until it announces them or time passes. The query waited `waited_ms` at the router.
     """
 
     number: int
@@ -106,6 +132,12 @@ class Decision(Event, frozen=True, tag="route.decided"):
     lora_name: str = ""
     needs: tuple[str, ...] = ()
     pairs_with: str = ""
+    temperature: float = 0.0
+    session: str = ""
+    tier: str = ""
+    tolerates: tuple[str, ...] = ()
+    assumed: bytes = b""
+    waited_ms: int = 0
 
     @property
     def chosen(self) -> Candidate:
@@ -124,11 +156,32 @@ class DecisionVoided(Event, frozen=True, tag="route.voided"):
     epoch: int
 
 
+class Shadowed(Event, frozen=True, tag="route.shadowed"):
+    """What another policy would have done with a decision of the log, on the same state. Changes nothing.
+
+    `score` is what its choice costs and `least` the least cost there was, both by the policy `judge`; `chosen_score` is
+    what the decision cost by it.
+    """
+
+    request: str
+    policy: str
+    worker: str
+    chosen: str
+    judge: str
+    score: float
+    chosen_score: float
+    least: float
+
+
 class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help."""
+    """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help.
+
+    `status` follows HTTP: 503, or 429 where others may still send.
+    """
 
     reason: str
     retry_after_s: float = 0.0
+    status: int = 503
 
 
 RouteReply = Decision | RouteRefused

@@ -45,6 +45,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of([values(one) for one in arguments])
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, arguments))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return structs(kind)
     raise AssertionError(f"no strategy for {kind}")

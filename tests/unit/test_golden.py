@@ -38,7 +38,7 @@ from headwater.schemas.request import (
     RequestStarted,
     RequestStepped,
 )
-from headwater.schemas.route import Candidate, Decision, DecisionVoided, Weights
+from headwater.schemas.route import Candidate, Decision, DecisionVoided, Shadowed, Weights
 from tests.unit.examples import EVENT_TYPES, batch, packed
 
 HASHES: list[tuple[list[int], int, int, list[int]]] = [
@@ -52,8 +52,8 @@ HASHES: list[tuple[list[int], int, int, list[int]]] = [
 GOLDEN = Path(tests.__path__[0]) / "golden"
 # The state's digest moves with what a worker is known by; the index's never does.
 LOGS = [
-    ("pool-v1.log.gz", "c91d9bf37dc69a4a596798d3cd3471e4", 18429677081767367044),
-    ("pool-v2.log.gz", "86c52ae1b9dd7ca1a6c1049f4bdef16e", 11143978192293227892),
+    ("pool-v1.log.gz", "cd0665b4a3a4a0cab16d0fd4de1fdebb", 18429677081767367044),
+    ("pool-v2.log.gz", "6657e0b205fe10a589326a3a9d38daa8", 11143978192293227892),
 ]
 
 HEAD = "9601a277310407cf18fae27693b4000091"
@@ -127,6 +127,7 @@ EVENTS_NOW: tuple[Event, ...] = (
     WorkerChanged("w1", 4, "paused", "decode", ("adapter",)),
     WorkerControlled("w1", 4, "sleep", b'{"level":1}', "someone", 200, "asleep"),
     RequestPrefilled("r", 1, "w1", 4, "h", 12.5),
+    Shadowed("r-0-1", "round_robin", "w2", "w1", "kv", 20.0, 12.5, 12.5),
     RequestStepped("r", 1, "prefill", "lost", "routing", "w1", 4, "it is gone", "h"),
 )
 PINNED_2: dict[str, str] = json.loads((GOLDEN / "events-v2.json").read_text())

@@ -154,8 +154,8 @@ def test_time_makes_no_difference(stages: tuple[str, ...], stored: str) -> None:
     if stored == "between":
         fleet.store()
     for stage in stages:
-        lists = (("r1",) if stage == one else () for one in STAGES)
-        fleet.log(LoadReported(1, 0, 0, 1000, *lists))
+        accepted, prefilled, finished = (("r1",) if stage == one else () for one in STAGES)
+        fleet.log(LoadReported(1, 0, 0, 1000, accepted, prefilled, finished))
     fleet.settle()
     assert fleet.live == fleet.replay
     counted = fleet.live.workers["w1"].promised(fleet.wall_ns)

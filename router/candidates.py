@@ -1,4 +1,4 @@
-"""Who may take a request, with which part of it, and at what cost.
+"""What each worker that may take a request would have to do for it, and at what cost.
 
 Where there are prefill workers, a request may go to one of them first (leg "prefill") and on from there: that costs
 the prompt there, moving what the best decode worker lacks, and the memory there. It competes with doing all of it on
@@ -8,10 +8,10 @@ one worker (leg ""), where computing the prompt is in the way of those who decod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headwater.router import cost
+from headwater.router import cost, filters
 from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads, Worker
-from headwater.schemas.fleet import LORA_ON_DEMAND
+from headwater.router.step_model import StepModel
 from headwater.schemas.hashing import U64
 from headwater.schemas.inference import Leg
 from headwater.schemas.route import Candidate, RouteQuery, Weights
@@ -26,36 +26,44 @@ class Standing(NamedTuple):
     wall_ns: int
     weights: Weights
     degraded: bool
+    policy: str = "kv"
+    temperature: float = 0.0
+    waited_ms: int = 0
 
 
 class Scene(NamedTuple):
-    """What all candidates of one decision are judged by. `depths[tier, slot]`: blocks of the prompt held."""
+    """What all candidates of one decision are judged by.
+
+    `depths[tier, slot]`: blocks of the prompt held; `assumed`: blocks that workers are assumed to hold by now.
+    """
 
     prefixes: PrefixIndex
     depths: U64
     cold: set[str]
     query: RouteQuery
     standing: Standing
+    loads: Loads
+    assumed: Mapping[str, int]
 
 
-def candidates_for(scene: Scene, workers: Sequence[Worker]) -> list[Candidate]:
+def candidates_for(scene: Scene) -> list[Candidate]:
     """All that may be chosen, by name and, for one worker, the whole request only."""
     query = scene.query
-    able = [worker for worker in workers if _able(worker, query)]
+    able = filters.able([worker for _, worker in sorted(scene.loads.workers.items())], query)
     behind = [worker for worker in able if worker.role != "prefill"]
     weights = scene.standing.weights
-    works = {worker.name: _work(scene, worker) for worker in able}
+    works = works_of(scene, able)
     if query.asked == "decode":
         return [
             _candidate(scene, worker, works, "decode", cost.handed_over(weights, works[worker.name]))
-            for worker in behind
-            if worker.pairs_with == query.pairs_with
+            for worker in able
         ]
     # What is left of a request behind its prefill, at its cheapest, by whom it can be handed over to.
-    rest: dict[str, float] = {}
+    rest: dict[str, tuple[float, float]] = {}
     for worker in behind:
-        score = cost.handed_over(weights, works[worker.name])
-        rest[worker.pairs_with] = min(score, rest.get(worker.pairs_with, score))
+        work = works[worker.name]
+        best = (cost.handed_over(weights, work), cost.transfer(weights, work))
+        rest[worker.pairs_with] = min(best, rest.get(worker.pairs_with, best))
     found: list[Candidate] = []
     for worker in able:
         work = works[worker.name]
@@ -66,62 +74,42 @@ def candidates_for(scene: Scene, workers: Sequence[Worker]) -> list[Candidate]:
             extra = cost.interference(weights, work) if worker.role == "decode" else 0.0
             found.append(_candidate(scene, worker, works, "", cost.whole(weights, work) + extra))
         elif worker.pairs_with and worker.pairs_with in rest:
-            score = cost.prefill(weights, work) + rest[worker.pairs_with]
-            found.append(_candidate(scene, worker, works, "prefill", score))
+            score, moved = rest[worker.pairs_with]
+            score += cost.prefill(weights, work)
+            found.append(_candidate(scene, worker, works, "prefill", score, moved))
     return found
 
 
-def in_question(scene: Scene, candidates: Sequence[Candidate], loads: Loads) -> Sequence[Candidate]:
+def in_question(scene: Scene, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """The candidates among which cost decides: a short rest of a prompt is computed where it is decoded."""
     alone = [candidate for candidate in candidates if not candidate.leg]
     if not alone or len(alone) == len(candidates):
         return candidates
-    nearest = loads.workers[min(alone, key=lambda candidate: candidate.score).worker]
+    nearest = min(alone, key=lambda candidate: candidate.score)
     weights = scene.standing.weights
-    if _work(scene, nearest).uncached_tokens <= weights.local_tokens:
+    size = scene.loads.workers[nearest.worker].block_size
+    held = (nearest.cached_blocks + nearest.lower_blocks) * size
+    if scene.query.prompt_tokens - held <= weights.local_tokens:
         return alone
     return [candidate for candidate in candidates if candidate.leg] if weights.apart else candidates
 
 
-def why_none(loads: Loads, query: RouteQuery) -> str:
-    """What to tell a client for whom there is no worker."""
-    if not loads.workers:
-        return "no worker has joined this pool"
-    if query.pinned and query.pinned not in loads.workers:
-        return f"worker {query.pinned} is gone"
-    count = len(loads.workers)
-    if query.asked == "decode":
-        return f"none of the {count} workers can decode behind that prefill (draining, just failed, or not its pair)"
-    missing = [need for need in query.needs if not any(_has(w, need) for w in loads.workers.values())]
-    if missing:
-        return f"none of the {count} workers can do {', '.join(missing)}"
-    if query.lora_name and not any(_serves_adapter(w, query.lora_name) for w in loads.workers.values()):
-        return f"none of the {count} workers holds or may load adapter {query.lora_name}"
-    if query.tier and not any(worker.tier == query.tier for worker in loads.workers.values()):
-        return f"none of the {count} workers is of tier {query.tier}"
-    return f"none of the {count} workers takes requests (tainted, draining, paused, asleep or just failed)"
+def works_of(scene: Scene, workers: Sequence[Worker]) -> dict[str, cost.Work]:
+    """What each would have to do; with times for all of them or, where one's are not known, for none."""
+    models = [_model(scene.loads, worker) for worker in workers] if scene.standing.weights.estimate else []
+    known = bool(models) and all(model.learned for model in models)
+    return {
+        worker.name: _work(scene, worker, models[number] if known else None)
+        for number, worker in enumerate(workers)
+    }
 
 
-def _able(worker: Worker, query: RouteQuery) -> bool:
-    if not worker.takes_requests or f"{worker.name}.{worker.epoch}" in query.exclude:
-        return False
-    if query.lora_name and not _serves_adapter(worker, query.lora_name):
-        return False
-    if (query.tier and worker.tier != query.tier) or not set(worker.taints) <= set(query.tolerates):
-        return False
-    return all(_has(worker, need) for need in query.needs)
+def _model(loads: Loads, worker: Worker) -> StepModel:
+    own = worker.steps
+    return own if own.learned else loads.steps.get(worker.engine, own)
 
 
-def _has(worker: Worker, need: str) -> bool:
-    # Workers of releases that did not tell are taken for able: the engine refuses by itself.
-    return not worker.capabilities or need in worker.capabilities
-
-
-def _serves_adapter(worker: Worker, name: str) -> bool:
-    return name in worker.loras or (worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities)
-
-
-def _work(scene: Scene, worker: Worker) -> cost.Work:
+def _work(scene: Scene, worker: Worker, model: StepModel | None) -> cost.Work:
     # An engine computes at least the last token itself, however much of the prompt it has.
     query = scene.query
     usable = max(0, query.prompt_tokens - 1) // worker.block_size
@@ -130,28 +118,43 @@ def _work(scene: Scene, worker: Worker) -> cost.Work:
     if slot is not None and worker.name not in scene.cold:
         gpu = min(int(scene.depths[0, slot]), usable)
         anywhere = min(int(scene.depths[1, slot]), usable)
-    prefill_tokens, decode_blocks = worker.promised(scene.standing.wall_ns)
-    return cost.Work(
+    held = max(gpu, min(scene.assumed.get(worker.name, 0), usable))
+    now_ns = scene.standing.wall_ns
+    prefill_tokens, decode_blocks = worker.promised(now_ns)
+    work = cost.Work(
         worker.block_size,
         query.prompt_tokens,
-        gpu,
-        anywhere - gpu,
+        held,
+        max(0, anywhere - held),
         prefill_tokens,
         decode_blocks,
         len(worker.requests),
+        worker.total_blocks,
+        held - gpu,
     )
+    if model is None:
+        return work
+    since_ns, tokens = worker.computing_since(now_ns)
+    # Clocks of two machines: never more than the whole prompt, never less than nothing.
+    computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
+    times = cost.times(model, worker.block_size, work.uncached_tokens, prefill_tokens, computed_ms)
+    return work._replace(times=times)
 
 
 def _candidate(
-    scene: Scene, worker: Worker, works: Mapping[str, cost.Work], leg: Leg, score: float
+    scene: Scene, worker: Worker, works: Mapping[str, cost.Work], leg: Leg, score: float, moved: float = 0.0
 ) -> Candidate:
     work = works[worker.name]
     name = scene.query.lora_name
+    weights = scene.standing.weights
     loads_lora = bool(name) and name not in worker.loras
     if loads_lora:
         # Where all slots are taken another adapter must go first.
         full = len(worker.loras) >= worker.lora_slots
-        score += scene.standing.weights.lora_load * (2 if full else 1)
+        score += weights.lora_load * (2 if full else 1) * cost.unit(work)
+    times = work.times
+    if leg == "decode":
+        moved = cost.transfer(weights, work)
     return Candidate(
         worker=worker.name,
         epoch=worker.epoch,
@@ -163,4 +166,8 @@ def _candidate(
         score=score,
         leg=leg,
         loads_lora=loads_lora,
+        assumed_blocks=work.assumed_blocks,
+        queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
+        prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
+        transfer_ms=moved if times is not None else 0.0,
     )

@@ -1,8 +1,7 @@
 """Deciding: `decide(state, …) -> Decision`, pure, and the same again from a decision's record.
 
-A decision keeps its prompt as four numbers (count of blocks, deepest hash that anyone has, the one after it,
-the last). The matched path is in the index, by parents, so `recompute` gets the very same answer as long as
-it stands on the same state.
+A decision keeps its prompt as a few numbers (count of blocks, deepest hash that anyone has, some of those behind it). The
+matched path is in the index, by parents, so `recompute` gets the very same answer as long as it stands on the same state.
 """
 
 from hashlib import blake2b
@@ -10,13 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.router.candidates import Scene, Standing, candidates_for, in_question, why_none
+from headwater.router.assumed import places
+from headwater.router.candidates import Scene, Standing, candidates_for, in_question
+from headwater.router.filters import why_none
 from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads
-from headwater.schemas.hashing import U64, unpack_hashes
+from headwater.router.policies import POLICIES, CannotChoose, Choice
+from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
 from headwater.schemas.route import Candidate, Decision, RouteQuery, RouteRefused
 
-POLICY = "kv"
 NO_WORKER_RETRY_S = 1.0
 
 
@@ -38,6 +39,15 @@ def prompt_of(query: RouteQuery) -> Prompt:
     return Prompt(len(hashes), hashes, int(hashes[-1]) if len(hashes) else 0)
 
 
+def behind(prompt: Prompt, deepest: int) -> list[tuple[int, int]]:
+    """(place, hash) of the blocks behind the deepest known one that a decision names."""
+    if len(prompt.hashes) < prompt.blocks:
+        # From the record of a release that named none.
+        return []
+    named = places(deepest, prompt.blocks)
+    return list(zip(named, prompt.hashes[named].tolist(), strict=True)) if named else []
+
+
 def seed_of(request: str) -> int:
     """The decision's random seed, from the request's id: recorded, and the same everywhere."""
     return int.from_bytes(blake2b(request.encode(), digest_size=8).digest(), "little")
@@ -51,17 +61,25 @@ def decide(
     query: RouteQuery,
     standing: Standing,
 ) -> Decision | RouteRefused:
-    """Choose the worker with the least cost; equal costs are drawn by the recorded seed."""
+    """Choose a worker by the query's policy, or else the router's; what is left to chance is drawn by the recorded seed."""
+    standing = standing._replace(
+        policy=query.policy or standing.policy,
+        temperature=query.temperature if query.temperature >= 0 else standing.temperature,
+    )
+    policy = POLICIES.get(standing.policy)
+    if policy is None:
+        return RouteRefused(f"unknown policy {standing.policy}: there are {', '.join(POLICIES)}", status=400)
     deepest, depths = index.find(prompt.hashes)
-    scene = Scene(index, depths, cold, query, standing)
-    candidates = candidates_for(scene, [worker for _, worker in sorted(loads.workers.items())])
+    named = behind(prompt, deepest)
+    scene = Scene(index, depths, cold, query, standing, loads, loads.assumed.depths(named))
+    candidates = candidates_for(scene)
     if not candidates:
-        return RouteRefused(why_none(loads, query), NO_WORKER_RETRY_S)
+        return RouteRefused(why_none(list(loads.workers.values()), query), NO_WORKER_RETRY_S)
     seed = seed_of(query.request)
-    choice = in_question(scene, candidates, loads)
-    best = min(candidate.score for candidate in choice)
-    ties = [candidate for candidate in choice if candidate.score == best]
-    chosen = ties[seed % len(ties)]
+    try:
+        chosen = policy(Choice(scene, in_question(scene, candidates), seed))
+    except CannotChoose as error:
+        return RouteRefused(str(error), status=400)
     hashes = prompt.hashes
     return Decision(
         number=standing.number,
@@ -77,7 +95,7 @@ def decide(
         last=prompt.last,
         pinned=query.pinned,
         exclude=query.exclude,
-        policy=POLICY,
+        policy=standing.policy,
         weights=standing.weights,
         seed=seed,
         worker=chosen.worker,
@@ -89,10 +107,12 @@ def decide(
         lora_name=query.lora_name,
         needs=query.needs,
         pairs_with=query.pairs_with or _pairs_with(loads, chosen),
-        temperature=query.temperature,
+        temperature=standing.temperature,
         session=query.session,
         tier=query.tier,
         tolerates=query.tolerates,
+        assumed=pack_hashes(np.array([block for _, block in named], np.uint64)),
+        waited_ms=standing.waited_ms,
     )
 
 
@@ -111,8 +131,13 @@ def recompute(
         if found is None:
             raise CannotRecompute(f"block {recorded.deepest:016x} and its parents are not in the index")
         path = found
-    tail = [recorded.following] if recorded.following else []
-    hashes = np.concatenate([path, np.array(tail, np.uint64)])
+    # Only the named ones of what comes behind were looked at; the one after the path is always among them.
+    hashes: U64 = np.zeros(recorded.blocks if recorded.assumed else len(path), np.uint64)
+    hashes[: len(path)] = path
+    if recorded.assumed:
+        hashes[places(len(path), recorded.blocks)] = unpack_hashes(recorded.assumed)
+    elif recorded.following:
+        hashes = np.append(hashes, np.uint64(recorded.following))
     query = RouteQuery(
         recorded.request,
         recorded.prompt_tokens,
@@ -137,6 +162,7 @@ def recompute(
         recorded.wall_ns,
         recorded.weights,
         recorded.degraded,
+        waited_ms=recorded.waited_ms,
     )
     prompt = Prompt(recorded.blocks, hashes, recorded.last)
     return decide(index, loads, cold, prompt, query, standing)

@@ -7,6 +7,8 @@ own decisions at once and a replay that reads them from the log reach the same s
 
 import msgspec
 
+from headwater.router.assumed import Assumed, Belief, Beliefs
+from headwater.router.step_model import StepModel
 from headwater.schemas.fleet import Role, WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft, WorkerState
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.route import Decision, DecisionVoided
@@ -20,13 +22,18 @@ EARLY_MAX = 10_000
 """Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
 
 
+STEP_MEMORY = 8
+"""About so many reports of the time between tokens count."""
+
+
 class Active(msgspec.Struct):
-    """One request given to a worker. `uncached_tokens` count until its prompt is computed."""
+    """One request given to a worker. `uncached_tokens` count until its prompt is computed, `assumed` until it ends."""
 
     uncached_tokens: int
     blocks: int
     decided_ns: int
     stage: int = DECIDED
+    assumed: bytes = b""
 
 
 class Worker(msgspec.Struct):
@@ -47,6 +54,7 @@ class Worker(msgspec.Struct):
     decode_blocks: int = 0
     requests: dict[str, Active] = {}
     unaccepted: dict[str, None] = {}
+    computing: dict[str, None] = {}
     state: WorkerState = "ready"
     loras: tuple[str, ...] = ()
     lora_slots: int = 0
@@ -55,6 +63,15 @@ class Worker(msgspec.Struct):
     instance: str = ""
     tier: str = ""
     taints: tuple[str, ...] = ()
+    steps: StepModel = msgspec.field(default_factory=StepModel)
+    step_ms: float = 0.0
+    told_ns: int = 0
+    beliefs: Beliefs = msgspec.field(default_factory=Beliefs)
+
+    @property
+    def announces(self) -> bool:
+        """Does its engine tell which blocks it holds? Workers of releases that did not say so do."""
+        return not self.capabilities or "kv_events" in self.capabilities
 
     @property
     def takes_requests(self) -> bool:
@@ -75,12 +92,33 @@ class Worker(msgspec.Struct):
                 blocks -= active.blocks
         return tokens, blocks
 
+    def computing_since(self, now_ns: int) -> tuple[int, int]:
+        """(when it began with the prompt that it computes now, that one's tokens), as far as decisions and reports tell.
+
+        (`now_ns`, 0) if it computes none.
+        """
+        waiting = [
+            (active.decided_ns, request, active.uncached_tokens)
+            for request in self.computing
+            if (active := self.requests[request]).stage != DECIDED
+            or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX
+        ]
+        if not waiting:
+            return now_ns, 0
+        decided_ns, _, tokens = min(waiting)
+        return max(decided_ns, self.told_ns), tokens
+
 
 class Loads(msgspec.Struct):
-    """All workers, and the stages that came before their decision, by 'worker.epoch/request'."""
+    """All workers, and the stages that came before their decision, by 'worker.epoch/request'.
+
+    `steps` are the step times of all workers of an engine together, for those that did little yet.
+    """
 
     workers: dict[str, Worker] = {}
     early: dict[str, int] = {}
+    steps: dict[str, StepModel] = {}
+    assumed: Assumed = msgspec.field(default_factory=Assumed)
 
     def join(self, event: WorkerJoined) -> bool:
         """A worker (re)starts empty. False for an epoch that is not newer than the one known."""
@@ -90,6 +128,8 @@ class Loads(msgspec.Struct):
         for key in [key for key in self.early if key.startswith(f"{event.worker}.")]:
             # Of lives that are over; their decisions will find no worker.
             del self.early[key]
+        if known is not None:
+            self._assume_nothing(known)
         self.workers[event.worker] = Worker(
             name=event.worker,
             epoch=event.epoch,
@@ -122,10 +162,18 @@ class Loads(msgspec.Struct):
 
     def leave(self, event: WorkerLeft) -> bool:
         """A worker is gone. False if that life of it was not known."""
-        if self.current(event.worker, event.epoch) is None:
+        worker = self.current(event.worker, event.epoch)
+        if worker is None:
             return False
+        self._assume_nothing(worker)
         del self.workers[event.worker]
         return True
+
+    def _assume_nothing(self, worker: Worker) -> None:
+        for active in worker.requests.values():
+            self.assumed.drop(worker.name, active.assumed)
+        for belief in worker.beliefs.prompts.values():
+            self.assumed.drop(worker.name, belief.hashes)
 
     def current(self, name: str, epoch: int) -> Worker | None:
         """The worker, if `epoch` is its present life."""
@@ -136,21 +184,34 @@ class Loads(msgspec.Struct):
         """A request was given to a worker."""
         worker = self.current(decision.worker, decision.epoch)
         stage = self.early.pop(f"{decision.worker}.{decision.epoch}/{decision.request}", DECIDED)
-        if worker is None:
+        if worker is None or decision.request in worker.requests:
             return
+        if decision.assumed and not worker.announces:
+            self._believe(worker, decision)
         if stage == FINISHED:
-            return
-        if decision.request in worker.requests:
             return
         cached = decision.chosen.cached_blocks * worker.block_size
         computed = stage == PREFILLED or decision.leg == "decode"
         uncached = 0 if computed else max(0, decision.prompt_tokens - cached)
         blocks = -(-decision.prompt_tokens // worker.block_size)
-        worker.requests[decision.request] = Active(uncached, blocks, decision.wall_ns, stage)
+        assumed = decision.assumed if worker.announces else b""
+        worker.requests[decision.request] = Active(uncached, blocks, decision.wall_ns, stage, assumed)
+        self.assumed.add(worker.name, assumed)
         worker.prefill_tokens += uncached
         worker.decode_blocks += blocks
+        if uncached:
+            worker.computing[decision.request] = None
         if stage == DECIDED:
             worker.unaccepted[decision.request] = None
+
+    def _believe(self, worker: Worker, decision: Decision) -> None:
+        if decision.request in worker.beliefs.prompts:
+            return
+        new = decision.blocks - min(decision.chosen.cached_blocks, decision.blocks)
+        belief = Belief(decision.wall_ns, new, decision.assumed)
+        self.assumed.add(worker.name, belief.hashes)
+        for fallen in worker.beliefs.add(decision.request, belief, worker.total_blocks):
+            self.assumed.drop(worker.name, fallen.hashes)
 
     def void(self, event: DecisionVoided) -> None:
         """A decision stops counting, if its worker has not accepted it after all."""
@@ -159,14 +220,28 @@ class Loads(msgspec.Struct):
             return
         active = worker.requests.pop(event.request)
         del worker.unaccepted[event.request]
+        worker.computing.pop(event.request, None)
         worker.prefill_tokens -= active.uncached_tokens
         worker.decode_blocks -= active.blocks
+        self.assumed.drop(worker.name, active.assumed)
+        belief = worker.beliefs.remove(event.request)
+        if belief is not None:
+            self.assumed.drop(worker.name, belief.hashes)
 
-    def report(self, name: str, epoch: int, event: LoadReported) -> None:
-        """An engine told its load and the progress of its requests."""
+    def report(self, name: str, epoch: int, event: LoadReported, wall_ns: int = 0) -> None:
+        """An engine told its load and the progress of its requests, by its clock at `wall_ns`."""
         worker = self.current(name, epoch)
         if worker is None:
             return
+        if event.prefilled:
+            worker.told_ns = max(worker.told_ns, wall_ns)
+        together = self.steps.setdefault(worker.engine, StepModel()) if event.prefills else worker.steps
+        for tokens, micros in event.prefills:
+            worker.steps.observe(tokens, micros / 1000)
+            together.observe(tokens, micros / 1000)
+        if event.step_us:
+            step_ms = event.step_us / 1000
+            worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
         worker.running, worker.waiting = event.running, event.waiting
         worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
         for request in event.accepted:
@@ -205,8 +280,10 @@ class Loads(msgspec.Struct):
         if stage >= PREFILLED:
             worker.prefill_tokens -= active.uncached_tokens
             active.uncached_tokens = 0
+            worker.computing.pop(request, None)
         if stage == FINISHED:
             worker.decode_blocks -= active.blocks
+            self.assumed.drop(worker.name, active.assumed)
             del worker.requests[request]
         else:
             active.stage = max(active.stage, stage)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headwater.events.chain import Break, Chains, Head
 from headwater.events.log import Record, Slice, Unreadable
 from headwater.events.snapshots import Snapshot
+from headwater.router.assumed import Assumed
 from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads
 from headwater.router.packing import Packed, pack, unpack
@@ -25,7 +26,7 @@ from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.pool import LogEvent
-from headwater.schemas.route import Decision, DecisionVoided
+from headwater.schemas.route import Decision, DecisionVoided, Shadowed
 from headwater.schemas.subjects import writer_of
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -132,6 +133,7 @@ class RouterState:
 
         `loads`: take these for this state's own.
         """
+        loads = self.loads if loads is None else loads
         facts = (
             self.position,
             self.index.digest(),
@@ -140,7 +142,8 @@ class RouterState:
             self.index.blocks,
             sorted((key, sorted(copies.items())) for key, copies in self.index.copies.items()),
             sorted(self.cold),
-            self.loads if loads is None else loads,
+            # All of it follows from the workers' requests.
+            msgspec.structs.replace(loads, assumed=Assumed()),
         )
         return blake2b(_canonical.encode(facts), digest_size=16).hexdigest()
 
@@ -225,11 +228,13 @@ def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains)
         case StoredChains():
             pass
         case LoadReported():
-            loads.report(batch.writer, batch.epoch, event)
+            loads.report(batch.writer, batch.epoch, event, batch.wall_ns)
         case RequestsHeld():
             loads.hold(batch.writer, batch.epoch, event)
         case Decision():
             loads.decide(event)
+        case Shadowed():
+            pass
         case DecisionVoided():
             loads.void(event)
         case WorkerJoined():

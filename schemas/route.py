@@ -54,7 +54,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
 
     Where the time of a step is known (`estimate`), the cost is the estimated time to the first token, in milliseconds, and
     beside it `crowding` times the time to compute the prompt for each request that has to wait meanwhile, and `retain`
-    times that time (without a step's constant part) for the cached blocks that it pushes out.
+    times that time for the cached blocks that it pushes out; `memory` is what a full KV cache costs, in milliseconds.
     """
 
     prefill: float = 1.0
@@ -68,6 +68,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     estimate: bool = True
     crowding: float = 0.2
     retain: float = 2.0
+    memory: float = 100.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):

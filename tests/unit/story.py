@@ -10,6 +10,7 @@ import numpy as np
 
 from headwater.events.log import Record
 from headwater.router.decide import Standing, decide, prompt_of
+from headwater.router.policies import POLICIES
 from headwater.router.state import RouterState
 from headwater.schemas.envelope import Event
 from headwater.schemas.fleet import WorkerDraining, WorkerLeft
@@ -42,6 +43,9 @@ def query(draw: random.Random, request: str) -> RouteQuery:
         pack_hashes(names),
         draw.choice(WORKERS) if draw.random() < 0.1 else "",
         (f"{draw.choice(WORKERS)}.{draw.randrange(1, 4)}",) if draw.random() < 0.2 else (),
+        policy=draw.choice(("", "", *POLICIES)),
+        temperature=draw.choice((-1.0, 0.0, 0.5)),
+        session=draw.choice(("", "a", "b", "c")),
     )
 
 
@@ -112,10 +116,22 @@ class Story:
     def _report(self, worker: str) -> LoadReported:
         draw = self.draw
         mine = [request for name, request in self.given if name == worker]
-        stages = [tuple(request for request in mine if draw.random() < 0.4) for _ in range(3)]
-        self.given = [one for one in self.given if one[1] not in stages[2]]
+        accepted, prefilled, finished = (
+            tuple(request for request in mine if draw.random() < 0.4) for _ in range(3)
+        )
+        self.given = [one for one in self.given if one[1] not in finished]
+        prefills = tuple((1 << draw.randrange(14), draw.randrange(90_000)) for _ in range(draw.randrange(4)))
         return LoadReported(
-            draw.randrange(9), draw.randrange(9), draw.randrange(900), 1000, stages[0], stages[1], stages[2]
+            draw.randrange(9),
+            draw.randrange(9),
+            draw.randrange(900),
+            1000,
+            accepted,
+            prefilled,
+            finished,
+            tuple(draw.randrange(-1, 99) for _ in prefilled),
+            prefills,
+            draw.randrange(9_000),
         )
 
 

@@ -59,7 +59,7 @@ class SimEngine(SimControl):
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
         self._cache = PagedCache(settings.total_blocks)
-        self._scheduler = SimScheduler(settings, self._cache)
+        self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache)
         self._by_id: dict[str, SimSequence] = {}
         self._work = asyncio.Event()
         self._events: list[KvEvent] = []
@@ -100,7 +100,7 @@ class SimEngine(SimControl):
         seed = seed_of(request) + hashing.seed(request.lora_name)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
-        sequence = SimSequence(request, emit, tokens, len(tokens), seed, answer)
+        sequence = SimSequence.begin(request, emit, tokens, seed, answer)
         self._by_id[request.request] = sequence
         if transfer is not None and request.leg == "decode":
             fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
@@ -119,8 +119,7 @@ class SimEngine(SimControl):
     def _let_go(self, sequence: SimSequence) -> None:
         """Nobody needs the blocks of a prefill leg any more."""
         if sequence.ended:
-            self._cache.release(sequence.blocks, sequence.private)
-            sequence.blocks, sequence.private = [], 0
+            self._scheduler.release(sequence)
 
     async def _fetch(self, sequence: SimSequence, transfer: Transfer) -> None:
         """Wait for the KV of a prompt that another engine computed, then go on behind it."""
@@ -135,8 +134,7 @@ class SimEngine(SimControl):
         self._scheduler.waiting.append(sequence)
         self._work.set()
         if transfer.first_tokens:
-            sequence.tokens += transfer.first_tokens
-            sequence.produced = len(transfer.first_tokens)
+            sequence.append(transfer.first_tokens)
             self._emit(sequence, transfer.first_tokens, -1)
 
     async def release(self, request: str, params: bytes) -> None:
@@ -207,20 +205,17 @@ class SimEngine(SimControl):
                 await self._work.wait()
                 continue
             self._handoff.expire()
-            chunks, prompt_tokens = self._scheduler.schedule(admits=self._admits)
-            emitting = [s for s, n in chunks if s.computed + n >= len(s.tokens)]
+            plan = self._scheduler.plan(admits=self._admits)
             used = self._cache.used / self._cache.capacity
-            duration = self._settings.step_time.seconds(prompt_tokens, used, bool(emitting))
+            duration = self._settings.step_time.seconds(plan.prompt_tokens, used, plan.emits)
             await self._clock.sleep(duration)
-            for sequence, count in chunks:
+            for sequence, count in plan.chunks:
                 if not sequence.ended and not sequence.waiting:
                     self._advance(sequence, count)
             self._publish_events()
 
     def _advance(self, sequence: SimSequence, count: int) -> None:
-        sequence.computed += count
-        self._scheduler.commit(sequence)
-        if sequence.computed < len(sequence.tokens):
+        if not self._scheduler.compute(sequence, count):
             return
         token = self._token(sequence)
         cached = -1 if sequence.produced else sequence.cached
@@ -229,8 +224,7 @@ class SimEngine(SimControl):
             sequence.first = (token,) if self.choreography == "opaque" else ()
             self._finish(sequence, Step((), "length", cached))
             return
-        sequence.produced += 1
-        sequence.tokens.append(token)
+        sequence.append((token,))
         self._emit(sequence, (token,), cached)
 
     def _emit(self, sequence: SimSequence, tokens: tuple[int, ...], cached: int) -> None:

@@ -1,52 +1,83 @@
-"""The simulated engine's scheduler: which sequences run, what each computes in a step, and whose blocks must go."""
+"""The simulated engine's scheduler: which sequences run, what each computes in a step, and whose blocks must go.
+
+It has no clock. Whoever drives it plans a step, lets its time pass, and then says of each sequence what it computed:
+the engine on asyncio does so token by token, a replay on virtual time takes steps in which nothing changes together.
+"""
 
 from collections import deque
+from typing import Generic, NamedTuple, TypeVar
 
 from headwater.engines.paged_cache import PagedCache
-from headwater.engines.sim_sequence import SimSequence, SimSettings
-from headwater.schemas import hashing
+from headwater.engines.scheduled import Scheduled
+
+SequenceT = TypeVar("SequenceT", bound=Scheduled)
 
 
-class SimScheduler:
-    """Continuous batching over one paged cache."""
+class Limits(NamedTuple):
+    """Tokens of a block, tokens computed in a step at most, sequences running at once at most."""
 
-    def __init__(self, settings: SimSettings, cache: PagedCache) -> None:
-        self.waiting: deque[SimSequence] = deque()
-        self.running: list[SimSequence] = []
-        self._settings = settings
+    block_size: int = 16
+    step_tokens_max: int = 8_192
+    sequences_max: int = 256
+
+
+class Plan(NamedTuple, Generic[SequenceT]):
+    """One step: (sequence, tokens to compute), the prompt tokens among them, and whether any sequence gets a token."""
+
+    chunks: list[tuple[SequenceT, int]]
+    prompt_tokens: int
+    emits: bool
+
+
+class SimScheduler(Generic[SequenceT]):
+    """Continuous batching over one paged cache. `preemptions` counts sequences that had to start again."""
+
+    def __init__(self, limits: Limits, cache: PagedCache) -> None:
+        self.waiting: deque[SequenceT] = deque()
+        self.running: list[SequenceT] = []
+        self.preemptions = 0
+        self._limits = limits
+        self._size = limits.block_size
         self._cache = cache
 
-    def remove(self, sequence: SimSequence) -> None:
+    def remove(self, sequence: SequenceT) -> None:
         """A sequence ended, wherever it was."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self, *, admits: bool) -> tuple[list[tuple[SimSequence, int]], int]:
-        """Choose this step's work: (sequence, tokens to compute) and the prompt tokens among them.
+    def release(self, sequence: SequenceT) -> None:
+        """Nobody needs a sequence's blocks any more: the full ones stay cached until their space is needed."""
+        self._cache.release(sequence.blocks, sequence.private)
+        sequence.blocks, sequence.private = [], 0
+
+    def plan(self, *, admits: bool = True) -> Plan[SequenceT]:
+        """Choose the next step's work and make room for it.
 
         Sequences in decode go first, each one token; what is left of the step goes to prompts, the oldest
         first. Where blocks run out the newest sequence gives its own up and starts again later. Without `admits`
         nothing new begins.
         """
-        budget = self._settings.step_tokens_max
-        chunks: list[tuple[SimSequence, int]] = []
+        budget = self._limits.step_tokens_max
+        chunks: list[tuple[SequenceT, int]] = []
         prompt_tokens = 0
-        for sequence in sorted(self.running, key=lambda s: s.computed < s.target):
+        preempted = self.preemptions
+        for sequence in sorted(self.running, key=_is_prompt):
             if sequence.waiting:
                 continue
-            count = min(len(sequence.tokens) - sequence.computed, budget)
+            count = min(sequence.length - sequence.computed, budget)
             if count > 0 and self._reserve(sequence, count):
                 chunks.append((sequence, count))
                 budget -= count
-                prompt_tokens += count if sequence.computed < sequence.target else 0
-        while admits and self.waiting and budget > 0 and len(self.running) < self._settings.sequences_max:
+                if sequence.computed < sequence.target:
+                    prompt_tokens += count
+        while admits and self.waiting and budget > 0 and len(self.running) < self._limits.sequences_max:
             sequence = self.waiting[0]
             if not self._admit(sequence):
                 break
             self.waiting.popleft()
-            count = min(len(sequence.tokens) - sequence.computed, budget)
+            count = min(sequence.length - sequence.computed, budget)
             if not self._reserve(sequence, count, preempt=False):
                 self._give_up(sequence)
                 self.waiting.appendleft(sequence)
@@ -55,24 +86,48 @@ class SimScheduler:
             chunks.append((sequence, count))
             budget -= count
             prompt_tokens += count
-        return [(s, n) for s, n in chunks if not s.waiting], prompt_tokens
+        if self.preemptions > preempted:
+            chunks = [(s, n) for s, n in chunks if not s.waiting]
+        return Plan(chunks, prompt_tokens, any(s.computed + n >= s.length for s, n in chunks))
 
-    def _admit(self, sequence: SimSequence) -> bool:
+    def alike(self, plan: Plan[SequenceT]) -> int:
+        """How many steps like this one follow each other, itself included, if nothing ends and nothing comes.
+
+        While all that run decode, a step differs from the one before it only once a sequence needs another block:
+        until then the same blocks are in use, and what could not be admitted still can not.
+        """
+        if plan.prompt_tokens or not plan.chunks:
+            return 1
+        size = self._size
+        return min([size - sequence.computed % size for sequence, _ in plan.chunks])
+
+    def compute(self, sequence: SequenceT, count: int) -> bool:
+        """`count` more tokens of a sequence are computed, and the blocks now full are cached. True: it gets a token."""
+        sequence.computed = computed = sequence.computed + count
+        done = len(sequence.blocks)
+        full = computed // self._size
+        if full > done:
+            sequence.hash_blocks(full, self._size)
+            fresh = sequence.hashes[done:full]
+            self._cache.commit(sequence.hashes[done - 1] if done else sequence.root, fresh)
+            sequence.blocks += fresh
+            sequence.private -= len(fresh)
+        return computed >= sequence.length
+
+    def _admit(self, sequence: SequenceT) -> bool:
         """Take a sequence's cached prefix, if the rest of its prompt fits."""
-        size = self._settings.block_size
-        usable = (len(sequence.tokens) - 1) // size
+        size = self._size
+        usable = (sequence.length - 1) // size
         if not sequence.hashes:
-            root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
-            packed = hashing.unpack_tokens(hashing.pack_tokens(sequence.tokens))
-            sequence.hashes = hashing.sequence_hashes(packed, size, parent=root).tolist()
+            sequence.hash_blocks(sequence.length // size, size)
         hit = self._cache.match(sequence.hashes[:usable])
-        need = -(-len(sequence.tokens) // size) - hit
+        need = -(-sequence.length // size) - hit
         if need > self._cache.available - hit and self.running:
             return False
         sequence.blocks = sequence.hashes[:hit]
         self._cache.take(sequence.blocks)
         sequence.computed = hit * size
-        sequence.target = len(sequence.tokens)
+        sequence.target = sequence.length
         if sequence.arrived:
             # All but the last token, which every engine computes itself. A preemption loses it like any other.
             sequence.computed, sequence.arrived = max(sequence.computed, sequence.arrived - 1), 0
@@ -81,10 +136,9 @@ class SimScheduler:
         sequence.waiting = False
         return True
 
-    def _reserve(self, sequence: SimSequence, count: int, *, preempt: bool = True) -> bool:
+    def _reserve(self, sequence: SequenceT, count: int, *, preempt: bool = True) -> bool:
         """Make sure that blocks exist for `count` more tokens, preempting the newest where they do not."""
-        size = self._settings.block_size
-        need = -(-(sequence.computed + count) // size) - len(sequence.blocks) - sequence.private
+        need = -(-(sequence.computed + count) // self._size) - len(sequence.blocks) - sequence.private
         while need > 0 and not self._cache.allocate(need):
             victim = next((s for s in reversed(self.running) if not s.waiting), None)
             if not preempt or victim is None:
@@ -95,31 +149,17 @@ class SimScheduler:
         sequence.private += max(0, need)
         return True
 
-    def _preempt(self, sequence: SimSequence) -> None:
+    def _preempt(self, sequence: SequenceT) -> None:
+        self.preemptions += 1
         self.running.remove(sequence)
         self._give_up(sequence)
         self.waiting.appendleft(sequence)
 
-    def _give_up(self, sequence: SimSequence) -> None:
-        self._cache.release(sequence.blocks, sequence.private)
-        sequence.blocks, sequence.private, sequence.computed = [], 0, 0
+    def _give_up(self, sequence: SequenceT) -> None:
+        self.release(sequence)
+        sequence.computed = 0
         sequence.waiting = True
 
-    def commit(self, sequence: SimSequence) -> None:
-        """Cache the blocks that are now full."""
-        size = self._settings.block_size
-        full = sequence.computed // size
-        done = len(sequence.blocks)
-        if full <= done:
-            return
-        while len(sequence.hashes) < full:
-            at = len(sequence.hashes) * size
-            root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
-            parent = sequence.hashes[-1] if sequence.hashes else root
-            sequence.hashes += hashing.chain_plain(sequence.tokens[at : at + size], size, parent)
-        root = hashing.seed(sequence.request.lora_name, sequence.request.cache_salt)
-        parent = sequence.hashes[done - 1] if done else root
-        fresh = sequence.hashes[done:full]
-        self._cache.commit(parent, fresh)
-        sequence.blocks += fresh
-        sequence.private -= len(fresh)
+
+def _is_prompt(sequence: Scheduled) -> bool:
+    return sequence.computed < sequence.target

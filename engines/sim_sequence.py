@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-import msgspec
-
 from headwater.engines.engine import Emit
+from headwater.engines.scheduled import Scheduled
+from headwater.engines.sim_scheduler import Limits
 from headwater.engines.step_time import StepTime
+from headwater.schemas import hashing
 from headwater.schemas.inference import GenerateRequest
 
 
@@ -29,32 +30,57 @@ class SimSettings(NamedTuple):
     lora_slots: int = 4
     lora_rank_max: int = 64
 
+    @property
+    def limits(self) -> Limits:
+        """What the scheduler must know of it."""
+        return Limits(self.block_size, self.step_tokens_max, self.sequences_max)
 
-class SimSequence(msgspec.Struct, eq=False):
-    """One request in the scheduler.
 
-    `blocks` are cached under their hash, `private` are not (yet). Up to `target` tokens are computed as a
-    prompt: after a preemption that includes tokens generated before. `arrived`: so many tokens' KV came from another
-    engine, `spoiled` if it was another prompt's; `first` tokens go to that one.
+class SimSequence(Scheduled, kw_only=True, eq=False):
+    """One request in the engine: what the scheduler knows of it, and its tokens.
+
+    `spoiled`: the KV that arrived was another prompt's; `first` tokens go to the engine that goes on behind a prefill leg.
     """
 
     request: GenerateRequest
     emit: Emit
     tokens: list[int]
-    target: int
     seed: int
     answer: int
-    hashes: list[int] = []
-    blocks: list[int] = []
-    private: int = 0
-    computed: int = 0
-    produced: int = 0
-    cached: int = -1
-    arrived: int = 0
     spoiled: bool = False
     first: tuple[int, ...] = ()
-    waiting: bool = True
-    ended: bool = False
+
+    @classmethod
+    def begin(
+        cls, request: GenerateRequest, emit: Emit, tokens: list[int], seed: int, answer: int
+    ) -> "SimSequence":
+        """A request that was just submitted."""
+        return cls(
+            length=len(tokens),
+            target=len(tokens),
+            root=hashing.seed(request.lora_name, request.cache_salt),
+            request=request,
+            emit=emit,
+            tokens=tokens,
+            seed=seed,
+            answer=answer,
+        )
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Tokens were generated."""
+        self.tokens += tokens
+        self.length = len(self.tokens)
+        self.produced += len(tokens)
+
+    def hash_blocks(self, count: int, size: int) -> None:
+        """See `Scheduled.hash_blocks`."""
+        if not self.hashes:
+            packed = hashing.unpack_tokens(hashing.pack_tokens(self.tokens))
+            self.hashes = hashing.sequence_hashes(packed, size, parent=self.root).tolist()
+        while len(self.hashes) < count:
+            at = len(self.hashes) * size
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes += hashing.chain_plain(self.tokens[at : at + size], size, parent)
 
 
 def seed_of(request: GenerateRequest) -> int:

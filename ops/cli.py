@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headwater import __version__
 from headwater.ops import commands, config, ctl_command, nats_config_command
+from headwater.ops.whatif import flags as whatif_flags
 
 ACTOR = (*config.NATS, "namespace", "name", "drain_s", "metrics_port", "log_level", "log_format")
 ENGINE = (
@@ -54,6 +55,9 @@ UP = (
     "log_format",
 )
 STREAMS = (*config.NATS, "namespace", "log_level", "log_format")
+WHATIF = (
+    "run a trace through the router and simulated engines with other settings, side by side, on virtual time"
+)
 LOG = (*config.NATS, "namespace", "pool", "log_level", "log_format")
 
 
@@ -146,6 +150,9 @@ def parser() -> argparse.ArgumentParser:
     sim.add_argument("--jobs", type=int, default=0, help="processes for --seeds (default: one per core)")
     sim.add_argument("--json", action="store_true", help="print JSON")
     sim.set_defaults(run=commands.run_sim)
+    whatif = subparsers.add_parser("whatif", help=WHATIF, description=WHATIF)
+    whatif_flags.add_flags(whatif)
+    whatif.set_defaults(run=commands.run_whatif)
     add("warm", "compile and cache what a first start would", (), commands.run_warm)
     return top
 

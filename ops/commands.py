@@ -177,6 +177,13 @@ def run_sim(arguments: argparse.Namespace) -> int:
     return command.run_one(arguments.seed, trace=arguments.trace, only=arguments.only, as_json=arguments.json)
 
 
+def run_whatif(arguments: argparse.Namespace) -> int:
+    """`headwater whatif`."""
+    from headwater.ops.whatif import command
+
+    return command.execute(arguments)
+
+
 def run_warm(_arguments: argparse.Namespace) -> int:
     """`headwater warm`."""
     from headwater.ops import warm

@@ -1,0 +1,136 @@
+"""`headwater whatif`: the columns that its options make, their runs, and what is printed."""
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headwater.engines.step_time import StepTime
+from headwater.ops.config import ConfigError
+from headwater.ops.whatif import report
+from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
+from headwater.ops.whatif.report import Report
+from headwater.ops.whatif.routing import POLICIES
+from headwater.ops.whatif.run import Ran, run
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.trace import Trace, read
+from headwater.schemas.route import Weights
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run all columns and print them."""
+    if not arguments.trace:
+        raise ConfigError("whatif: name a trace file")
+    setups = columns(arguments)
+    trace = read(Path(arguments.trace))
+    reports = [report.report_of(ran) for ran in run_all(trace, setups, arguments.jobs)]
+    print(shown(reports, as_json=arguments.json))
+    return 0
+
+
+def shown(reports: Sequence[Report], *, as_json: bool) -> str:
+    """What is printed."""
+    return msgspec.json.encode(reports).decode() if as_json else report.as_table(reports)
+
+
+def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Ran]:
+    """Every column, `jobs` at a time."""
+    from headwater.ops.warm import compile_kernels
+
+    compile_kernels()
+    if jobs <= 1 or len(setups) == 1:
+        return [run(trace, setup) for setup in setups]
+    # Forked after the compiled kernels are here: workers start in no time.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        return list(pool.map(run, [trace] * len(setups), setups))
+
+
+def columns(arguments: argparse.Namespace) -> list[Setup]:
+    """A setup for each column. Raises `ConfigError` for lists of different lengths and for values that can not be."""
+    given: dict[str, list[Any]] = {}
+    for name in ("policy", *COUNTS, *NUMBERS):
+        values = getattr(arguments, name)
+        if values:
+            given[name] = values
+            _check(name, values)
+    if ("prefill_workers" in given or "decode_workers" in given) and "workers" not in given:
+        given["workers"] = [0]
+    if arguments.weights:
+        given["weights"] = [weights_of(text) for text in arguments.weights]
+    if arguments.step_time:
+        given["step_time"] = [step_time_of(text) for text in arguments.step_time]
+    count = max([1, *map(len, given.values())])
+    for name, values in given.items():
+        if len(values) not in (1, count):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is given {len(values)} times and another option {count} times: "
+                f"give each once or {count} times"
+            )
+    setups = [
+        Setup(
+            **{name: values[at if len(values) > 1 else 0] for name, values in given.items()},
+            requests=arguments.requests,
+        )
+        for at in range(count)
+    ]
+    for setup in setups:
+        if not setup.workers + setup.prefill_workers + setup.decode_workers:
+            raise ConfigError("--workers 0: there must be a worker")
+        if not setup.workers + setup.decode_workers:
+            raise ConfigError("--prefill-workers without --decode-workers or --workers: nobody would decode")
+    return setups
+
+
+def _check(name: str, values: list[Any]) -> None:
+    option = f"--{name.replace('_', '-')}"
+    for value in values:
+        if name == "policy" and value not in POLICIES:
+            raise ConfigError(f"--policy {value}: there are {', '.join(POLICIES)}")
+        if name != "policy" and (value < 0 or (value == 0 and name not in NOT_NEGATIVE)):
+            raise ConfigError(
+                f"{option} {value:g}: must be {'at least' if name in NOT_NEGATIVE else 'above'} 0"
+            )
+
+
+def weights_of(text: str) -> Weights:
+    """Weights from NAME=VALUE,…; raises `ConfigError` for a name that is none."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(Weights)}
+    values: dict[str, Any] = {}
+    for part in filter(None, text.replace(" ", ",").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or name not in fields:
+            raise ConfigError(f"--weights {part}: give NAME=VALUE; names are {', '.join(fields)}")
+        try:
+            values[name] = msgspec.convert(value, fields[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--weights {part}: {error}") from error
+    return Weights(**values)
+
+
+def step_time_of(text: str) -> StepTime:
+    """Step times from six numbers or a JSON file. Raises `ConfigError`."""
+    parts = text.split(",")
+    if len(parts) == 6:
+        try:
+            a, b, c, d, e, f = map(float, parts)
+        except ValueError as error:
+            raise ConfigError(f"--step-time {text}: {error}") from error
+        return StepTime((a, b, c), (d, e, f))
+    try:
+        return msgspec.json.decode(Path(text).read_bytes(), type=_StepTimeFile).step_time()
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"--step-time {text}: neither six numbers with commas nor a file of step times: {error}"
+        ) from error
+
+
+class _StepTimeFile(msgspec.Struct, forbid_unknown_fields=True):
+    prefill_ms: tuple[float, float, float]
+    decode_ms: tuple[float, float, float]
+
+    def step_time(self) -> StepTime:
+        return StepTime(self.prefill_ms, self.decode_ms)

@@ -1,0 +1,56 @@
+"""The options of `headwater whatif`. Apart, so that the command line is read without what runs it."""
+
+import argparse
+
+COUNTS = {
+    "workers": "workers that do both legs (default: 8, or 0 beside --prefill-workers and --decode-workers)",
+    "prefill_workers": "workers that only compute prompts",
+    "decode_workers": "workers that only go on behind prompts computed elsewhere",
+    "blocks": "KV blocks of each worker (default: 4000)",
+    "block_size": "tokens of a block (default: 512)",
+    "step_tokens": "tokens that a worker computes in one step at most (default: 8192)",
+    "sequences": "requests that a worker runs at once at most (default: 256)",
+    "bytes_a_token": "KV bytes of one token, for what a hand-off costs (default: 131072, an 8B-class model)",
+}
+NUMBERS = {
+    "speed": "divides arrival times (default: 1)",
+    "temperature": "of the choice between workers (default: the router's own)",
+    "gigabytes_a_second": "what a hand-off gets of a link between workers (default: 20)",
+}
+NOT_NEGATIVE = ("workers", "prefill_workers", "decode_workers", "temperature")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The command line. An option given several times makes columns; one given once holds for all of them."""
+    parser.add_argument(
+        "trace", nargs="?", metavar="TRACE", help="a trace in Mooncake's format, .jsonl or .jsonl.gz"
+    )
+    parser.add_argument(
+        "--policy", action="append", metavar="NAME", help="how the router chooses (default: kv)"
+    )
+    for name, text in COUNTS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N", help=text)
+    for name, text in NUMBERS.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", action="append", type=float, metavar="X", help=text
+        )
+    parser.add_argument(
+        "--weights",
+        action="append",
+        metavar="NAME=VALUE,…",
+        help="the router's weights that differ from its defaults",
+    )
+    parser.add_argument(
+        "--step-time",
+        action="append",
+        metavar="FILE|SIX",
+        help="milliseconds of a step: prefill a*x^2+b*x+c for x tokens and decode d*p^2+e*p+f at p of the blocks in "
+        "use, as a,b,c,d,e,f or a JSON file with prefill_ms and decode_ms",
+    )
+    parser.add_argument(
+        "--requests", type=int, default=0, metavar="N", help="only the trace's first N requests"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="columns to run at once (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: a list with one object a column")

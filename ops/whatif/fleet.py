@@ -1,0 +1,213 @@
+"""Workers on virtual time: the simulated engine's scheduler, cache and step times, told when things happen.
+
+Times are whole nanoseconds, so that a stretch of equal steps taken together ends exactly when it would one by one.
+"""
+
+from typing import NamedTuple
+
+from headwater.engines.engine import KvEvent
+from headwater.engines.paged_cache import PagedCache
+from headwater.engines.scheduled import Scheduled
+from headwater.engines.sim_scheduler import Limits, Plan, SimScheduler
+from headwater.engines.step_time import StepTime
+from headwater.ops.whatif.trace import own_hash
+from headwater.schemas.fleet import Role
+from headwater.schemas.inference import Leg
+from headwater.schemas.load import LoadReported
+
+
+class Job(Scheduled, kw_only=True, eq=False):
+    """One request, or one leg of it, on a worker. Times are nanoseconds, -1 for what has not come yet."""
+
+    name: str
+    number: int
+    leg: Leg
+    prompt_tokens: int
+    output_tokens: int
+    accepted_ns: int = -1
+    began_ns: int = -1
+    first_ns: int = -1
+    done_ns: int = -1
+
+    def hash_blocks(self, count: int, size: int) -> None:
+        """See `Scheduled.hash_blocks`. Blocks with generated tokens are nobody else's."""
+        while len(self.hashes) < count:
+            self.hashes.append(own_hash(self.number, len(self.hashes)))
+
+
+class Shape(NamedTuple):
+    """What a worker is."""
+
+    name: str
+    role: Role
+    blocks: int
+    limits: Limits
+    step_time: StepTime
+
+
+class Outcome(NamedTuple):
+    """What ended with a step: whose first token came, what is done, and what the worker tells the log."""
+
+    first: list[Job]
+    done: list[Job]
+    kv: list[KvEvent]
+
+
+class _Stretch(NamedTuple):
+    """`steps` equal steps of `step_ns`, begun at `began_ns`."""
+
+    plan: Plan[Job]
+    began_ns: int
+    step_ns: int
+    steps: int
+
+    @property
+    def end_ns(self) -> int:
+        return self.began_ns + self.steps * self.step_ns
+
+
+class SimWorker:
+    """One engine. The caller says when a step may begin (`begin`) and that its time has passed (`finish`)."""
+
+    def __init__(self, shape: Shape, *, skip: bool = True) -> None:
+        self.shape = shape
+        self.cache = PagedCache(shape.blocks)
+        self.scheduler: SimScheduler[Job] = SimScheduler(shape.limits, self.cache)
+        self.stretch: _Stretch | None = None
+        self.computed_tokens = 0
+        self.stored_blocks = 0
+        self.reported_ns = 0
+        self._skip = skip
+        self._accepted: list[str] = []
+        self._prefilled: list[Job] = []
+        self._ended: list[str] = []
+        self._prefills: list[tuple[int, int]] = []
+        self._last_first_ns = 0
+        self._token_ns = self._tokens = self._counted = 0
+
+    def submit(self, job: Job, now_ns: int) -> bool:
+        """Take a request. True: the step in progress ends earlier than told before."""
+        job.accepted_ns = now_ns
+        self.scheduler.waiting.append(job)
+        self._accepted.append(job.name)
+        return self._cut(now_ns)
+
+    def _cut(self, now_ns: int) -> bool:
+        """Something came: of equal steps only those go on that have begun."""
+        stretch = self.stretch
+        if stretch is None:
+            return False
+        steps = (now_ns - stretch.began_ns) // stretch.step_ns + 1
+        if steps >= stretch.steps:
+            return False
+        self.stretch = stretch._replace(steps=steps)
+        return True
+
+    def begin(self, now_ns: int) -> bool:
+        """Plan what comes next, if nothing is going on. False: there is nothing to do, or no room to do it."""
+        if self.stretch is not None or not (self.scheduler.running or self.scheduler.waiting):
+            return False
+        plan = self.scheduler.plan()
+        if not plan.chunks:
+            return False
+        used = self.cache.used / self.cache.capacity
+        seconds = self.shape.step_time.seconds(plan.prompt_tokens, used, plan.emits)
+        steps = 1
+        if plan.prompt_tokens:
+            for job, _ in plan.chunks:
+                if job.began_ns < 0:
+                    job.began_ns = now_ns
+        elif self._skip:
+            left = min([job.output_tokens - job.produced for job, _ in plan.chunks])
+            steps = min(left, self.scheduler.alike(plan))
+        self.stretch = _Stretch(plan, now_ns, max(1, round(seconds * 1e9)), steps)
+        return True
+
+    def finish(self) -> Outcome:
+        """The time of the steps in progress has passed."""
+        assert self.stretch is not None
+        plan, _, step_ns, steps = self.stretch
+        now_ns = self.stretch.end_ns
+        self._count_tokens(now_ns)
+        self._counted = 0
+        self.stretch = None
+        self.computed_tokens += plan.prompt_tokens
+        first: list[Job] = []
+        done: list[Job] = []
+        for job, count in plan.chunks:
+            if steps > 1:
+                job.length += steps - 1
+                count = steps
+            if not self.scheduler.compute(job, count):
+                continue
+            if job.first_ns < 0:
+                job.first_ns = now_ns
+                first.append(job)
+            elif plan.prompt_tokens:
+                self._token_ns += step_ns
+                self._tokens += 1
+            job.produced += steps
+            if job.leg == "prefill" or job.produced >= job.output_tokens:
+                self._end(job, now_ns)
+                done.append(job)
+            else:
+                job.length += 1
+        if first:
+            self._measure(first, now_ns)
+        return Outcome(first, done, self.cache.take_events())
+
+    def _end(self, job: Job, now_ns: int) -> None:
+        job.done_ns, job.ended = now_ns, True
+        self.scheduler.remove(job)
+        self._ended.append(job.name)
+        if job.leg != "prefill":
+            self.scheduler.release(job)
+
+    def let_go(self, job: Job) -> None:
+        """The KV of a prefill leg was fetched: its blocks may go."""
+        self.scheduler.release(job)
+
+    def _measure(self, first: list[Job], now_ns: int) -> None:
+        """What first tokens of one step tell of the time that prompts take."""
+        self._prefilled += first
+        began_ns = max(min(job.accepted_ns for job in first), self._last_first_ns)
+        computed = sum(job.prompt_tokens - job.cached for job in first if job.leg != "decode")
+        self._last_first_ns = now_ns
+        if computed and now_ns > began_ns:
+            self._prefills.append((computed, (now_ns - began_ns) // 1000))
+
+    def _count_tokens(self, now_ns: int) -> None:
+        """Of the equal steps in progress, those that have ended and were not counted yet."""
+        stretch = self.stretch
+        if stretch is None or stretch.plan.prompt_tokens:
+            return
+        ended = (now_ns - stretch.began_ns) // stretch.step_ns
+        tokens = (ended - self._counted) * len(stretch.plan.chunks)
+        self._token_ns += tokens * stretch.step_ns
+        self._tokens += tokens
+        self._counted = ended
+
+    @property
+    def moved(self) -> bool:
+        """Has any request moved on since the last report?"""
+        return bool(self._accepted or self._prefilled or self._ended)
+
+    def report(self, now_ns: int) -> LoadReported:
+        """What an engine actor writes of this one."""
+        self.reported_ns = now_ns
+        self._count_tokens(now_ns)
+        report = LoadReported(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            used_blocks=self.cache.used,
+            total_blocks=self.cache.capacity,
+            accepted=tuple(self._accepted),
+            prefilled=tuple([job.name for job in self._prefilled]),
+            finished=tuple(self._ended),
+            cached=tuple([job.cached for job in self._prefilled]),
+            prefills=tuple(self._prefills),
+            step_us=self._token_ns // self._tokens // 1000 if self._tokens else 0,
+        )
+        self._accepted, self._prefilled, self._ended, self._prefills = [], [], [], []
+        self._token_ns = self._tokens = 0
+        return report

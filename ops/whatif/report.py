@@ -1,0 +1,180 @@
+"""What came of a run, in numbers: for people as a table, for programs as JSON."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+
+from headwater.ops.tables import table
+from headwater.ops.whatif.run import Ran
+from headwater.ops.whatif.setup import Setup
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How one measure lies over all requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """What each worker got, by name: requests, prompt tokens computed, blocks stored.
+
+    The ratios are of the busiest worker to the mean over workers.
+    """
+
+    requests: dict[str, int]
+    computed_tokens: dict[str, int]
+    stored_blocks: dict[str, int]
+    requests_ratio: float
+    computed_tokens_ratio: float
+    stored_blocks_ratio: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One column. Times are milliseconds of virtual time, `wall_s` and what is per second are of this machine's.
+
+    `reuse` is the share of all prompts' blocks (partial ones too) that were cached when their request began.
+    `itl_ms` weighs each token the same. `queue_ms` is from the arrival at the engine until its first step, `router_queue_ms`
+    what a request waited at the router before that. `digest` is one of every request's times: equal runs, equal digests.
+    """
+
+    setup: Setup
+    trace: str
+    requests: int
+    refused: int
+    reuse: float
+    ttft_ms: Spread
+    itl_ms: float
+    e2e_ms: Spread
+    router_queue_ms: Spread
+    queue_ms: Spread
+    preemptions: int
+    handed_over: int
+    balance: Balance
+    virtual_s: float
+    decisions: int
+    decisions_per_s: float
+    events: int
+    events_per_s: float
+    wall_s: float
+    digest: str
+
+
+def report_of(ran: Ran) -> Report:
+    """The figures of a run."""
+    size = ran.setup.block_size
+    served = ran.served
+    arrival = np.array([one.request.arrival_ns for one in served], np.float64)
+    began = np.array([one.began_ns for one in served], np.float64)
+    first = np.array([one.first_ns for one in served], np.float64)
+    done = np.array([one.done_ns for one in served], np.float64)
+    gaps = sum(one.request.output_tokens - 1 for one in served)
+    blocks = sum(-(-one.request.prompt_tokens // size) for one in served)
+    digest = blake2b(digest_size=16)
+    for one in sorted(served, key=lambda one: one.request.name):
+        facts = (one.request.name, one.worker, one.prefill_worker, one.hit_blocks, one.first_ns, one.done_ns)
+        digest.update(repr(facts).encode())
+    routing = ran.routing
+    return Report(
+        setup=ran.setup,
+        trace=ran.trace,
+        requests=len(served),
+        refused=ran.refused,
+        reuse=sum(one.hit_blocks for one in served) / max(1, blocks),
+        ttft_ms=_spread(first - arrival),
+        itl_ms=float((done - first).sum()) / 1e6 / max(1, gaps),
+        e2e_ms=_spread(done - arrival),
+        router_queue_ms=_spread(np.zeros(len(served))),
+        queue_ms=_spread(began - arrival),
+        preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
+        handed_over=sum(bool(one.prefill_worker) for one in served),
+        balance=_balance(ran),
+        virtual_s=float(done.max(initial=0.0)) / 1e9,
+        decisions=routing.decisions,
+        decisions_per_s=routing.decisions / max(routing.decide_s, 1e-9),
+        events=routing.events,
+        events_per_s=routing.events / max(routing.fold_s, 1e-9),
+        wall_s=ran.wall_s,
+        digest=digest.hexdigest(),
+    )
+
+
+def _spread(nanoseconds: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> Spread:
+    if not len(nanoseconds):
+        return Spread(0.0, 0.0, 0.0, 0.0)
+    p50, p90, p99 = np.percentile(nanoseconds, [50, 90, 99]) / 1e6
+    return Spread(float(nanoseconds.mean()) / 1e6, float(p50), float(p90), float(p99))
+
+
+def _balance(ran: Ran) -> Balance:
+    requests = ran.requests_a_worker
+    tokens = {worker.shape.name: worker.computed_tokens for worker in ran.workers}
+    blocks = {worker.shape.name: worker.stored_blocks for worker in ran.workers}
+    return Balance(requests, tokens, blocks, _ratio(requests), _ratio(tokens), _ratio(blocks))
+
+
+def _ratio(values: dict[str, int]) -> float:
+    total = sum(values.values())
+    return max(values.values()) * len(values) / total if total else 0.0
+
+
+def as_table(reports: Sequence[Report]) -> str:
+    """Runs side by side: a column each, the settings that differ first."""
+    rows: list[tuple[str, list[str]]] = [("policy", [report.setup.policy for report in reports])]
+    for name in Setup.__struct_fields__:
+        values = [_short(getattr(report.setup, name)) for report in reports]
+        if name != "policy" and (
+            len(set(values)) > 1 or name in ("workers", "blocks", "block_size", "speed")
+        ):
+            rows.append((name.replace("_", " "), values))
+    rows += [
+        ("requests", [f"{r.requests:,}" for r in reports]),
+        ("refused", [f"{r.refused:,}" for r in reports]),
+        ("reuse", [f"{r.reuse:.4f}" for r in reports]),
+    ]
+    spreads = (
+        ("TTFT", "ttft_ms"),
+        ("E2E", "e2e_ms"),
+        ("router queue", "router_queue_ms"),
+        ("engine queue", "queue_ms"),
+    )
+    for title, name in spreads:
+        for share in Spread.__struct_fields__:
+            cells = [getattr(getattr(report, name), share) for report in reports]
+            if any(cells) and (share in ("mean", "p99") or name == "ttft_ms"):
+                rows.append((f"{title} {share} ms", [f"{cell:,.1f}" for cell in cells]))
+        if name == "ttft_ms":
+            rows.append(("ITL mean ms", [f"{r.itl_ms:.2f}" for r in reports]))
+    rows += [
+        ("preemptions", [f"{r.preemptions:,}" for r in reports]),
+        *(
+            [("handed over", [f"{r.handed_over:,}" for r in reports])]
+            if any(r.handed_over for r in reports)
+            else []
+        ),
+        ("busiest/mean requests", [f"{r.balance.requests_ratio:.2f}" for r in reports]),
+        ("busiest/mean tokens computed", [f"{r.balance.computed_tokens_ratio:.2f}" for r in reports]),
+        ("busiest/mean blocks stored", [f"{r.balance.stored_blocks_ratio:.2f}" for r in reports]),
+        ("decisions/s", [f"{r.decisions_per_s:,.0f}" for r in reports]),
+        ("events folded/s", [f"{r.events_per_s:,.0f}" for r in reports]),
+        ("virtual s", [f"{r.virtual_s:,.0f}" for r in reports]),
+        ("wall s", [f"{r.wall_s:.1f}" for r in reports]),
+    ]
+    headers = ("", *(f"run {number}" for number in range(1, len(reports) + 1)))
+    return table(headers, [(name, *cells) for name, cells in rows])
+
+
+def _short(value: object) -> str:
+    """A setting in few letters: of a structure what differs from its defaults."""
+    if isinstance(value, msgspec.Struct):
+        kind = type(value)
+        default = kind()
+        names = [name for name in kind.__struct_fields__ if getattr(value, name) != getattr(default, name)]
+        return " ".join(f"{name}={getattr(value, name):g}" for name in names) or "default"
+    if isinstance(value, tuple):
+        return "default" if value == type(value)() else " ".join(f"{x:g}" for part in value for x in part)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,111 @@
+"""The production router on virtual time: the same fold, the same events, the same decisions as in a fleet."""
+
+import time
+from typing import Any, NamedTuple
+
+from headwater.events.log import Record
+from headwater.ops.config import ConfigError
+from headwater.router.candidates import Standing
+from headwater.router.decide import decide, prompt_of
+from headwater.router.state import RouterState
+from headwater.schemas.envelope import Batch, Event
+from headwater.schemas.fleet import WorkerJoined
+from headwater.schemas.hashing import U64, pack_hashes
+from headwater.schemas.route import Decision, RouteQuery, RouteRefused, Weights
+
+ROUTER = "router"
+EPOCH = 1
+PAIR = "sim"
+"""All simulated workers can hand KV over to each other."""
+
+LOCAL = ("round_robin",)
+"""Policies made here until the router has them, by pinning the worker: the decision is then its usual one."""
+
+PRODUCTION = ("kv",)
+
+POLICIES = (*PRODUCTION, *LOCAL)
+
+
+class Question(NamedTuple):
+    """What an edge knows of a request."""
+
+    name: str
+    prompt_tokens: int
+    max_tokens: int
+    hashes: U64
+    asked: Any = ""
+    pairs_with: str = ""
+    session: str = ""
+    tenant: str = ""
+
+
+class Routing:
+    """A router of one pool. Counts what it spends: wall seconds in decisions and in the fold."""
+
+    def __init__(self, policy: str, weights: Weights, temperature: float) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"--policy {policy}: there are {', '.join(POLICIES)}")
+        self.state = RouterState()
+        self.decisions = 0
+        self.decide_s = 0.0
+        self.fold_s = 0.0
+        self.events = 0
+        self._policy = policy
+        self._weights = weights
+        self._temperature = temperature
+        self._turn = 0
+
+    def tell(self, writer: str, now_ns: int, *events: Event) -> None:
+        """Events of one writer as one message of the pool log."""
+        began = time.perf_counter()
+        self.events += len(events)
+        # No chain is written: every message is here by construction.
+        batch: Batch[Any] = Batch(2, writer, EPOCH, 0, now_ns, events)
+        self.state.apply(Record(self.state.position + 1, "", now_ns, batch))
+        self.fold_s += time.perf_counter() - began
+
+    def decide(self, question: Question, now_ns: int) -> Decision | RouteRefused:
+        """Where a request goes; the decision is in the state at once, as in a router."""
+        began = time.perf_counter()
+        local = self._policy in LOCAL
+        query = RouteQuery(
+            question.name,
+            question.prompt_tokens,
+            question.max_tokens,
+            pack_hashes(question.hashes),
+            pinned=self._next_worker() if local and not question.asked else "",
+            asked=question.asked,
+            pairs_with=question.pairs_with,
+            policy="" if local else self._policy,
+            temperature=self._temperature,
+            session=question.session,
+            tenant=question.tenant,
+        )
+        standing = Standing(
+            number=self.decisions + 1,
+            position=self.state.position,
+            seen=self.decisions,
+            wall_ns=now_ns,
+            weights=self._weights,
+            degraded=False,
+        )
+        state = self.state
+        answer = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+        self.decide_s += time.perf_counter() - began
+        if isinstance(answer, Decision):
+            self.decisions += 1
+            self.tell(ROUTER, now_ns, answer)
+        return answer
+
+    def _next_worker(self) -> str:
+        workers = self.state.loads.workers
+        names = sorted(name for name, worker in workers.items() if worker.role != "decode") or sorted(workers)
+        self._turn += 1
+        return names[(self._turn - 1) % len(names)]
+
+
+def joined(worker: str, role: Any, block_size: int, blocks: int, running: int) -> WorkerJoined:
+    """A simulated worker as it announces itself."""
+    return WorkerJoined(
+        worker, EPOCH, "sim", "sim", role, block_size, blocks, running, pairs_with=PAIR, instance=worker
+    )

@@ -1,0 +1,159 @@
+"""Traces: who asked when, with which prompt, for how many tokens. A prompt is its blocks' hashes and a length."""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from headwater.ops.config import ConfigError
+from headwater.schemas.hashing import U64
+
+TRACE_BLOCK = 512
+"""Tokens that one id of a Mooncake trace stands for."""
+
+_M1, _M2, _GOLDEN = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 0x9E3779B97F4A7C15
+_GZIP = b"\x1f\x8b"
+
+
+class Asked(NamedTuple):
+    """One request: nanoseconds after the trace's start, tokens, and what names its blocks.
+
+    `ids[i]` names the i-th `unit` tokens of the prompt and all before them; the last may be a partial block.
+    """
+
+    name: str
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    ids: tuple[int, ...]
+    unit: int = TRACE_BLOCK
+    session: str = ""
+    tenant: str = ""
+
+
+class Trace(NamedTuple):
+    """Requests by arrival, and a name for the whole."""
+
+    name: str
+    requests: tuple[Asked, ...]
+
+    def faster(self, speed: float) -> "Trace":
+        """The same requests, arriving `speed` times as fast."""
+        if speed == 1:
+            return self
+        return Trace(
+            self.name, tuple(r._replace(arrival_ns=round(r.arrival_ns / speed)) for r in self.requests)
+        )
+
+    def first(self, count: int) -> "Trace":
+        """Only the first requests; all for 0."""
+        return Trace(self.name, self.requests[:count]) if count else self
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+    session_id: str | int = ""
+    user_id: str | int = ""
+
+
+def read(path: Path) -> Trace:
+    """A trace file in Mooncake's format: one JSON object a line, plain or gzipped.
+
+    Raises `ConfigError` naming file and line.
+    """
+    try:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if data.startswith(_GZIP) else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    requests = tuple(_parse(path, text.split(b"\n")))
+    if not requests:
+        raise ConfigError(f"{path}: holds no request; expected one JSON object a line (Mooncake's format)")
+    return Trace(path.name, requests)
+
+
+def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[Asked]:
+    decode = msgspec.json.Decoder(_Line).decode
+    before = -1.0
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            line = decode(text)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        wrong = _wrong(line, before)
+        if wrong:
+            raise ConfigError(f"{path}, line {number}: {wrong}")
+        before = line.timestamp
+        yield Asked(
+            f"r{number - 1}",
+            round(line.timestamp * 1e6),
+            line.input_length,
+            # A trace has requests that ended without a token; an engine gives at least one.
+            max(1, line.output_length),
+            line.hash_ids,
+            session=str(line.session_id),
+            tenant=str(line.user_id),
+        )
+
+
+def _wrong(line: _Line, before: float) -> str:
+    if line.input_length < 1 or line.output_length < 0:
+        return f"input_length {line.input_length}, output_length {line.output_length}: at least 1 and 0 are needed"
+    blocks = -(-line.input_length // TRACE_BLOCK)
+    if len(line.hash_ids) != blocks:
+        return (
+            f"{len(line.hash_ids)} hash_ids for {line.input_length} tokens; "
+            f"{blocks} are needed, one for each {TRACE_BLOCK} tokens begun"
+        )
+    if line.timestamp < before:
+        return f"timestamp {line.timestamp:g} comes after {before:g}; sort the lines by it"
+    if line.timestamp < 0:
+        return f"timestamp {line.timestamp:g} is negative"
+    if min(line.hash_ids) < 0:
+        return f"hash id {min(line.hash_ids)} is negative"
+    return ""
+
+
+def check_block_size(requests: tuple[Asked, ...], size: int) -> None:
+    """Raises `ConfigError` where blocks of `size` tokens can not be named by what the trace has."""
+    for unit in {request.unit for request in requests}:
+        if unit % size and size % unit:
+            raise ConfigError(
+                f"--block-size {size}: the trace names blocks of {unit} tokens, so give a divisor or a multiple of that"
+            )
+
+
+def hashes_of(request: Asked, size: int) -> U64:
+    """The sequence hashes of a prompt's full blocks of `size` tokens. uint64, shape (prompt_tokens // size,)."""
+    full = request.prompt_tokens // size
+    ids = np.array(request.ids, np.uint64)
+    if size >= request.unit:
+        step = size // request.unit
+        return mix(ids[step - 1 :: step][:full])
+    within = np.arange(request.unit // size, dtype=np.uint64)
+    return mix((mix(ids)[:, None] + within).ravel()[:full])
+
+
+def own_hash(number: int, block: int) -> int:
+    """The hash of a block that only one request has: what it generated."""
+    return int(mix(mix(np.array([(1 << 63) + number], np.uint64)) + np.uint64(block))[0])
+
+
+def mix(values: U64) -> U64:
+    """A 64-bit hash of each value, never 0 (splitmix64's finaliser)."""
+    with np.errstate(over="ignore"):
+        state = values + np.uint64(_GOLDEN)
+        state = (state ^ (state >> np.uint64(30))) * _M1
+        state = (state ^ (state >> np.uint64(27))) * _M2
+        state ^= state >> np.uint64(31)
+    state[state == 0] = 1
+    return state

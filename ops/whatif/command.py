@@ -14,10 +14,10 @@ from headwater.ops.config import ConfigError
 from headwater.ops.whatif import report
 from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
 from headwater.ops.whatif.report import Report
-from headwater.ops.whatif.routing import POLICIES
 from headwater.ops.whatif.run import Ran, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
+from headwater.router.policies import POLICIES
 from headwater.schemas.route import Weights
 
 

@@ -7,6 +7,7 @@ from headwater.events.log import Record
 from headwater.ops.config import ConfigError
 from headwater.router.candidates import Standing
 from headwater.router.decide import decide, prompt_of
+from headwater.router.policies import POLICIES
 from headwater.router.state import RouterState
 from headwater.schemas.envelope import Batch, Event
 from headwater.schemas.fleet import WorkerJoined
@@ -17,13 +18,6 @@ ROUTER = "router"
 EPOCH = 1
 PAIR = "sim"
 """All simulated workers can hand KV over to each other."""
-
-LOCAL = ("round_robin",)
-"""Policies made here until the router has them, by pinning the worker: the decision is then its usual one."""
-
-PRODUCTION = ("kv",)
-
-POLICIES = (*PRODUCTION, *LOCAL)
 
 
 class Question(NamedTuple):
@@ -53,7 +47,6 @@ class Routing:
         self._policy = policy
         self._weights = weights
         self._temperature = temperature
-        self._turn = 0
 
     def tell(self, writer: str, now_ns: int, *events: Event) -> None:
         """Events of one writer as one message of the pool log."""
@@ -67,16 +60,14 @@ class Routing:
     def decide(self, question: Question, now_ns: int) -> Decision | RouteRefused:
         """Where a request goes; the decision is in the state at once, as in a router."""
         began = time.perf_counter()
-        local = self._policy in LOCAL
         query = RouteQuery(
             question.name,
             question.prompt_tokens,
             question.max_tokens,
             pack_hashes(question.hashes),
-            pinned=self._next_worker() if local and not question.asked else "",
             asked=question.asked,
             pairs_with=question.pairs_with,
-            policy="" if local else self._policy,
+            policy=self._policy,
             temperature=self._temperature,
             session=question.session,
             tenant=question.tenant,
@@ -96,12 +87,6 @@ class Routing:
             self.decisions += 1
             self.tell(ROUTER, now_ns, answer)
         return answer
-
-    def _next_worker(self) -> str:
-        workers = self.state.loads.workers
-        names = sorted(name for name, worker in workers.items() if worker.role != "decode") or sorted(workers)
-        self._turn += 1
-        return names[(self._turn - 1) % len(names)]
 
 
 def joined(worker: str, role: Any, block_size: int, blocks: int, running: int) -> WorkerJoined:

@@ -59,10 +59,11 @@ def times(model: StepModel, block_size: int, uncached: int, promised: int, compu
 
     `computed_ms` went already into the first of those.
     """
-    waiting = model.predict(promised)
-    queue = max(0.0, waiting - computed_ms)
+    own = model.predict(uncached)
+    # Prompts that wait are computed together: what a step costs by itself is not paid for each.
+    queue = max(0.0, model.predict(promised + uncached) - own - computed_ms) if promised else 0.0
     block = (model.predict(BLOCK_TO) - model.predict(BLOCK_FROM)) * block_size / (BLOCK_TO - BLOCK_FROM)
-    return Times(queue, model.predict(uncached), block)
+    return Times(queue, own, block)
 
 
 def unit(work: Work) -> float:

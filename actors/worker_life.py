@@ -114,7 +114,7 @@ class WorkerLife:
 
     def report(self, progress: Progress = NO_PROGRESS) -> LoadReported:
         """The engine's load now, and which requests moved on."""
-        return LoadReported(*self._engine.load(), *progress)
+        return LoadReported(*self._engine.load(), **progress._asdict())
 
     def tell(self, events: list[KvEvent]) -> None:
         """Cache events for the log. Where its queue is full they are given up, and later all is told anew."""

@@ -13,6 +13,7 @@ from headwater.engines.engine import (
     Emit,
     Engine,
     EngineError,
+    EngineLoad,
     NotSupported,
     RequestRejected,
     Step,
@@ -65,6 +66,14 @@ class AdapterGate:
             asyncio.get_running_loop().call_soon(emit, Step((), "abort"))
         else:
             self._engine.abort(request)
+
+    def waits(self, request: str) -> bool:
+        """Is the adapter of a request loaded first?"""
+        return request in self._waiting
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        return self._engine.load()
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""

@@ -213,6 +213,7 @@ class Commands:
     def _become(self, state: WorkerState) -> None:
         if state != self._state:
             self._actor.standing = self._actor.standing._replace(state=state)
+            self._actor.intake.progress.clock.doubt()
             self._tell_standing()
 
     def _tell_standing(self) -> None:

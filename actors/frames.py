@@ -6,6 +6,7 @@ reader) asks once and catches up: frames themselves are sent at most once.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -59,7 +60,10 @@ class Outgoing:
 
 
 class FrameSender:
-    """Collects steps and sends one message per edge whenever the loop gets to it."""
+    """Collects steps and sends one message per edge whenever the loop gets to it.
+
+    `stepped` is called once for all entries that come before the loop gets to it, so about once for each engine step.
+    """
 
     def __init__(self, bus: Bus, ns: str, worker: str) -> None:
         self._bus = bus
@@ -68,6 +72,7 @@ class FrameSender:
         self.epoch = 0
         self.active: dict[str, Outgoing] = {}
         self.tokens = 0
+        self.stepped: Callable[[], None] | None = None
         self._ended: OrderedDict[str, Outgoing] = OrderedDict()
         self._outbox: dict[str, list[FrameEntry]] = {}
         self._wake = asyncio.Event()
@@ -123,6 +128,8 @@ class FrameSender:
             self._ended.popitem(last=False)
 
     def _send(self, stream: Outgoing, entry: FrameEntry) -> None:
+        if not self._outbox and self.stepped is not None:
+            self.stepped()
         self._outbox.setdefault(stream.edge, []).append(entry)
         self._sent.clear()
         self._wake.set()

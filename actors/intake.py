@@ -6,7 +6,7 @@ it. This runs beside everything else, and the request is answered when it is don
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -14,6 +14,7 @@ import structlog
 from headwater.actors.bus_port import BusError, Message, NoResponder
 from headwater.actors.frames import FrameSender
 from headwater.actors.handoffs import GivenUp, Handoffs
+from headwater.actors.progress import Loaded, Progress, Tracker
 from headwater.actors.world import World
 from headwater.engines.engine import Emit, EngineError, RequestRejected, Step, Transfer
 from headwater.schemas import subjects
@@ -38,7 +39,7 @@ CLAIM_TIMEOUT_S = 2.0
 EXPIRE_PERIOD_S = 0.5
 
 
-class Submits(Protocol):
+class Submits(Loaded, Protocol):
     """What of an engine is needed here: see `Engine`."""
 
     choreography: Choreography
@@ -68,14 +69,6 @@ _claimed: msgspec.msgpack.Decoder[HandoffReply] = msgspec.msgpack.Decoder(Handof
 _log = structlog.get_logger("headwater.intake")
 
 
-class Progress(NamedTuple):
-    """Requests accepted, prefilled and ended, for the log."""
-
-    accepted: list[str]
-    prefilled: list[str]
-    finished: list[str]
-
-
 class Intake:
     """See the module. One for all lives of a worker; `begin` starts one.
 
@@ -88,7 +81,6 @@ class Intake:
         self.frames = FrameSender(world.bus, world.ns, name)
         self.handoffs = Handoffs(name, world.clock, engine.choreography)
         self.held: dict[str, None] = {}
-        self.progress = Progress([], [], [])
         self.moved = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -98,17 +90,22 @@ class Intake:
         self._spawn = spawn
         self._refuses = refuses
         self._preparing: dict[str, bool] = {}
+        self.progress = self._tracked()
 
     def begin(self, epoch: int) -> None:
         """A new life of the worker: what the log and the other workers were told before is void."""
         self.frames.epoch = epoch
-        self.held, self.progress = {}, Progress([], [], [])
+        self.held, self.progress = {}, self._tracked()
         self._give_up(self.handoffs.begin(epoch))
 
-    def take_progress(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Which requests moved on since the last call."""
-        done, self.progress = self.progress, Progress([], [], [])
-        return tuple(done.accepted), tuple(done.prefilled), tuple(done.finished)
+    def _tracked(self) -> Tracker:
+        tracker = Tracker(self._world.clock, self._engine, self.moved, self.frames.tokens)
+        self.frames.stepped = tracker.clock.stepped
+        return tracker
+
+    def take_progress(self) -> Progress:
+        """Which requests moved on since the last call, and how fast."""
+        return self.progress.take(self.frames.tokens)
 
     async def on_generate(self, message: Message) -> None:
         """Take a request, or say why not."""
@@ -183,8 +180,7 @@ class Intake:
             mine = epoch == self.frames.epoch
             if first and mine:
                 first = False
-                self.progress.prefilled.append(request.request)
-                self.moved.set()
+                self.progress.first(request, step)
             if step.pinned is not None and mine:
                 handoff = self.handoffs.offer(request, step.pinned, self._world.ids())
             elif step.pinned is not None:
@@ -196,8 +192,7 @@ class Intake:
             if step.finish:
                 if mine:
                     self.held.pop(request.request, None)
-                    self.progress.finished.append(request.request)
-                    self.moved.set()
+                    self.progress.end(request, step)
                 self._note_idle()
 
         try:
@@ -207,19 +202,17 @@ class Intake:
             return Refused(str(error), error.retryable, transfer is not None)
         self.idle.clear()
         self.held[request.request] = None
-        self.progress.accepted.append(request.request)
-        self.moved.set()
+        self.progress.accept(request, fetches=transfer is not None)
         return Accepted()
 
     def account(self, request: str, *, ended: bool) -> None:
         """A request of another kind began or ended. What a life before this one took ended with that for the log."""
         if not ended:
             self.held[request] = None
-            self.progress.accepted.append(request)
+            self.progress.other(request, ended=False)
         elif request in self.held:
             del self.held[request]
-            self.progress.finished.append(request)
-        self.moved.set()
+            self.progress.other(request, ended=True)
 
     def _note_idle(self) -> None:
         if not self.frames.active and not self.handoffs:

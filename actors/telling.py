@@ -29,5 +29,5 @@ async def tell_load(life: WorkerLife, intake: Intake, health: EngineHealth, cloc
             # What the engine runs is a canary.
             continue
         intake.moved.clear()
-        life.load.offer(life.report(*intake.take_progress()))
+        life.load.offer(life.report(intake.take_progress()))
         await clock.sleep(LOAD_INTERVAL_S)

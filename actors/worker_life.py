@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from headwater.actors import lease
+from headwater.actors.progress import Progress
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo, KvEvent
 from headwater.events.log import Log
@@ -33,8 +34,7 @@ from headwater.schemas.fleet import (
 from headwater.schemas.kv import BlocksCleared, BlocksStored
 from headwater.schemas.load import LoadReported, RequestsHeld
 
-Progress = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""Requests accepted, prefilled and finished."""
+NO_PROGRESS = Progress()
 
 OnStored = Callable[[int, Sequence[Event]], None]
 
@@ -59,7 +59,7 @@ class WorkerLife:
     `standing` gives how the worker stands now.
 
     `active` names the requests that the engine has, `progress` those that were taken, that began to answer and
-    that ended since it was last asked.
+    that ended since it was last asked, and what was measured.
     """
 
     def __init__(
@@ -112,17 +112,9 @@ class WorkerLife:
         ]
         return await stored(lambda: self._log.append(*entries), self._world.clock, self.fleet.subject)
 
-    def report(
-        self,
-        accepted: tuple[str, ...] = (),
-        prefilled: tuple[str, ...] = (),
-        finished: tuple[str, ...] = (),
-    ) -> LoadReported:
+    def report(self, progress: Progress = NO_PROGRESS) -> LoadReported:
         """The engine's load now, and which requests moved on."""
-        load = self._engine.load()
-        return LoadReported(
-            load.running, load.waiting, load.used_blocks, load.total_blocks, accepted, prefilled, finished
-        )
+        return LoadReported(*self._engine.load(), **progress._asdict())
 
     def tell(self, events: list[KvEvent]) -> None:
         """Cache events for the log. Where its queue is full they are given up, and later all is told anew."""
@@ -149,7 +141,7 @@ class WorkerLife:
             self._kv_lost |= not self.kv.offer(event)
         self._announcing = self.kv.pending
         # What ended is told as ended first: told behind it, it would be taken for a request yet to be decided.
-        self.load.offer(self.report(*self._progress()))
+        self.load.offer(self.report(self._progress()))
         self.load.offer(RequestsHeld(tuple(self._active())))
 
     def _held_blocks(self) -> list[BlocksStored]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headwater.actors import lease
 from headwater.actors.bus_port import Message
 from headwater.actors.engine import EngineActor
+from headwater.actors.progress import Progress
 from headwater.actors.worker_life import WorkerLife
 from headwater.engines.engine import KvEvent
 from headwater.engines.sim import SimEngine
@@ -63,7 +64,7 @@ async def a_life(stage: Stage, log: Any, engine: SimEngine, active: list[str]) -
     _, world = stage.world("w1")
     held = await lease.take(world.leases, "worker", "w1", world.clock, pool=POOL, ids="x")
     info = await engine.start()
-    return WorkerLife(world, held, log, "w1", POOL, engine, info, lambda: active, lambda: ((), (), ()))
+    return WorkerLife(world, held, log, "w1", POOL, engine, info, lambda: active, Progress)
 
 
 def test_a_life_begins_in_one_append() -> None:

@@ -82,8 +82,9 @@ class Fleet:
             for passed in STAGES[stage:reached]:
                 told[passed].append(request)
             self.stages[name, epoch, request] = reached
-        lists = (tuple(told[stage]) for stage in STAGES)
-        self.log(LoadReported(self.draw(9), 0, 0, 1000, *lists), worker, known.epoch)
+        accepted, prefilled, finished = (tuple(told[stage]) for stage in STAGES)
+        report = LoadReported(self.draw(9), 0, 0, 1000, accepted, prefilled, finished)
+        self.log(report, worker, known.epoch)
 
     def turn(self) -> None:
         """Something happens."""

@@ -11,9 +11,9 @@ from headwater.actors.adapter_gate import AdapterGate
 from headwater.engines.engine import RequestRejected, Step
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.inference import GenerateRequest, Sampling
+from tests.unit.adapter_world import Worker, eventually, publish
 from tests.unit.clock import ManualClock, settle
 from tests.unit.edge_world import memory_world
-from tests.unit.test_adapters import Worker, eventually, publish
 
 
 class Gate:

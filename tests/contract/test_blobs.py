@@ -158,7 +158,7 @@ async def test_corrupted_object_is_refused(blobs: JetStreamBlobs, client: Client
     await blobs.put("k", BIG[: 128 * 1024])
     subject, seq = await _chunk_messages(client, unique)
     await api(client, f"STREAM.MSG.DELETE.OBJ_{unique}", {"seq": seq, "no_erase": True})
-    await client.request(subject, BIG[1 : 128 * 1024] + b"!", timeout=5)
+    await client.request(subject, BIG[1 : 128 * 1024] + b"!", timeout=30)
     with pytest.raises(LogRefused, match="digest"):
         await blobs.get("k")
 
@@ -174,7 +174,7 @@ async def test_object_without_its_chunks_is_refused(
         await api(client, f"STREAM.PURGE.OBJ_{unique}", {"filter": subject})
     else:
         await api(client, f"STREAM.MSG.DELETE.OBJ_{unique}", {"seq": seq, "no_erase": True})
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         with pytest.raises(LogRefused):
             await blobs.get("k")
 

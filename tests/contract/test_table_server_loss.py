@@ -46,7 +46,7 @@ async def test_key_that_lapsed_while_the_server_was_away_is_told(
         await _live_where_nobody_knows(own_server)
         await own_server.restart()
         assert await case.table.get("dead") is None
-        await eventually(lambda: watcher.state() == {"alive": b"1"}, within_s=20)
+        await eventually(lambda: watcher.state() == {"alive": b"1"}, within_s=40)
 
 
 async def _live_where_nobody_knows(server: NatsServer) -> None:

@@ -101,7 +101,7 @@ class Damage:
         os.kill(supervisor, signal.SIGSTOP)
         try:
             os.kill(server, signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while server in descendants(supervisor):
                     await asyncio.sleep(0.02)
             for block in (self.folder / "data" / "nats").rglob(f"{self.stream}/msgs/*.blk"):

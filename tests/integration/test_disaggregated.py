@@ -197,7 +197,7 @@ async def test_a_replayed_handoff_is_refused(apart: FleetProcess) -> None:
 
         async def give(worker: str, request: GenerateRequest) -> Accepted | Refused:
             subject = subjects.engine("default", worker, epochs[worker], "generate")
-            reply = await client.request(subject, encode(request), timeout=5)
+            reply = await client.request(subject, encode(request), timeout=30)
             return decoder.decode(reply.data)
 
         def leg(name: str, number: int, **more: Any) -> GenerateRequest:

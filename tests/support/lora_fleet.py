@@ -1,16 +1,19 @@
-"""Actors of a fleet with LoRA adapters in the test's own process, over a real server, and a client of it."""
+"""Actors of a fleet with LoRA adapters in the test's own process, over a real server, and a client of it.
+
+Each is supervised, as in production: where all share one loop and two cores, a router that lost its lease comes back.
+"""
 
 import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from headwater.actors.actor import Actor
 from headwater.actors.adapter_memory import AdapterMemory
 from headwater.actors.adapters import Adapters, AdapterSettings
 from headwater.actors.cards import Served
@@ -31,6 +34,7 @@ from headwater.schemas.envelope import Event
 from headwater.schemas.names import pool_name
 from headwater.schemas.subjects import InboxKind
 from tests.support.adapters import LoraSim, files, make_adapter
+from tests.support.lives import Lives
 from tests.support.nats import NatsServer
 
 MODEL = "sim"
@@ -63,17 +67,11 @@ class Fleet:
         self.url = ""
         self.pool = ""
         self._stack = stack
-        self._lives: list[tuple[Actor, asyncio.Task[None]]] = []
+        self._lives = Lives()
 
     async def world(self, kind: InboxKind, name: str) -> World:
         """The ports of a process."""
         return await self._stack.enter_async_context(open_world(self.server.url, self.ns, name, kind=kind))
-
-    async def run(self, actor: Actor) -> None:
-        """Start an actor, and wait until it is ready."""
-        self._lives.append((actor, asyncio.create_task(_live(actor))))
-        async with asyncio.timeout(120):
-            await actor.ready.wait()
 
     async def start(self) -> None:
         """Routers and an edge, for the pool of the workers that there are."""
@@ -83,10 +81,10 @@ class Fleet:
         listener.bind(("127.0.0.1", 0))
         edge = EdgeActor(await self.world("edge", "e"), "e", UvicornServer(listener), drain_s=1.0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        # Where everything shares two cores, one may lose its lease and end: the other goes on.
         for name in ("r1", "r2"):
-            await self.run(RouterActor(await self.world("router", name), name, self.pool))
-        await self.run(edge)
+            world = await self.world("router", name)
+            await self._lives.start("router", name, partial(RouterActor, world, name, self.pool))
+        await self._lives.start("edge", "e", Lives.once(edge))
 
     async def worker(
         self,
@@ -104,7 +102,7 @@ class Fleet:
             memory=AdapterMemory(self.folder / f"{name}.json"),
         )
         actor = EngineActor(await self.world("worker", name), name, engine, served, drain_s=2.0, lora=lora)
-        await self.run(actor)
+        await self._lives.start("worker", name, Lives.once(actor))
         self.workers[name] = actor
         assert actor.adapters is not None
         return actor.adapters
@@ -128,15 +126,8 @@ class Fleet:
         return found
 
     async def stop(self) -> None:
-        """End what was started, the edge first."""
-        for actor, life in sorted(self._lives, key=lambda pair: pair[0].kind != "edge"):
-            actor.stop()
-            await life
-
-
-async def _live(actor: Actor) -> None:
-    await actor.run()
-    assert actor.unexpected == []
+        """End what was started, the edge first. An engine's end keeps the loop for seconds: the workers last."""
+        await self._lives.stop(("edge", "router", "worker"))
 
 
 def _events_of(record: Record) -> list[Any]:
@@ -168,7 +159,7 @@ class Client:
         return [one["id"] for one in (await self.http.get("/v1/models")).json()["data"]]
 
 
-async def until(holds: Callable[[], Awaitable[bool]], within_s: float = 10.0) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], within_s: float = 30.0) -> None:
     """Wait until something is true."""
     async with asyncio.timeout(within_s):
         while not await holds():

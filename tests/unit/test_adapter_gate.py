@@ -11,9 +11,9 @@ from headwater.actors.adapter_gate import AdapterGate
 from headwater.engines.engine import RequestRejected, Step
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.inference import GenerateRequest, Sampling
+from tests.unit.adapter_world import Worker, eventually, publish
 from tests.unit.clock import ManualClock, settle
 from tests.unit.edge_world import memory_world
-from tests.unit.test_adapters import Worker, eventually, publish
 
 
 class Gate:
@@ -47,7 +47,7 @@ class Gate:
         """The last step."""
         clock = self.worker.world.clock
         assert isinstance(clock, ManualClock)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (steps and steps[-1].finish):
                 await clock.advance(0.1)
                 await asyncio.sleep(0.002)

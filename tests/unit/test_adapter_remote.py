@@ -10,7 +10,7 @@ from headwater.engines.adapter_files import AdapterError, AdapterFiles, SourceMi
 from headwater.engines.adapter_files.peft import CONFIG, FILES, WEIGHTS
 from tests.support.adapters import files, make_adapter
 from tests.support.file_server import FileServer, file_server
-from tests.unit.test_adapter_files import archive_of, kept
+from tests.unit.adapter_archives import archive_of, kept
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 

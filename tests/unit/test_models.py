@@ -27,7 +27,7 @@ async def following(world: World) -> AsyncIterator[Models]:
     models = Models(world)
     async with running(models.run()) as task:
         known = asyncio.ensure_future(models.known.wait())
-        await asyncio.wait({known, task}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({known, task}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         known.cancel()
         assert not task.done(), f"it ended: {task}"
         yield models

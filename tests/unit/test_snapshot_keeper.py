@@ -186,7 +186,7 @@ class SlowState(RouterState):
     def snapshot(self, loads: Any = None, made_ns: int = 0) -> Snapshot:
         """See `RouterState.snapshot`."""
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(30)
         return super().snapshot(loads, made_ns)
 
 

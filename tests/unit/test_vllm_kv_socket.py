@@ -106,7 +106,7 @@ async def connected(
 
 async def take(events: AsyncIterator[list[KvEvent]]) -> list[KvEvent]:
     """The next piece, or a failure instead of a hang."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await anext(events)
 
 

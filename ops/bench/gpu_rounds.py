@@ -1,0 +1,108 @@
+"""Systems on the same GPUs asked in turns, at several concurrencies: options, measurements and their rows.
+
+Tokens per second are of all answers, over the time from the first request to the last token; TTFT is to the first
+token of an answer, as a client sees it; a token's time is the mean of those behind the first, of each request; the gap
+is the longest that a request waited for a next token.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from headwater.ops.bench import gpu_model
+from headwater.ops.bench.gpu_load import Load, Result
+from headwater.ops.bench.gpu_serving_systems import System
+from headwater.ops.bench.report import percentile
+
+WARM_TOKENS = 8
+
+
+class Row(msgspec.Struct):
+    """One measurement."""
+
+    system: str
+    streams: int
+    repeat: int
+    requests: int
+    tokens_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    token_p50_ms: float
+    token_p99_ms: float
+    gap_p50_ms: float
+    gap_p99_ms: float
+
+
+def arguments(
+    about: str | None,
+    *,
+    streams: str,
+    rounds: str,
+    prompt_tokens: int,
+    tokens: int,
+    repeats: int,
+    kv_gb: float,
+) -> argparse.ArgumentParser:
+    """A command line with the options of every comparison, and these defaults. Parse it with `parsed`."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", choices=tuple(gpu_model.SHAPES), default="qwen3-8b")
+    parser.add_argument("--streams", default=streams, help="concurrent requests, several with commas")
+    parser.add_argument("--rounds", default=rounds, help="requests of each stream in a measurement, likewise")
+    parser.add_argument("--prompt-tokens", type=int, default=prompt_tokens)
+    parser.add_argument("--tokens", type=int, default=tokens)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--kv-gb", type=float, default=kv_gb, help="KV cache of each engine")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options; `streams` and `rounds` are lists of the same length, and the folder `out` is there."""
+    options = parser.parse_args()
+    options.streams = [int(number) for number in options.streams.split(",")]
+    options.rounds = [int(number) for number in options.rounds.split(",")]
+    if len(options.rounds) != len(options.streams):
+        parser.error("--rounds and --streams: as many of the one as of the other")
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def measure(
+    systems: list[System], options: argparse.Namespace, warm: Sequence[int], file: str, rows: list[Row]
+) -> None:
+    """Warm all with `warm` streams each, then every concurrency, the systems in turns; adds to `rows` and the file."""
+    seed = int(time.time())
+    for system in systems:
+        print(f"{system.name}: up in {system.up_s:.0f} s", file=sys.stderr, flush=True)
+        for streams in warm:
+            seed += 1
+            system.ask(Load(streams, 1, options.prompt_tokens, min(WARM_TOKENS, options.tokens), seed))
+    for streams, rounds in zip(options.streams, options.rounds):
+        for repeat in range(options.repeats):
+            # Whoever is asked second may find the GPU warmer: take turns.
+            for system in systems if repeat % 2 == 0 else systems[::-1]:
+                seed += 1
+                result = system.ask(Load(streams, rounds, options.prompt_tokens, options.tokens, seed))
+                rows.append(row(system.name, streams, repeat, result))
+                print(rows[-1], file=sys.stderr, flush=True)
+                (options.out / file).write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
+
+
+def row(system: str, streams: int, repeat: int, result: Result) -> Row:
+    """What a system's answers come to."""
+    first = [sample.first_s * 1e3 for sample in result.samples]
+    later = [(s.total_s - s.first_s) / max(1, s.tokens - 1) * 1e3 for s in result.samples]
+    gaps = [sample.gap_s * 1e3 for sample in result.samples]
+    return Row(
+        system,
+        streams,
+        repeat,
+        len(result.samples),
+        sum(s.tokens for s in result.samples) / (result.ended_s - result.began_s),
+        *(percentile(values, share) for values in (first, later, gaps) for share in (0.5, 0.99)),
+    )

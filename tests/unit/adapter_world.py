@@ -1,0 +1,82 @@
+"""A worker's adapters over ports in memory, for the tests of them."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headwater.actors.adapter_memory import AdapterMemory
+from headwater.actors.adapters import Adapters, AdapterSettings
+from headwater.actors.world import World
+from headwater.engines.sim import SimSettings
+from headwater.schemas import subjects
+from headwater.schemas.card import AdapterCard
+from tests.support.adapters import LoraSim, files, make_adapter
+
+POOL = "m-b16"
+
+
+class Worker:
+    """One worker's adapters over ports that several of them may share."""
+
+    def __init__(self, world: World, folder: Path, name: str = "w1", **settings: Any) -> None:
+        self.world = world
+        self.sources = folder / "sources"
+        self.engine = LoraSim(SimSettings(), world.clock)
+        self.told: list[tuple[str, ...]] = []
+        memory = AdapterMemory(folder / f"{name}.json")
+        usual = AdapterSettings(files(folder / name, self.sources), memory=memory)
+        self.settings = usual._replace(**settings)
+
+    async def start(self) -> "Worker":
+        """Once the engine is up."""
+        info = await self.engine.start()
+        self.adapters = Adapters(
+            self.world, POOL, self.engine, info, self.settings, ("m", "sim"), self.told.append
+        )
+        return self
+
+    def source(self, name: str, seed: int = 1, **config: Any) -> str:
+        """An adapter that may be loaded; returns where it is."""
+        return str(make_adapter(self.sources / name, seed, **config))
+
+    async def load(self, *names: str) -> None:
+        """Load adapters of these names, each with its own weights."""
+        for name in names:
+            await self.adapters.load(name, self.source(name, sum(name.encode())))
+
+    async def held(self) -> list[str]:
+        """Names of what is held: by the list, by the engine and by what the fleet was told."""
+        names = [one["name"] for one in await self.adapters.list() if one["state"] == "held"]
+        assert sorted(one.rpartition("@")[0] for one in self.engine.loaded) == names
+        told = self.told[-1] if self.told else ()
+        assert [one.rpartition("@")[0] for one in told] == names
+        return names
+
+    async def card(self, name: str) -> AdapterCard | None:
+        """Its card in the table."""
+        entry = await self.world.cards.get(subjects.adapter_key(POOL, name))
+        return msgspec.json.decode(entry.value, type=AdapterCard) if entry and entry.value else None
+
+    def identity(self, name: str) -> str:
+        """What requests call a held adapter."""
+        return self.adapters.slots.held[name].card.identity
+
+
+async def publish(worker: Worker, *names: str) -> list[str]:
+    """Make adapters models of the fleet without this worker holding them; returns their identities."""
+    found = []
+    for name in names:
+        await worker.load(name)
+        found.append(worker.identity(name))
+        await worker.adapters.unload(name)
+    return found
+
+
+async def eventually(holds: Callable[[], object]) -> None:
+    """Threads take part: turns of the loop alone do not do."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)

@@ -13,7 +13,7 @@ from headwater.ops.bench.report import machine
 from headwater.ops.bench.whatif_peer import AGREEMENT, ROWS, SOURCE, UNLIMITED, Figures, Row
 from headwater.ops.tables import table
 from headwater.ops.whatif.command import run_all
-from headwater.ops.whatif.report import Report, report_of
+from headwater.ops.whatif.report import Report
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import read
 
@@ -52,7 +52,7 @@ def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Co
         Setup(policy=row.policy, workers=row.workers, blocks=row.blocks, speed=row.speed, requests=requests)
         for row in rows
     ]
-    reports = [report_of(ran) for ran in run_all(read(TRACE), setups, jobs)]
+    reports = [result.report for result in run_all(read(TRACE), setups, jobs)]
     compared = [_compare(row, ours) for row, ours in zip(rows, reports, strict=True)]
     furthest = [
         abs(ratio - 1) for row in compared if row.policy == "round_robin" for ratio in row.ratio.values()

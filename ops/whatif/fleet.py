@@ -119,7 +119,8 @@ class SimWorker:
             for job, _ in plan.chunks:
                 if job.began_ns < 0:
                     job.began_ns = now_ns
-        elif self._skip:
+        elif self._skip and not self.cache.changed:
+            # (What was evicted for this step is told when it ends, not later.)
             left = min([job.output_tokens - job.produced for job, _ in plan.chunks])
             steps = min(left, self.scheduler.alike(plan))
         self.stretch = _Stretch(plan, now_ns, max(1, round(seconds * 1e9)), steps)

@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.engines.step_time import StepTime
 from headwater.ops.config import ConfigError
-from headwater.ops.whatif import report
+from headwater.ops.whatif import plot, report
 from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
 from headwater.ops.whatif.report import Report, Result
 from headwater.ops.whatif.run import run
@@ -28,7 +28,10 @@ def execute(arguments: argparse.Namespace) -> int:
     setups = columns(arguments)
     trace = read(Path(arguments.trace))
     results = run_all(trace, setups, arguments.jobs)
-    print(shown([result.report for result in results], as_json=arguments.json))
+    reports = [result.report for result in results]
+    if arguments.plot:
+        plot.write(Path(arguments.plot), results, report.names_of(reports))
+    print(shown(reports, as_json=arguments.json))
     return 0
 
 

@@ -185,6 +185,25 @@ def as_table(reports: Sequence[Report]) -> str:
     return table(headers, [(name, *cells) for name, cells in rows])
 
 
+def names_of(reports: Sequence[Report]) -> list[str]:
+    """What tells the runs apart, in few words."""
+    names = [
+        name
+        for name in Setup.__struct_fields__
+        if len({_short(getattr(report.setup, name)) for report in reports}) > 1
+    ]
+    chosen = ("policy", *(name for name in names if name != "policy"))
+    return [
+        ", ".join(
+            _short(getattr(report.setup, name))
+            if name == "policy"
+            else f"{name.replace('_', ' ')} {_short(getattr(report.setup, name))}"
+            for name in chosen
+        )
+        for report in reports
+    ]
+
+
 def _short(value: object) -> str:
     """A setting in few letters: of a structure what differs from its defaults."""
     if isinstance(value, msgspec.Struct):

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,6 +14,8 @@ from headwater.ops.whatif.command import columns
 from headwater.ops.whatif.setup import Setup
 from headwater.schemas.route import Weights
 from tests.unit.whatif_traces import conversations, written
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def setups(*words: str) -> list[Setup]:
@@ -87,9 +90,15 @@ def test_a_small_trace_from_the_command_line(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if line.startswith("policy")] == [["policy", "kv", "round_robin"]]
     assert any(line.startswith("TTFT p99 ms") for line in lines)
-    monkeypatch.setattr(sys, "argv", [*words, "--json", "--jobs", "2"])
+    drawing = tmp_path / "plot.svg"
+    monkeypatch.setattr(sys, "argv", [*words, "--json", "--jobs", "2", "--plot", str(drawing)])
     assert cli.main() == 0
     kv, robin = json.loads(capsys.readouterr().out)
     assert (kv["setup"]["policy"], robin["setup"]["policy"]) == ("kv", "round_robin")
     assert kv["requests"] == robin["requests"] == 60
     assert kv["reuse"] > robin["reuse"]
+    root = ElementTree.fromstring(drawing.read_text())
+    texts = [element.text or "" for element in root.iter(f"{SVG}text")]
+    assert any(text.startswith("round_robin: reuse") for text in texts)
+    assert len(list(root.iter(f"{SVG}polyline"))) == 2
+    assert len(list(root.iter(f"{SVG}title"))) == 2 * 2 * 2

@@ -25,6 +25,10 @@ class PagedCache:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._events: list[KvEvent] = []
 
+    def __len__(self) -> int:
+        """Blocks cached under a hash, in use or not."""
+        return len(self._users)
+
     @property
     def used(self) -> int:
         """Blocks held by sequences; cached ones without a user do not count."""
@@ -115,6 +119,11 @@ class PagedCache:
             events.append(BlocksStored(parent, pack_hashes(np.array(run, np.uint64))))
             stack += [(run[-1], child) for child in children.get(run[-1], ())]
         return events
+
+    @property
+    def changed(self) -> bool:
+        """Are there events to take?"""
+        return bool(self._events)
 
     def take_events(self) -> list[KvEvent]:
         """Events since the last call, in order."""

@@ -138,7 +138,9 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     bench = subparsers.add_parser("bench", help="measure this machine")
-    bench.add_argument("what", choices=("hash", "index", "edge", "route", "snapshot", "log", "nixl"))
+    bench.add_argument(
+        "what", choices=("hash", "index", "edge", "route", "snapshot", "log", "nixl", "whatif")
+    )
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=commands.run_bench)
     sim = subparsers.add_parser("sim", help="run a simulated fleet under faults from a seed, on virtual time")

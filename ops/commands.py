@@ -146,6 +146,11 @@ def run_bench(arguments: argparse.Namespace) -> int:
         result = (hashing if arguments.what == "hash" else index).bench()
         report.show(result, as_json=arguments.json)
         return 0
+    if arguments.what == "whatif":
+        from headwater.ops.bench import whatif
+
+        whatif.show(whatif.bench(), as_json=arguments.json)
+        return 0
     from headwater.ops import logging, process
     from headwater.ops.bench import edge, log, nixl, route, snapshot
 

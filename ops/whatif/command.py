@@ -11,10 +11,10 @@ import msgspec
 
 from headwater.engines.step_time import StepTime
 from headwater.ops.config import ConfigError
-from headwater.ops.whatif import report
+from headwater.ops.whatif import plot, report
 from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
-from headwater.ops.whatif.report import Report
-from headwater.ops.whatif.run import Ran, run
+from headwater.ops.whatif.report import Report, Result
+from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
 from headwater.router.policies import POLICIES
@@ -27,7 +27,10 @@ def execute(arguments: argparse.Namespace) -> int:
         raise ConfigError("whatif: name a trace file")
     setups = columns(arguments)
     trace = read(Path(arguments.trace))
-    reports = [report.report_of(ran) for ran in run_all(trace, setups, arguments.jobs)]
+    results = run_all(trace, setups, arguments.jobs)
+    reports = [result.report for result in results]
+    if arguments.plot:
+        plot.write(Path(arguments.plot), results, report.names_of(reports))
     print(shown(reports, as_json=arguments.json))
     return 0
 
@@ -37,16 +40,21 @@ def shown(reports: Sequence[Report], *, as_json: bool) -> str:
     return msgspec.json.encode(reports).decode() if as_json else report.as_table(reports)
 
 
-def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Ran]:
+def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Result]:
     """Every column, `jobs` at a time."""
     from headwater.ops.warm import compile_kernels
 
     compile_kernels()
     if jobs <= 1 or len(setups) == 1:
-        return [run(trace, setup) for setup in setups]
+        return [run_one(trace, setup) for setup in setups]
     # Forked after the compiled kernels are here: workers start in no time.
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        return list(pool.map(run, [trace] * len(setups), setups))
+        return list(pool.map(run_one, [trace] * len(setups), setups))
+
+
+def run_one(trace: Trace, setup: Setup) -> Result:
+    """One column."""
+    return report.result_of(run(trace, setup))
 
 
 def columns(arguments: argparse.Namespace) -> list[Setup]:

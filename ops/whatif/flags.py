@@ -53,4 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="columns to run at once (default: 1)"
     )
+    parser.add_argument(
+        "--plot", default="", metavar="FILE", help="write a plot of all columns there, as SVG"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object a column")

@@ -5,6 +5,7 @@ Times are whole nanoseconds, so that a stretch of equal steps taken together end
 
 from typing import NamedTuple
 
+from headwater.actors.prefill_clock import PrefillClock
 from headwater.engines.engine import KvEvent
 from headwater.engines.paged_cache import PagedCache
 from headwater.engines.scheduled import Scheduled
@@ -24,7 +25,6 @@ class Job(Scheduled, kw_only=True, eq=False):
     leg: Leg
     prompt_tokens: int
     output_tokens: int
-    accepted_ns: int = -1
     began_ns: int = -1
     first_ns: int = -1
     done_ns: int = -1
@@ -46,9 +46,8 @@ class Shape(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What ended with a step: whose first token came, what is done, and what the worker tells the log."""
+    """What ended with a step: which requests, and what the worker tells the log of its cache."""
 
-    first: list[Job]
     done: list[Job]
     kv: list[KvEvent]
 
@@ -81,13 +80,16 @@ class SimWorker:
         self._accepted: list[str] = []
         self._prefilled: list[Job] = []
         self._ended: list[str] = []
-        self._prefills: list[tuple[int, int]] = []
-        self._last_first_ns = 0
+        self._now_ns = 0
+        # What an engine actor measures with.
+        self._clock = PrefillClock(lambda: self._now_ns / 1e9)
         self._token_ns = self._tokens = self._counted = 0
 
     def submit(self, job: Job, now_ns: int) -> bool:
         """Take a request. True: the step in progress ends earlier than told before."""
-        job.accepted_ns = now_ns
+        self._now_ns = now_ns
+        if job.leg != "decode":
+            self._clock.accepted(job.name, job.prompt_tokens)
         self.scheduler.waiting.append(job)
         self._accepted.append(job.name)
         return self._cut(now_ns)
@@ -117,7 +119,8 @@ class SimWorker:
             for job, _ in plan.chunks:
                 if job.began_ns < 0:
                     job.began_ns = now_ns
-        elif self._skip:
+        elif self._skip and not self.cache.changed:
+            # (What was evicted for this step is told when it ends, not later.)
             left = min([job.output_tokens - job.produced for job, _ in plan.chunks])
             steps = min(left, self.scheduler.alike(plan))
         self.stretch = _Stretch(plan, now_ns, max(1, round(seconds * 1e9)), steps)
@@ -127,13 +130,14 @@ class SimWorker:
         """The time of the steps in progress has passed."""
         assert self.stretch is not None
         plan, _, step_ns, steps = self.stretch
-        now_ns = self.stretch.end_ns
+        self._now_ns = now_ns = self.stretch.end_ns
         self._count_tokens(now_ns)
         self._counted = 0
         self.stretch = None
         self.computed_tokens += plan.prompt_tokens
-        first: list[Job] = []
         done: list[Job] = []
+        if plan.emits:
+            self._clock.stepped()
         for job, count in plan.chunks:
             if steps > 1:
                 job.length += steps - 1
@@ -142,7 +146,8 @@ class SimWorker:
                 continue
             if job.first_ns < 0:
                 job.first_ns = now_ns
-                first.append(job)
+                self._prefilled.append(job)
+                self._clock.first(job.name, job.cached, decodes=job.leg != "prefill")
             elif plan.prompt_tokens:
                 self._token_ns += step_ns
                 self._tokens += 1
@@ -152,13 +157,12 @@ class SimWorker:
                 done.append(job)
             else:
                 job.length += 1
-        if first:
-            self._measure(first, now_ns)
-        return Outcome(first, done, self.cache.take_events())
+        return Outcome(done, self.cache.take_events())
 
     def _end(self, job: Job, now_ns: int) -> None:
         job.done_ns, job.ended = now_ns, True
         self.scheduler.remove(job)
+        self._clock.ended(job.name, len(self.scheduler.running), len(self.scheduler.waiting))
         self._ended.append(job.name)
         if job.leg != "prefill":
             self.scheduler.release(job)
@@ -166,15 +170,6 @@ class SimWorker:
     def let_go(self, job: Job) -> None:
         """The KV of a prefill leg was fetched: its blocks may go."""
         self.scheduler.release(job)
-
-    def _measure(self, first: list[Job], now_ns: int) -> None:
-        """What first tokens of one step tell of the time that prompts take."""
-        self._prefilled += first
-        began_ns = max(min(job.accepted_ns for job in first), self._last_first_ns)
-        computed = sum(job.prompt_tokens - job.cached for job in first if job.leg != "decode")
-        self._last_first_ns = now_ns
-        if computed and now_ns > began_ns:
-            self._prefills.append((computed, (now_ns - began_ns) // 1000))
 
     def _count_tokens(self, now_ns: int) -> None:
         """Of the equal steps in progress, those that have ended and were not counted yet."""
@@ -195,6 +190,7 @@ class SimWorker:
     def report(self, now_ns: int) -> LoadReported:
         """What an engine actor writes of this one."""
         self.reported_ns = now_ns
+        self._now_ns = now_ns
         self._count_tokens(now_ns)
         report = LoadReported(
             running=len(self.scheduler.running),
@@ -205,9 +201,9 @@ class SimWorker:
             prefilled=tuple([job.name for job in self._prefilled]),
             finished=tuple(self._ended),
             cached=tuple([job.cached for job in self._prefilled]),
-            prefills=tuple(self._prefills),
+            prefills=self._clock.take(0).prefills,
             step_us=self._token_ns // self._tokens // 1000 if self._tokens else 0,
         )
-        self._accepted, self._prefilled, self._ended, self._prefills = [], [], [], []
+        self._accepted, self._prefilled, self._ended = [], [], []
         self._token_ns = self._tokens = 0
         return report

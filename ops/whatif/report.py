@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from headwater.ops.tables import table
 from headwater.ops.whatif.run import Ran
 from headwater.ops.whatif.setup import Setup
+
+Milliseconds = NDArray[np.float64]
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -64,6 +68,19 @@ class Report(msgspec.Struct, frozen=True):
     digest: str
 
 
+class Result(NamedTuple):
+    """A run's figures, and what a plot shows beside them: milliseconds to the first token, ascending."""
+
+    report: Report
+    ttft_ms: Milliseconds
+
+
+def result_of(ran: Ran) -> Result:
+    """What is kept of a run."""
+    waits = [(one.first_ns - one.request.arrival_ns) / 1e6 for one in ran.served]
+    return Result(report_of(ran), np.sort(np.array(waits, np.float64)))
+
+
 def report_of(ran: Ran) -> Report:
     """The figures of a run."""
     size = ran.setup.block_size
@@ -103,7 +120,7 @@ def report_of(ran: Ran) -> Report:
     )
 
 
-def _spread(nanoseconds: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> Spread:
+def _spread(nanoseconds: NDArray[np.float64]) -> Spread:
     if not len(nanoseconds):
         return Spread(0.0, 0.0, 0.0, 0.0)
     p50, p90, p99 = np.percentile(nanoseconds, [50, 90, 99]) / 1e6
@@ -166,6 +183,25 @@ def as_table(reports: Sequence[Report]) -> str:
     ]
     headers = ("", *(f"run {number}" for number in range(1, len(reports) + 1)))
     return table(headers, [(name, *cells) for name, cells in rows])
+
+
+def names_of(reports: Sequence[Report]) -> list[str]:
+    """What tells the runs apart, in few words."""
+    names = [
+        name
+        for name in Setup.__struct_fields__
+        if len({_short(getattr(report.setup, name)) for report in reports}) > 1
+    ]
+    chosen = ("policy", *(name for name in names if name != "policy"))
+    return [
+        ", ".join(
+            _short(getattr(report.setup, name))
+            if name == "policy"
+            else f"{name.replace('_', ' ')} {_short(getattr(report.setup, name))}"
+            for name in chosen
+        )
+        for report in reports
+    ]
 
 
 def _short(value: object) -> str:

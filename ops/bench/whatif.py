@@ -1,0 +1,134 @@
+"""`headwater bench whatif`: the router with its default settings beside a peer's, on a public trace.
+
+First the baseline: round robin needs no router, so if the simulator is right its rows agree. Then the same engines
+under our router, the same settings in every row.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from headwater.ops.bench.report import machine
+from headwater.ops.bench.whatif_peer import AGREEMENT, ROWS, SOURCE, UNLIMITED, Figures, Row
+from headwater.ops.tables import table
+from headwater.ops.whatif.command import run_all
+from headwater.ops.whatif.report import Report
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.trace import read
+
+TRACE = Path(__file__).parent / "data" / "conversation_trace.jsonl.gz"
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One row: theirs, ours, ours divided by theirs, and by what nobody can beat where that is known."""
+
+    workers: int
+    blocks: int
+    speed: float
+    policy: str
+    theirs: dict[str, float]
+    ours: dict[str, float]
+    ratio: dict[str, float]
+    bound: dict[str, float]
+    wall_s: float
+    decisions_per_s: float
+    digest: str
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All rows. `furthest` is the greatest deviation of a round-robin figure from the peer's, as a share of it."""
+
+    source: str
+    trace: str
+    machine: str
+    rows: list[Compared]
+    furthest: float
+
+
+def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Comparison:
+    """Run all rows. With `requests` only so many of the trace: then nothing is comparable."""
+    setups = [
+        Setup(policy=row.policy, workers=row.workers, blocks=row.blocks, speed=row.speed, requests=requests)
+        for row in rows
+    ]
+    reports = [result.report for result in run_all(read(TRACE), setups, jobs)]
+    compared = [_compare(row, ours) for row, ours in zip(rows, reports, strict=True)]
+    furthest = [
+        abs(ratio - 1) for row in compared if row.policy == "round_robin" for ratio in row.ratio.values()
+    ]
+    return Comparison(SOURCE, TRACE.name, machine(), compared, max(furthest, default=0.0))
+
+
+def _compare(row: Row, report: Report) -> Compared:
+    ours = Figures(
+        report.reuse,
+        report.ttft_ms.mean,
+        report.ttft_ms.p50,
+        report.ttft_ms.p90,
+        report.ttft_ms.p99,
+        report.itl_ms,
+        report.e2e_ms.mean,
+    )
+    return Compared(
+        row.workers,
+        row.blocks,
+        row.speed,
+        row.policy,
+        row.theirs._asdict(),
+        ours._asdict(),
+        {name: mine / theirs for name, mine, theirs in zip(Figures._fields, ours, row.theirs, strict=True)},
+        {
+            name: mine / bound
+            for name, mine, bound in zip(Figures._fields, ours, UNLIMITED, strict=True)
+            if bound
+        },
+        report.wall_s,
+        report.decisions_per_s,
+        report.digest,
+    )
+
+
+def show(comparison: Comparison, *, as_json: bool) -> None:
+    """Print it, for people or for programs."""
+    if as_json:
+        print(msgspec.json.encode(comparison).decode())
+        return
+    print(f"whatif: {comparison.trace}, beside {comparison.source}; machine {comparison.machine}")
+    heads = ("reuse", "TTFT mean", "p50", "p90", "p99", "ITL", "E2E")
+    print(
+        table(
+            ("workers", "blocks", "speed", "policy", *heads, "decisions/s", "wall s"),
+            [
+                (*_setting(row), *_cells(row), f"{row.decisions_per_s:,.0f}", f"{row.wall_s:.1f}")
+                for row in comparison.rows
+            ],
+        )
+    )
+    agrees = "agree" if comparison.furthest <= AGREEMENT else "DO NOT AGREE"
+    print(
+        "each cell: ours (ours divided by theirs); times in ms. Round-robin rows "
+        f"{agrees} within {AGREEMENT:.0%}: furthest {comparison.furthest:.1%}"
+    )
+    rows = [row for row in comparison.rows if row.policy != "round_robin"]
+    print("\ntimes what an unlimited shared cache without any queueing gives:")
+    print(
+        table(
+            ("workers", "blocks", "speed", "policy", *heads[: len(rows[0].bound) if rows else 0]),
+            [(*_setting(row), *(f"{value:.3f}" for value in row.bound.values())) for row in rows],
+        )
+    )
+
+
+def _setting(row: Compared) -> tuple[object, ...]:
+    return row.workers, row.blocks, f"{row.speed:g}", row.policy
+
+
+def _cells(row: Compared) -> list[str]:
+    return [f"{_figure(name, value)} ({row.ratio[name]:.3f})" for name, value in row.ours.items()]
+
+
+def _figure(name: str, value: float) -> str:
+    if name == "reuse":
+        return f"{value:.3f}"
+    return f"{value:.2f}" if name == "itl_mean" else f"{value:,.0f}"

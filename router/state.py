@@ -25,7 +25,7 @@ from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.pool import LogEvent
-from headwater.schemas.route import Decision, DecisionVoided
+from headwater.schemas.route import Decision, DecisionVoided, Shadowed
 from headwater.schemas.subjects import writer_of
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -116,6 +116,9 @@ class RouterState:
                 if self.loads.current(event.worker, event.epoch) is not None:
                     self.index.drop_worker(event.worker)
                     self.cold.discard(event.worker)
+            case Shadowed():
+                # What another policy would have done.
+                pass
             case _:
                 pass
 
@@ -222,7 +225,7 @@ def _joined(tier: int, chains: list[BlocksStored]) -> StoredChains:
 def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains) -> None:
     """The part of the fold that decisions change: fleet, load and routing events."""
     match event:
-        case StoredChains():
+        case StoredChains() | Shadowed():
             pass
         case LoadReported():
             loads.report(batch.writer, batch.epoch, event)

@@ -21,7 +21,7 @@ TTL_S = 3
 RENEW_S = 1.0
 RETRY_S = 0.25
 
-Kind = Literal["worker", "router", "edge"]
+Kind = Literal["worker", "router", "edge", "shadow"]
 
 _log = structlog.get_logger("headwater.lease")
 

@@ -1,8 +1,12 @@
 """Prometheus names, units last. One place, so that a dashboard can be written from this file."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    # The router's kernels are loaded with it, which no edge and no worker needs.
+    from headwater.router.shadow import Tally
 
 _SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -45,6 +49,82 @@ class RouterMetrics:
         self.workers = _WORKERS.labels(pool)
 
 
+_SHADOW: Final = ["pool", "policy", "judge"]
+_SHADOW_JUDGED = Counter("headwater_shadow_decisions_total", "Decisions made again by a shadow", _SHADOW)
+_SHADOW_AGREED = Counter("headwater_shadow_agreed_total", "Those in which it chose the same worker", _SHADOW)
+_SHADOW_AGREEMENT = Gauge("headwater_shadow_agreement_ratio", "Share in which it chose the same", _SHADOW)
+_SHADOW_REGRET = Counter(
+    "headwater_shadow_regret_total",
+    "Cost above the least there was, in the judge's measure, of what the routers chose or the shadow would have",
+    [*_SHADOW, "of"],
+)
+_SHADOW_LATE = Counter(
+    "headwater_shadow_late_decisions_total", "Decisions stored too late to be judged", _SHADOW
+)
+_SHADOW_UNJUDGED = Counter(
+    "headwater_shadow_unjudged_decisions_total", "Decisions that could not be made again", _SHADOW
+)
+_SHADOW_UNRECORDED = Counter(
+    "headwater_shadow_unrecorded_total", "Findings that the log could not take", _SHADOW
+)
+_SHADOW_POSITION = Gauge("headwater_shadow_log_position", "Log position of the shadow's fold", _SHADOW)
+_FORESEEN: Final = "of routed prompts: foreseen by the router, come, or the absolute difference"
+_CACHED_TOKENS = Counter("headwater_shadow_cached_tokens_total", f"Cached tokens {_FORESEEN}", ["pool", "of"])
+_CACHED_COUNT = Counter("headwater_shadow_cached_prompts_total", "Prompts in that", ["pool"])
+_FIRST_SECONDS = Counter(
+    "headwater_shadow_time_to_first_token_seconds_total",
+    f"Time to the first token {_FORESEEN}",
+    ["pool", "of"],
+)
+_FIRST_COUNT = Counter("headwater_shadow_time_to_first_token_prompts_total", "Prompts in that", ["pool"])
+
+
+class ShadowMetrics:
+    """A shadow's metrics, brought up to its tally by `note`."""
+
+    def __init__(self, pool: str, policy: str, judge: str) -> None:
+        who = (pool, policy, judge)
+        self.unrecorded = _SHADOW_UNRECORDED.labels(*who)
+        self._agreement = _SHADOW_AGREEMENT.labels(*who)
+        self._position = _SHADOW_POSITION.labels(*who)
+        self._counters = (
+            _SHADOW_JUDGED.labels(*who),
+            _SHADOW_AGREED.labels(*who),
+            _SHADOW_REGRET.labels(*who, "chosen"),
+            _SHADOW_REGRET.labels(*who, "shadow"),
+            _SHADOW_LATE.labels(*who),
+            _SHADOW_UNJUDGED.labels(*who),
+            *_foreseen(pool, _CACHED_COUNT, _CACHED_TOKENS),
+            *_foreseen(pool, _FIRST_COUNT, _FIRST_SECONDS),
+        )
+        self._noted = [0.0] * len(self._counters)
+
+    def note(self, tally: "Tally", position: int) -> None:
+        """Count what came since the last call."""
+        self._position.set(position)
+        self._agreement.set(tally.agreed / tally.judged if tally.judged else 0.0)
+        sums = [
+            *(
+                tally.judged,
+                tally.agreed,
+                tally.regret_chosen,
+                tally.regret_shadow,
+                tally.late,
+                tally.unjudged,
+            ),
+            *(getattr(tally.cached_tokens, name) for name in tally.cached_tokens.__struct_fields__),
+            *(getattr(tally.first_token_s, name) for name in tally.first_token_s.__struct_fields__),
+        ]
+        for at, (counter, total) in enumerate(zip(self._counters, sums, strict=True)):
+            counter.inc(max(0.0, total - self._noted[at]))
+            self._noted[at] = total
+
+
+def _foreseen(pool: str, count: Counter, sums: Counter) -> list[Counter]:
+    """In the order of the fields of `Errors`."""
+    return [count.labels(pool), *(sums.labels(pool, of) for of in ("foreseen", "come", "difference"))]
+
+
 REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
 HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests that are owed an end")
@@ -65,4 +145,4 @@ TTFT_SECONDS = Histogram(
 REQUEST_SECONDS = Histogram(
     "headwater_edge_request_seconds", "Accepted to end", ["model"], buckets=_LONG_SECONDS
 )
-__all__ = ["REGISTRY", "RouterMetrics"]
+__all__ = ["REGISTRY", "RouterMetrics", "ShadowMetrics"]

@@ -85,6 +85,21 @@ def parser() -> argparse.ArgumentParser:
         (*ACTOR, "pool", "cache_dir", "local_prefill_tokens", "disaggregate"),
         commands.run_router,
     )
+    shadow = add(
+        "shadow",
+        "run another policy beside a pool's routers, and record what it would have chosen",
+        (*ACTOR, "pool", "cache_dir"),
+        commands.run_shadow,
+    )
+    shadow.add_argument(
+        "--policy",
+        dest="shadow_policy",
+        required=True,
+        help="what decides in the shadow, such as round_robin",
+    )
+    shadow.add_argument(
+        "--judge", dest="shadow_judge", default="kv", help="policy whose costs choices are judged by"
+    )
     engine = add("engine", "run engine workers", (*ACTOR, *ENGINE, "role", "cache_dir"), commands.run_engine)
     engine.add_argument(
         "engine_name",

@@ -32,6 +32,15 @@ def run_router(arguments: argparse.Namespace) -> int:
     return process.run(lambda stop: run_actor.run_router(settings, stop))
 
 
+def run_shadow(arguments: argparse.Namespace) -> int:
+    """`headwater shadow`."""
+    from headwater.ops import process, run_actor
+
+    settings = _settings(arguments)
+    policy, judge = arguments.shadow_policy, arguments.shadow_judge
+    return process.run(lambda stop: run_actor.run_shadow(settings, policy, judge, stop))
+
+
 def run_engine(arguments: argparse.Namespace) -> int:
     """`headwater engine`."""
     from headwater.ops import engine_command

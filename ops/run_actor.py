@@ -13,6 +13,7 @@ from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.server import UvicornServer
 from headwater.actors.router import RouterActor
+from headwater.actors.shadow import ShadowActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
 from headwater.ops import metrics
@@ -89,6 +90,17 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
         return RouterActor(world, name, settings.pool or await first_pool(world), weights=weights)
 
     return await run_one(settings, "router", name, make, stop)
+
+
+async def run_shadow(settings: Settings, policy: str, judge: str, stop: asyncio.Event) -> int:
+    """A shadow until stopped. Its name says its policy, so that the next life knows what this one has judged."""
+    name = settings.name or f"shadow-{policy}"
+
+    async def make(world: World) -> Actor:
+        pool = settings.pool or await first_pool(world)
+        return ShadowActor(world, name, pool, policy=policy, judge=judge)
+
+    return await run_one(settings, "shadow", name, make, stop)
 
 
 async def first_pool(world: World) -> str:

@@ -31,10 +31,11 @@ class Difference(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A decision as the log holds it."""
+    """A decision as the log holds it, since `stored_ns`."""
 
     life: Life
     decision: Decision
+    stored_ns: int = 0
 
 
 class Replay:
@@ -51,13 +52,15 @@ class Replay:
         self.breaks: list[Break] = []
         self._made_at: defaultdict[int, list[Recorded]] = defaultdict(list)
         self._last_number: dict[Life, int] = {}
-        for recorded in decisions:
-            self._made_at[recorded.decision.position].append(recorded)
-            number = recorded.decision.number
-            self._last_number[recorded.life] = max(number, self._last_number.get(recorded.life, 0))
-        for made in self._made_at.values():
-            made.sort(key=lambda recorded: recorded.decision.number)
         self._views: dict[Life, tuple[Loads, int]] = {}
+        for recorded in decisions:
+            self.expect(recorded)
+
+    def expect(self, recorded: Recorded) -> None:
+        """One more decision, made at a position that is not passed yet."""
+        self._made_at[recorded.decision.position].append(recorded)
+        number = recorded.decision.number
+        self._last_number[recorded.life] = max(number, self._last_number.get(recorded.life, 0))
 
     def start(self) -> Difference | None:
         """Check the decisions made at the position where the replay begins."""
@@ -65,9 +68,13 @@ class Replay:
 
     def step(self, message: Record | Unreadable) -> Difference | None:
         """Fold one message, then check the decisions made on it. Returns the first difference."""
+        self.fold(message)
+        return self._check(message.position)
+
+    def fold(self, message: Record | Unreadable) -> None:
+        """Fold one message, and check nothing."""
         if isinstance(message, Unreadable):
-            self.state.skip(message)
-            return self._check(message.position)
+            return self.state.skip(message)
         batch = message.batch
         events, broken = self.state.admit(message)
         if broken is not None:
@@ -79,35 +86,39 @@ class Replay:
             for other, (loads, _) in self._views.items():
                 if other != life or not isinstance(event, Decision):
                     apply_to_loads(loads, batch, event)
-        return self._check(message.position)
+        return None
 
     def _check(self, position: int) -> Difference | None:
-        for recorded in self._made_at.pop(position, ()):
-            life, decision = recorded
-            view = self._views.get(life)
-            if view is None:
-                if decision.number != decision.seen + 1:
-                    # Its predecessors were made before this replay begins.
-                    self.unverifiable += 1
-                    continue
-                view = (_copy(self.state.loads), decision.seen)
-            loads, number = view
-            if decision.number != number + 1:
+        for recorded in sorted(self._made_at.pop(position, ()), key=lambda one: one.decision.number):
+            loads = self._view(recorded)
+            if loads is None:
                 self.unverifiable += 1
                 continue
             difference = self._again(loads, recorded)
             if difference is not None:
                 return difference
-            loads.decide(decision)
+            loads.decide(recorded.decision)
             self.verified += 1
-            if decision.number == self._last_number[life]:
-                self._views.pop(life, None)
-            else:
-                self._views[life] = (loads, decision.number)
+            self._made(recorded, loads)
         return None
 
+    def _view(self, recorded: Recorded) -> Loads | None:
+        """The loads that its router saw, None where decisions of that life before it are missing."""
+        decision = recorded.decision
+        loads, number = self._views.get(recorded.life) or (None, decision.seen)
+        if decision.number != number + 1:
+            return None
+        return _copy(self.state.loads) if loads is None else loads
+
+    def _made(self, recorded: Recorded, loads: Loads) -> None:
+        """A decision is part of its life's view now; behind the last one the plain fold is as good."""
+        if recorded.decision.number == self._last_number[recorded.life]:
+            self._views.pop(recorded.life, None)
+        else:
+            self._views[recorded.life] = (loads, recorded.decision.number)
+
     def _again(self, loads: Loads, recorded: Recorded) -> Difference | None:
-        life, decision = recorded
+        life, decision, _ = recorded
         try:
             again = recompute(self.state.index, loads, self.state.cold, decision)
         except CannotRecompute as error:

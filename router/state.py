@@ -117,6 +117,9 @@ class RouterState:
                 if self.loads.current(event.worker, event.epoch) is not None:
                     self.index.drop_worker(event.worker)
                     self.cold.discard(event.worker)
+            case Shadowed():
+                # What another policy would have done.
+                pass
             case _:
                 pass
 
@@ -225,7 +228,7 @@ def _joined(tier: int, chains: list[BlocksStored]) -> StoredChains:
 def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains) -> None:
     """The part of the fold that decisions change: fleet, load and routing events."""
     match event:
-        case StoredChains():
+        case StoredChains() | Shadowed():
             pass
         case LoadReported():
             loads.report(batch.writer, batch.epoch, event, batch.wall_ns)

@@ -11,13 +11,14 @@ from headwater.schemas import subjects
 from headwater.schemas.names import token
 from headwater.schemas.subjects import EngineVerb, InboxKind, PoolKind
 
-Kind = Literal["edge", "router", "worker", "operator", "admin", "observer"]
+Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
 
-KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "worker", "operator", "admin", "observer")
+KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "shadow", "worker", "operator", "admin", "observer")
 
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "ask routers and workers, write and read the request log, read leases, model cards and their files",
     "router": "answer routing queries, write route and fleet events, read the pool log, keep snapshots",
+    "shadow": "write shadow events, read the pool log and the routers' snapshots",
     "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events, write and read cards",
     "operator": "make and change streams, read everything, control workers; writes no events",
     "admin": "control workers, read leases; for the admin port, which shall not hold an operator's key",
@@ -60,6 +61,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
     made = {
         "edge": _edge,
         "router": _router,
+        "shadow": _shadow,
         "worker": _worker,
         "operator": _operator,
         "admin": _admin,
@@ -90,6 +92,7 @@ def _router(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
     return Rights(
         publish=(
             *_events(ns, pools, ("route", "fleet"), who),
+            *(f"hw.{ns}.digest.{pool}" for pool in pools or (_ANY,)),
             f"hw.{ns}.worker.*.resync",
             f"$KV.{subjects.lease_bucket(ns)}.router.{who}",
             f"$O.{blobs}.>",
@@ -102,8 +105,26 @@ def _router(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
         subscribe=(
             _inbox(ns, "router", who),
             *(f"hw.{ns}.route.{pool}" for pool in pools or (_ANY,)),
+            *(f"hw.{ns}.digest.{pool}" for pool in pools or (_ANY,)),
             *_services("router", who),
         ),
+        deny_publish=_no_reading(streams.requests),
+    )
+
+
+def _shadow(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+    streams = _streams(ns, pools)
+    return Rights(
+        publish=(
+            # A subject kind of its own, so that it can not pass for a router.
+            *_events(ns, pools, ("shadow",), who),
+            f"$KV.{subjects.lease_bucket(ns)}.shadow.{who}",
+            *_look(streams.leases, streams.cards, streams.blobs, *streams.pools),
+            _info(streams.requests),
+            *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
+            *_answer(ns, "operator", "observer"),
+        ),
+        subscribe=(_inbox(ns, "shadow", who), *_services("shadow", who)),
         deny_publish=_no_reading(streams.requests),
     )
 

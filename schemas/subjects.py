@@ -6,7 +6,8 @@ memory, so its size must follow the fleet and not the traffic.
 ========================================= ============ ====================================================
 subject                                   carried by   what
 ========================================= ============ ====================================================
-hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load and route events of one pool
+hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load, route and shadow events of one pool
+hw.<ns>.digest.<pool>                     core NATS    state digests of the pool's routers, for each other
 hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
 hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, drain, claim (of a hand-off)
@@ -23,11 +24,11 @@ from typing import Final, Literal
 
 from headwater.schemas.names import slug, token
 
-PoolKind = Literal["fleet", "kv", "load", "route"]
-InboxKind = Literal["edge", "router", "worker", "operator", "admin", "observer"]
+PoolKind = Literal["fleet", "kv", "load", "route", "shadow"]
+InboxKind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
 EngineVerb = Literal["generate", "cancel", "status", "embed", "drain", "claim"]
 
-POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route")
+POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route", "shadow")
 
 
 def pool_stream(ns: str, pool: str) -> str:
@@ -56,7 +57,7 @@ def pool_subject(ns: str, pool: str, kind: PoolKind, writer: str) -> str:
 
 
 def pool_kind(subject: str) -> str:
-    """Kind of a pool log subject: fleet, kv, load or route."""
+    """Kind of a pool log subject: fleet, kv, load, route or shadow."""
     return subject.rsplit(".", 2)[1]
 
 
@@ -85,6 +86,11 @@ def route_query(ns: str, pool: str) -> str:
     return f"hw.{token('namespace', ns)}.route.{token('pool', pool)}"
 
 
+def digests(ns: str, pool: str) -> str:
+    """Where a pool's routers tell each other the digests of their states."""
+    return f"hw.{token('namespace', ns)}.digest.{token('pool', pool)}"
+
+
 def engine(ns: str, worker: str, epoch: int, verb: EngineVerb) -> str:
     """Direct subject of one incarnation of a worker. A new epoch is a new subject."""
     return f"hw.{token('namespace', ns)}.engine.{token('worker', worker)}.{epoch}.{verb}"
@@ -110,7 +116,7 @@ def lease_bucket(ns: str) -> str:
     return f"HW_{token('namespace', ns)}_LEASE"
 
 
-def lease_key(kind: Literal["worker", "router", "edge"], name: str) -> str:
+def lease_key(kind: Literal["worker", "router", "edge", "shadow"], name: str) -> str:
     """Key of one lease."""
     return f"{kind}.{token(kind, name)}"
 

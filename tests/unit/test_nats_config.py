@@ -54,6 +54,7 @@ def test_named_actors_have_users_instead_of_their_kind() -> None:
     assert [user.label for user in made] == [
         "edge",
         "router",
+        "shadow",
         "operator",
         "admin",
         "observer",

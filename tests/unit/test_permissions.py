@@ -54,6 +54,7 @@ RESYNC = subjects.resync(NS, "w")
 CONTROL = subjects.control(NS, "w")
 FRAMES = subjects.edge_frames(NS, "e")
 ROUTE = subjects.route_query(NS, "p")
+DIGESTS = subjects.digests(NS, "p")
 REQUEST = subjects.request_subject(NS, "me")
 CREATE = f"$JS.API.STREAM.CREATE.{POOL}"
 
@@ -79,7 +80,9 @@ EVERYTHING = {
     CREATE,
     lease("edge"),
     lease("router"),
+    lease("shadow"),
     lease("worker"),
+    DIGESTS,
     CARD,
     ADAPTER,
     BLOB,
@@ -101,9 +104,10 @@ WRITES: dict[Kind, set[str]] = {
         *reads(REQUESTS), *reads(LEASES), *reads(CARDS),
     },
     "router": {
-        EVENTS["route"], EVENTS["fleet"], RESYNC, lease("router"), BLOB, f"$JS.API.STREAM.PURGE.{BLOBS}",
+        EVENTS["route"], EVENTS["fleet"], RESYNC, DIGESTS, lease("router"), BLOB, f"$JS.API.STREAM.PURGE.{BLOBS}",
         *reads(POOL), *reads(LEASES), *reads(CARDS),
     },
+    "shadow": {EVENTS["shadow"], lease("shadow"), *reads(POOL), *reads(LEASES), *reads(CARDS)},
     "worker": {
         EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, lease("worker"), CARD, ADAPTER, BLOB,
         *reads(CARDS),
@@ -111,7 +115,7 @@ WRITES: dict[Kind, set[str]] = {
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
-    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, ENGINE["generate"]},
+    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, ENGINE["generate"], DIGESTS},
     "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
@@ -144,7 +148,8 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
     ("kind", "own"),
     [
         ("edge", {FRAMES}),
-        ("router", {ROUTE}),
+        ("router", {ROUTE, DIGESTS}),
+        ("shadow", set()),
         ("worker", {*ENGINE.values(), RESYNC, CONTROL}),
         ("operator", set()),
         ("admin", set()),
@@ -154,11 +159,11 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
 def test_each_kind_hears_what_is_meant_for_it(kind: Kind, own: set[str]) -> None:
     """Prompts go to workers and tokens to edges: nobody else may listen."""
     right = rights(NS, kind)
-    asked = {FRAMES, ROUTE, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
+    asked = {FRAMES, ROUTE, DIGESTS, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
     assert {subject for subject in asked if may_subscribe(right, subject)} == own
 
 
-@pytest.mark.parametrize("kind", ["edge", "router", "worker"])
+@pytest.mark.parametrize("kind", ["edge", "router", "shadow", "worker"])
 def test_actors_answer_service_discovery(kind: Kind) -> None:
     """As the stock tool asks."""
     right = rights(NS, kind)

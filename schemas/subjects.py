@@ -9,6 +9,7 @@ subject                                   carried by   what
 hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load and route events of one pool
 hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
+hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    asks the router with which a query waits what became of it
 hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, drain, claim (of a hand-off)
 hw.<ns>.worker.<worker>.resync            core NATS    asks a worker, in whatever life, to announce itself anew
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, in whatever life
@@ -83,6 +84,11 @@ def request_subject(ns: str, edge: str) -> str:
 def route_query(ns: str, pool: str) -> str:
     """Where an edge asks for a decision; routers of the pool subscribe in one queue group."""
     return f"hw.{token('namespace', ns)}.route.{token('pool', pool)}"
+
+
+def route_wait(ns: str, pool: str, router: str, epoch: int) -> str:
+    """Where an edge asks one life of a router after a query that waits with it."""
+    return f"hw.{token('namespace', ns)}.wait.{token('pool', pool)}.{token('router', router)}.{epoch}"
 
 
 def engine(ns: str, worker: str, epoch: int, verb: EngineVerb) -> str:

@@ -158,7 +158,7 @@ class WaitingRoom:
         if requests and any(own):
             told = "this tenant has used its share of the queue"
             return self._turned("tenant", query, f"{told}: {requests} requests wait", 429)
-        if self._all and (len(self) + 1 > limits.requests or self.tokens + tokens > limits.tokens):
+        if len(self) + 1 > limits.requests or (self._all and self.tokens + tokens > limits.tokens):
             return self._turned("full", query, f"the queue is full: {len(self)} requests wait", 503)
         return None
 

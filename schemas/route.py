@@ -1,6 +1,6 @@
 """Route query, decision and refusal. Decisions are events: stream pool log, kind `route`."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -9,6 +9,10 @@ from headwater.schemas.inference import Leg
 
 Asked = Literal["", "decode"]
 """What an edge asks for: a worker for a request, or one to go on behind a prompt computed elsewhere."""
+
+
+CLIENT_POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
+"""Policies that clients may name where nothing else is set: none of these lets one choose its worker."""
 
 
 class RouteQuery(msgspec.Struct, frozen=True, array_like=True):

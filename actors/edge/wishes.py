@@ -23,19 +23,17 @@ import msgspec
 from headwater.actors.edge.errors import bad_request
 from headwater.actors.edge.http import Headers
 from headwater.schemas.names import InvalidName, token
-from headwater.schemas.route import RouteQuery
+from headwater.schemas.route import CLIENT_POLICIES, RouteQuery
 
 TEXT_MAX: Final = 256
 TOLERATES_MAX: Final = 16
 DEADLINE_MS_MAX: Final = 86_400_000
-POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
-"""What clients may name by default: none of these lets one choose its worker."""
 
 
 class ClientLimits(NamedTuple):
     """What clients may wish for: these policies, and a temperature from 0 to this."""
 
-    policies: tuple[str, ...] = POLICIES
+    policies: tuple[str, ...] = CLIENT_POLICIES
     temperature_max: float = 1.0
 
 

@@ -22,7 +22,7 @@ HOLD_S: Final = 1.0
 """Well below the time after which an edge gives up on an answer."""
 
 ABANDONED_S: Final = 5.0
-"""An edge whose question or answer was lost asks again within half of this."""
+"""An edge asks for the third time within this, if its questions or their answers are lost."""
 
 TOLD_MAX: Final = 4_096
 """Refusals remembered for edges that were between two questions."""

@@ -152,14 +152,13 @@ class WaitingRoom:
 
     def _full(self, query: RouteQuery) -> Turned | None:
         limits, tokens = self.limits, max(1, query.prompt_tokens)
-        requests, held = self._held.get(query.tenant, (0, 0))
-        share = limits.tenant_share
-        own = (requests + 1 > share * limits.requests, held + tokens > share * limits.tokens)
-        if requests and any(own):
-            told = "this tenant has used its share of the queue"
-            return self._turned("tenant", query, f"{told}: {requests} requests wait", 429)
         if len(self) + 1 > limits.requests or (self._all and self.tokens + tokens > limits.tokens):
             return self._turned("full", query, f"the queue is full: {len(self)} requests wait", 503)
+        requests, held = self._held.get(query.tenant, (0, 0))
+        share = limits.tenant_share
+        if requests and (requests + 1 > share * limits.requests or held + tokens > share * limits.tokens):
+            told = f"this tenant has used its share of the queue: {requests} requests wait"
+            return self._turned("tenant", query, told, 429)
         return None
 
     def _too_late(self, query: RouteQuery, now_s: float, serve_s: float) -> Turned | None:

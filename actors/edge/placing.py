@@ -53,6 +53,7 @@ class Placing:
             number, attempt = saga.next_attempt()
             tokens = self._tokens()
             decision = None
+            asked_s = clock.monotonic_s()
             try:
                 query = self._query(attempt, tokens, pinned, exclude)
                 reply = await self._fleet.routing.route(saga.pool, query, lambda: saga.end is None)
@@ -64,10 +65,9 @@ class Placing:
                 else:
                     decision = reply
                     self._had_worker = True
-                    # A router bounds by itself how long it lets a query wait.
-                    deadline += decision.waited_ms / 1_000.0
             except BusError as error:
                 reason = f"no router answers ({error})"
+            deadline += self._fleet.routing.waited_s(asked_s)
             if saga.end is not None:
                 return
             if decision is not None:

@@ -126,9 +126,10 @@ class Pooling:
                 lora_name=job.model.lora_name,
                 needs=("embed",),
             )
-            passed_s = clock.monotonic_s() - began_s
-            query = job.wishes.put_into(query, passed_s=passed_s, waits=not had_worker)
+            asked_s = clock.monotonic_s()
+            query = job.wishes.put_into(query, passed_s=asked_s - began_s, waits=not had_worker)
             decision = await self._route(job, query)
+            deadline += self._fleet.routing.waited_s(asked_s)
             if isinstance(decision, RouteRefused):
                 if decision.final:
                     raise refused_by_router(decision)
@@ -142,7 +143,6 @@ class Pooling:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
             had_worker = True
-            deadline += decision.waited_ms / 1_000.0
             routed(number, attempt, decision.worker, decision.epoch)
             try:
                 answer = await self._ask(job, prompts, decision, attempt)

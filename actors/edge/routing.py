@@ -15,7 +15,7 @@ from headwater.schemas.route import Decision, RouteQuery, RouteQueued, RouteRefu
 ROUTE_TIMEOUT_S: Final = 2.0
 """Also for each question after a query that waits: routers hold those for a shorter time."""
 
-UNANSWERED_MAX: Final = 2
+UNANSWERED_MAX: Final = 3
 """Questions in a row without an answer, after which the router is taken for lost, and the query with it."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -48,11 +48,15 @@ class Routing:
                 reply = await self._ask_after(subject, query.request)
                 if not isinstance(reply, RouteQueued):
                     return reply
-        except asyncio.CancelledError:
+        except (BusError, asyncio.CancelledError):
             self._give_up(subject, query.request)
             raise
         self._give_up(subject, query.request)
         return RouteRefused("nobody waits for it any more")
+
+    def waited_s(self, began_s: float) -> float:
+        """Of the time since then what a query spent waiting: a router bounds that, nobody else needs to."""
+        return max(0.0, self._world.clock.monotonic_s() - began_s - ROUTE_TIMEOUT_S)
 
     async def _ask(self, subject: str, data: bytes) -> RouteReply:
         return _route.decode(await self._world.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S))

@@ -89,7 +89,7 @@ async def crowded(stage: Stage, limits: QueueLimits = LIMITS) -> tuple[Edge, Dec
     made = await edge.ask("first")
     assert isinstance(made, Decision)
     assert made.waited_ms == 0
-    await edge.send(made, 400)
+    await edge.send(made, 1_400)
     return edge, made
 
 

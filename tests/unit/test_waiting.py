@@ -51,7 +51,7 @@ def put(room: WaitingRoom, asked: RouteQuery, now_s: float = 0.0, uncached: int 
 
 def served(room: WaitingRoom, count: int = 1_000, now_s: float = 0.0) -> list[str]:
     """Serve up to so many; their names, in order."""
-    names = []
+    names: list[str] = []
     while len(names) < count and (one := room.first()) is not None:
         room.serve(one, now_s)
         names.append(one.query.request)

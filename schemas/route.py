@@ -182,8 +182,8 @@ class Shadowed(Event, frozen=True, tag="route.shadowed"):
 class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help.
 
-    `status` follows HTTP: 503, or 429 where others may still send. `final`: the edge shall tell its client rather than ask
-    again, with `code` as the error's.
+    `status` follows HTTP: 503, 429 where others may still send, or 400 for what can never work. `final`: the edge shall
+    tell its client rather than ask again, with `code` as the error's.
     """
 
     reason: str
@@ -191,6 +191,11 @@ class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     status: int = 503
     final: bool = False
     code: str = ""
+
+    @property
+    def for_good(self) -> bool:
+        """Is there nothing to be gained by asking again?"""
+        return self.final or self.status == 400
 
 
 class RouteQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):

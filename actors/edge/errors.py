@@ -65,7 +65,9 @@ def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
 
 
 def refused_by_router(refused: RouteRefused) -> ApiError:
-    """429 or 503: a router refuses the request for good, and says when to come again."""
+    """429 or 503: a router refuses the request for good, and says when to come again. 400: it can never work."""
+    if refused.status == 400:
+        return bad_request(f"{refused.reason}.")
     kind = "rate_limit_error" if refused.status == 429 else "server_error"
     return ApiError(
         refused.status,

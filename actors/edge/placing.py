@@ -58,7 +58,7 @@ class Placing:
                 query = self._query(attempt, tokens, pinned, exclude)
                 reply = await self._fleet.routing.route(saga.pool, query, lambda: saga.end is None)
                 if isinstance(reply, RouteRefused):
-                    if reply.final:
+                    if reply.for_good:
                         raise refused_by_router(reply)
                     reason, retry_after_s = reply.reason, reply.retry_after_s
                     exclude.clear()

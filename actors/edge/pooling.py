@@ -131,7 +131,7 @@ class Pooling:
             decision = await self._route(job, query)
             deadline += self._fleet.routing.waited_s(asked_s)
             if isinstance(decision, RouteRefused):
-                if decision.final:
+                if decision.for_good:
                     raise refused_by_router(decision)
                 # There is nobody but those that would not take it: they may do by now.
                 if not exclude:

@@ -7,6 +7,8 @@ How an edge waits
 Who is served
     whenever the fold moved or time passed: in the order of the room (`router.waiting`), whoever can have a worker
     that is not busy. With several routers each has a queue of its own; all see the same workers
+On loss of the log
+    nobody can be seen to get free: after `SILENCE_S` nothing waits, and queries are decided as the fold stands
 On stop
     what waits is refused, to be asked of another router
 """
@@ -28,6 +30,8 @@ from headwater.router.waiting_lines import Shape, Waiting, shape_of
 from headwater.schemas.route import Decision, RouteQuery, RouteRefused, RouteReply
 
 TICK_S: Final = 0.25
+SILENCE_S: Final = 3.0
+"""Every worker tells its load once a second. After so long without a word nobody is known to be busy."""
 
 SERVED_A_TURN: Final = 64
 """Decisions in one turn of the event loop; the fold and new queries come in between."""
@@ -83,6 +87,7 @@ class RouteQueue:
         self._busy = settings.busy
         self._room = WaitingRoom(settings.limits)
         self._metrics = metrics
+        self._moved_s = world.clock.monotonic_s()
         self._questions = Questions(world, name, pool, router, self._forget)
 
     def stats(self) -> dict[str, int]:
@@ -133,6 +138,11 @@ class RouteQueue:
             verdict = late.refused
         return self._refused(query, verdict)
 
+    def moved(self) -> None:
+        """The fold moved."""
+        self._moved_s = self._world.clock.monotonic_s()
+        self.pump()
+
     def pump(self) -> None:
         """Serve whoever can be served now, in their order."""
         if not self._room or not self._router.may_decide:
@@ -162,6 +172,8 @@ class RouteQueue:
         self.pump()
 
     def _lives(self) -> tuple[str, ...]:
+        if self._world.clock.monotonic_s() - self._moved_s > SILENCE_S:
+            return ()
         return busy_lives(self._router.state.loads, self._world.clock.wall_ns(), self._busy)
 
     def _verdict(self, query: RouteQuery, busy: tuple[str, ...]) -> Decision | RouteRefused | AllBusy:

@@ -87,7 +87,7 @@ class RouterActor(Actor):
         self._answering = asyncio.Event()
         self._answering.set()
         self._queue = RouteQueue(world, name, pool, self, queue or QueueSettings(), self._metrics)
-        self._fold.moved = self._queue.pump
+        self._fold.moved = self._queue.moved
 
     @property
     def state(self) -> RouterState:

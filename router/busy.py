@@ -1,8 +1,12 @@
 """When a worker has enough to do: limits, and whether it is above one of them. Pure."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.router.load import Loads, Worker
+
+UNACCEPTED_NS_MAX: Final = 5_000_000_000
+"""Beyond this a decision that its worker did not accept keeps nobody waiting: its answer got lost, or its edge died.
+Far beyond the time in which a worker says that it has a request; it goes on to count where costs are compared."""
 
 
 class BusyLimits(NamedTuple):
@@ -21,7 +25,7 @@ def busy(worker: Worker, now_ns: int, limits: BusyLimits) -> bool:
     """Is the worker above a limit?"""
     if limits.waiting and worker.waiting > limits.waiting:
         return True
-    tokens, blocks = worker.promised(now_ns)
+    tokens, blocks = _promised(worker, now_ns)
     if limits.prefill_tokens and tokens > limits.prefill_tokens:
         return True
     return bool(limits.kv and worker.total_blocks and blocks > limits.kv * worker.total_blocks)
@@ -36,3 +40,14 @@ def busy_lives(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[str, ...]
         for name, worker in sorted(loads.workers.items())
         if busy(worker, now_ns, limits)
     )
+
+
+def _promised(worker: Worker, now_ns: int) -> tuple[int, int]:
+    """Prompt tokens and blocks of the requests that the worker has, or is about to have."""
+    tokens, blocks = worker.prefill_tokens, worker.decode_blocks
+    for request in worker.unaccepted:
+        active = worker.requests[request]
+        if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
+            tokens -= active.uncached_tokens
+            blocks -= active.blocks
+    return tokens, blocks

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headwater.router.admission import AllBusy, admit, all_busy, first_token_s, uncached_tokens
-from headwater.router.busy import BusyLimits, busy, busy_lives
+from headwater.router.busy import UNACCEPTED_NS_MAX, BusyLimits, busy, busy_lives
 from headwater.router.decide import Standing, decide, prompt_of, recompute
 from headwater.router.state import RouterState
 from headwater.schemas.fleet import Role, WorkerDraining
@@ -76,6 +76,17 @@ def test_a_worker_above_any_limit_is_busy(limits: BusyLimits, tokens: int, is_bu
     fleet.log(LoadReported(2, 4, 0, 100), "w1")
     assert busy(fleet.state.loads.workers["w1"], WALL_NS, limits) == is_busy
     assert busy_lives(fleet.state.loads, WALL_NS, limits) == (("w1.1",) if is_busy else ())
+
+
+def test_a_decision_that_nobody_accepts_keeps_nobody_waiting_for_long() -> None:
+    """Its answer was lost: it stops counting here long before it is voided."""
+    fleet = Fleet(w1="both")
+    fleet.give("w1", 1_600)
+    worker = fleet.state.loads.workers["w1"]
+    assert busy(worker, WALL_NS + UNACCEPTED_NS_MAX, LIMITS)
+    assert not busy(worker, WALL_NS + UNACCEPTED_NS_MAX + 1, LIMITS)
+    fleet.log(LoadReported(1, 0, 0, 100, accepted=tuple(worker.requests)), "w1")
+    assert busy(worker, WALL_NS + 100 * UNACCEPTED_NS_MAX, LIMITS), "the worker has it"
 
 
 def test_nobody_is_busy_without_anything_to_do() -> None:

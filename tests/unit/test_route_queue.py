@@ -9,7 +9,7 @@ import pytest
 from headwater.actors.bus_port import BusError
 from headwater.actors.edge.routing import ROUTE_TIMEOUT_S, UNANSWERED_MAX, Routing
 from headwater.actors.route_questions import ABANDONED_S, HOLD_S
-from headwater.actors.route_queue import TICK_S, QueueSettings
+from headwater.actors.route_queue import SILENCE_S, TICK_S, QueueSettings
 from headwater.actors.world import World
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.router.busy import BusyLimits
@@ -298,6 +298,24 @@ def test_the_longest_wait_and_then_a_refusal() -> None:
         assert isinstance(refused, RouteRefused)
         assert (refused.status, refused.final) == (503, True)
         assert "3 s" in refused.reason
+
+    play(run)
+
+
+def test_with_the_log_gone_nobody_waits() -> None:
+    """Nobody could be seen to get free: what waits is decided as the fold stands, and so is what comes."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        asking = await parked(stage, edge, "a")
+        stage.fleet.store.full = 1
+        began = stage.clock.time()
+        assert isinstance(await asking, Decision)
+        assert stage.clock.time() - began == pytest.approx(SILENCE_S, abs=2 * TICK_S)
+        assert isinstance(await edge.ask("b"), Decision)
+        stage.fleet.store.full = 0
+        await asyncio.sleep(2.0)
+        (await parked(stage, edge, "c")).cancel()
 
     play(run)
 

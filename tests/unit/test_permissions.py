@@ -54,6 +54,7 @@ RESYNC = subjects.resync(NS, "w")
 CONTROL = subjects.control(NS, "w")
 FRAMES = subjects.edge_frames(NS, "e")
 ROUTE = subjects.route_query(NS, "p")
+WAIT = subjects.route_wait(NS, "p", "me", 3)
 REQUEST = subjects.request_subject(NS, "me")
 CREATE = f"$JS.API.STREAM.CREATE.{POOL}"
 
@@ -75,6 +76,7 @@ EVERYTHING = {
     CONTROL,
     FRAMES,
     ROUTE,
+    WAIT,
     REQUEST,
     CREATE,
     lease("edge"),
@@ -97,7 +99,7 @@ EVERYTHING = {
 
 WRITES: dict[Kind, set[str]] = {
     "edge": {
-        ROUTE, ENGINE["generate"], ENGINE["cancel"], ENGINE["status"], REQUEST, lease("edge"),
+        ROUTE, WAIT, ENGINE["generate"], ENGINE["cancel"], ENGINE["status"], REQUEST, lease("edge"),
         *reads(REQUESTS), *reads(LEASES), *reads(CARDS),
     },
     "router": {
@@ -111,7 +113,7 @@ WRITES: dict[Kind, set[str]] = {
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
-    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, ENGINE["generate"]},
+    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, WAIT, ENGINE["generate"]},
     "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
@@ -144,7 +146,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
     ("kind", "own"),
     [
         ("edge", {FRAMES}),
-        ("router", {ROUTE}),
+        ("router", {ROUTE, WAIT}),
         ("worker", {*ENGINE.values(), RESYNC, CONTROL}),
         ("operator", set()),
         ("admin", set()),
@@ -154,7 +156,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
 def test_each_kind_hears_what_is_meant_for_it(kind: Kind, own: set[str]) -> None:
     """Prompts go to workers and tokens to edges: nobody else may listen."""
     right = rights(NS, kind)
-    asked = {FRAMES, ROUTE, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
+    asked = {FRAMES, ROUTE, WAIT, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
     assert {subject for subject in asked if may_subscribe(right, subject)} == own
 
 

@@ -12,6 +12,7 @@ from headwater.schemas.fleet import Role
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+TaintName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 DRAIN_S = 30.0
 
@@ -60,7 +61,13 @@ class UnloadLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forget: bool = False
 
 
-Arguments = Nothing | Sleep | Pause | Drain | ToRole | LoadLora | UnloadLora
+class Taint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request must tolerate to come here."""
+
+    name: TaintName
+
+
+Arguments = Nothing | Sleep | Pause | Drain | ToRole | LoadLora | UnloadLora | Taint
 
 TAKES: dict[Command, type[Any]] = {
     "sleep": Sleep,
@@ -70,6 +77,8 @@ TAKES: dict[Command, type[Any]] = {
     "role": ToRole,
     "load-lora": LoadLora,
     "unload-lora": UnloadLora,
+    "taint": Taint,
+    "untaint": Taint,
 }
 """Commands with arguments; the others take none."""
 

@@ -14,7 +14,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from headwater.actors.control_arguments import Arguments, Drain, LoadLora, Pause, Sleep, ToRole, UnloadLora
+from headwater.actors.control_arguments import (
+    Arguments,
+    Drain,
+    LoadLora,
+    Pause,
+    Sleep,
+    Taint,
+    ToRole,
+    UnloadLora,
+)
 from headwater.actors.control_guards import ENGINE_S_MAX, Refusal, Undo, engine_time
 from headwater.actors.work import over_within
 from headwater.engines.engine import Capability, EngineError, NotSupported
@@ -52,6 +61,8 @@ class Commands:
             "load-lora": self._load_lora,
             "unload-lora": self._unload_lora,
             "list-loras": self._list_loras,
+            "taint": lambda asked: self._taint(asked, on=True),
+            "untaint": lambda asked: self._taint(asked, on=False),
             "stop": self._stop,
         }
 
@@ -74,6 +85,8 @@ class Commands:
                 "state": state,
                 "sleep_level": self._level,
                 "role": standing.role,
+                "tier": standing.tier,
+                "taints": list(standing.taints),
                 "epoch": actor.epoch,
                 "load": load._asdict(),
                 "requests": len(actor.work),
@@ -199,6 +212,16 @@ class Commands:
     async def _list_loras(self, _: Arguments) -> ControlReply:
         held = list(await self._require_adapters().list())
         return ControlReply(200, f"{len(held)} adapters", {"loras": held})
+
+    async def _taint(self, asked: Taint, *, on: bool) -> ControlReply:
+        taints = set(self._actor.standing.taints)
+        if (asked.name in taints) == on:
+            return ControlReply(200, f"{'tainted' if on else 'not tainted'} {asked.name} already")
+        taints ^= {asked.name}
+        self._actor.standing = self._actor.standing._replace(taints=tuple(sorted(taints)))
+        self._tell_standing()
+        done = "tainted" if on else "no longer tainted"
+        return ControlReply(200, f"{done} {asked.name}", {"taints": sorted(taints)})
 
     async def _stop(self, asked: Drain) -> ControlReply:
         """The actor is stopped by whoever sends this answer, behind it."""

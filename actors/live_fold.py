@@ -36,6 +36,8 @@ class LiveFold:
         self.number = 0
         self.seen = 0
         self.caught_up = asyncio.Event()
+        self.moved: Callable[[], None] = lambda: None
+        """Called after each slice, outside `folding`."""
         self._clock = clock
         self._log = log
         self._metrics = metrics
@@ -84,6 +86,7 @@ class LiveFold:
                     self._fold(piece, life)
                 if piece.lag == 0:
                     self.caught_up.set()
+                self.moved()
 
     async def _identity(self, log: Log) -> str:
         """Which log this is; an unreachable server is waited for."""

@@ -28,6 +28,19 @@ _LAG_SECONDS = Gauge(
 _BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of place", ["pool"])
 _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index", ["pool"])
 _WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
+_QUEUE_REQUESTS = Gauge("headwater_router_queue_requests", "Queries that wait for a worker", ["pool"])
+_QUEUE_TOKENS = Gauge("headwater_router_queue_tokens", "Prompt tokens of those", ["pool"])
+_QUEUE_SECONDS = Histogram(
+    "headwater_router_queue_seconds",
+    "How long queries waited that got a worker",
+    ["pool", "priority"],
+    buckets=_LONG_SECONDS,
+)
+_QUEUE_LEFT = Counter(
+    "headwater_router_queue_refusals_total",
+    "Queries that left or never entered the queue",
+    ["pool", "reason"],
+)
 
 
 class RouterMetrics:
@@ -47,6 +60,18 @@ class RouterMetrics:
         self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)
         self.workers = _WORKERS.labels(pool)
+        self.queue_requests = _QUEUE_REQUESTS.labels(pool)
+        self.queue_tokens = _QUEUE_TOKENS.labels(pool)
+        self._pool = pool
+
+    def waited(self, priority: int, seconds: float) -> None:
+        """A query got its worker. Clients choose priorities, so only their sign is a label."""
+        kind = "high" if priority < 0 else "low" if priority else "normal"
+        _QUEUE_SECONDS.labels(self._pool, kind).observe(seconds)
+
+    def left_queue(self, reason: str) -> None:
+        """A query got none: tenant, full, deadline, waited, no_worker, gone, abandoned or stopping."""
+        _QUEUE_LEFT.labels(self._pool, reason).inc()
 
 
 _SHADOW: Final = ["pool", "policy", "judge"]

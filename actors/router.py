@@ -1,12 +1,13 @@
 """The router actor: a fold of the pool log that answers where requests go.
 
 Subjects in
-    hw.<ns>.route.<pool> (queue group `router`); the pool log; the lease table
+    hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (see `actors.route_queue`); the
+    pool log; the lease table
 Subjects out
     decisions to whoever asked, and the pool log: route events (its decisions), fleet events (workers whose
     lease lapsed)
 State
-    `RouterState` at a log position, plus its own decisions that the log does not hold yet
+    `RouterState` at a log position, plus its own decisions that the log does not hold yet; queries that wait
 On lag
     answers from the last known state; decisions say `degraded`, and the lag is a metric
 On loss of the log
@@ -17,7 +18,7 @@ On a gap in the log
 On a broken chain
     the worker whose messages are incomplete is cold, and is asked likewise
 On stop
-    answers what was asked, writes its decisions, saves a snapshot
+    answers what was asked (what waits is refused, to be asked of another router), writes its decisions, saves a snapshot
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from headwater.actors.bus_port import Message, Subscription
 from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
 from headwater.actors.live_fold import LiveFold
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.route_queue import QueueSettings, RouteQueue
 from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
 from headwater.events.log import Log
@@ -41,7 +43,7 @@ from headwater.events.writer import Writer
 from headwater.router.decide import Standing, decide, prompt_of
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.route import Decision, RouteQuery, RouteRefused, Weights
+from headwater.schemas.route import Decision, DecisionVoided, RouteQuery, RouteRefused, RouteReply, Weights
 
 RECENT_MAX = 4_096
 """Decisions remembered in case their query comes again."""
@@ -58,7 +60,15 @@ class RouterActor(Actor):
 
     kind = "router"
 
-    def __init__(self, world: World, name: str, pool: str, *, weights: Weights | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        pool: str,
+        *,
+        weights: Weights | None = None,
+        queue: QueueSettings | None = None,
+    ) -> None:
         super().__init__(world, name)
         self.pool = pool
         self.log = self.log.bind(pool=pool)
@@ -76,6 +86,8 @@ class RouterActor(Actor):
         self._recent: OrderedDict[str, Decision] = OrderedDict()
         self._answering = asyncio.Event()
         self._answering.set()
+        self._queue = RouteQueue(world, name, pool, self, queue or QueueSettings(), self._metrics)
+        self._fold.moved = self._queue.moved
 
     @property
     def state(self) -> RouterState:
@@ -93,6 +105,7 @@ class RouterActor(Actor):
             "cold": len(self.state.cold),
             "blocks": self.state.index.rows,
             "decisions": self._fold.number,
+            **self._queue.stats(),
             "digest": self.state.digest(),
         }
 
@@ -131,6 +144,8 @@ class RouterActor(Actor):
         self.spawn(watch.watch_leases(), "leases")
         self.spawn(self._reconcile(watch), "reconcile")
         self.spawn(self._snapshots.run(self._log), "snapshots")
+        await self._queue.open(epoch)
+        self.spawn(self._queue.run(), "queue")
         self._subscription = await world.bus.subscribe(
             subjects.route_query(world.ns, self.pool), self._on_query, queue="router"
         )
@@ -156,25 +171,31 @@ class RouterActor(Actor):
             yield
         finally:
             self._answering.set()
+            self._queue.pump()
 
     async def _on_query(self, message: Message) -> None:
         await self._answering.wait()
+        reply: RouteReply
         try:
             query = _query.decode(message.data)
-            reply = self._decide(query)
+            # A query that comes again gets the same answer: two decisions for one request would leave the load that
+            # the second one counts behind for ever.
+            reply = self.made(query.request) or self._queue.admit(query)
         except (msgspec.DecodeError, ValueError) as error:
             reply = RouteRefused(f"unreadable query: {error}")
         await self.world.bus.publish(message.reply, _encode(reply))
 
-    def _decide(self, query: RouteQuery) -> Decision | RouteRefused:
-        """Decide, apply and queue for the log, in one turn of the loop: nothing comes in between.
+    @property
+    def may_decide(self) -> bool:
+        """Not while a snapshot waits for the log to tell all decisions."""
+        return self._answering.is_set()
 
-        A query that comes again gets the same answer: two decisions for one request would leave the load that
-        the second one counts behind for ever.
-        """
-        made = self._recent.get(query.request)
-        if made is not None:
-            return made
+    def made(self, request: str) -> Decision | None:
+        """What was decided for a request, if that was lately."""
+        return self._recent.get(request)
+
+    def choose(self, query: RouteQuery) -> Decision | RouteRefused:
+        """Decide on the present state, and change nothing."""
         began = self.world.clock.monotonic_s()
         standing = Standing(
             number=self._fold.number + 1,
@@ -187,19 +208,25 @@ class RouterActor(Actor):
         decision = decide(
             self.state.index, self.state.loads, self.state.cold, prompt_of(query), query, standing
         )
-        if isinstance(decision, RouteRefused):
-            self._metrics.refused.inc()
-            self.log.info("route_refused", request=query.request, reason=decision.reason)
-            return decision
-        self._recent[query.request] = decision
+        self._metrics.seconds.observe(self.world.clock.monotonic_s() - began)
+        return decision
+
+    def commit(self, decision: Decision) -> Decision:
+        """Apply a decision just chosen and queue it for the log, in the same turn of the loop: nothing in between."""
+        self._recent[decision.request] = decision
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
         self._fold.decided(decision)
         if self._writer is not None and not self._writer.offer(decision):
             self._metrics.unrecorded.inc()
         self._metrics.decided.inc()
-        self._metrics.seconds.observe(self.world.clock.monotonic_s() - began)
         return decision
+
+    def void(self, decision: Decision) -> None:
+        """Nobody will send the request to its worker: tell the log so."""
+        worker = self.state.loads.current(decision.worker, decision.epoch)
+        if self._writer is not None and worker is not None and decision.request in worker.unaccepted:
+            self._writer.offer(DecisionVoided(decision.request, decision.worker, decision.epoch))
 
     async def _reconcile(self, watch: FleetWatch) -> None:
         """Bring the log and the leases to agree again, wherever they do not."""
@@ -219,6 +246,7 @@ class RouterActor(Actor):
         self.log.info("draining", log_position=self.state.position)
         if self._subscription is not None:
             await self._subscription.unsubscribe()
+        self._queue.refuse_all()
         for writer in (self._writer, self._fleet):
             if writer is not None:
                 try:
@@ -236,5 +264,6 @@ class RouterActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
+        await self._queue.close()
         if self._subscription is not None:
             await self._subscription.unsubscribe()

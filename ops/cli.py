@@ -17,6 +17,8 @@ ENGINE = (
     "workers",
     "prefill_workers",
     "decode_workers",
+    "tier",
+    "taint",
     "block_size",
     "max_model_len",
     "kv_cache_mib",
@@ -50,6 +52,8 @@ UP = (
     "namespace",
     "drain_s",
     "record_payloads",
+    *config.QUEUE,
+    *config.CLIENTS,
     *ADMIN,
     "log_level",
     "log_format",
@@ -77,12 +81,15 @@ def parser() -> argparse.ArgumentParser:
 
     add("up", "start a whole fleet on this machine", UP, commands.run_up)
     add(
-        "edge", "run one edge (HTTP endpoint)", (*ACTOR, "host", "port", "record_payloads"), commands.run_edge
+        "edge",
+        "run one edge (HTTP endpoint)",
+        (*ACTOR, "host", "port", "record_payloads", *config.CLIENTS),
+        commands.run_edge,
     )
     add(
         "router",
         "run one router",
-        (*ACTOR, "pool", "cache_dir", "local_prefill_tokens", "disaggregate"),
+        (*ACTOR, "pool", "cache_dir", "local_prefill_tokens", "disaggregate", *config.QUEUE),
         commands.run_router,
     )
     shadow = add(

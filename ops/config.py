@@ -14,6 +14,7 @@ from headwater.ops import config_file
 from headwater.ops.config_file import ConfigError as ConfigError
 from headwater.schemas.fleet import Role
 from headwater.schemas.request import PayloadKind
+from headwater.schemas.route import CLIENT_POLICIES
 
 ENV_PREFIX = "HEADWATER_"
 KEY_VARIABLE = ENV_PREFIX + "CONFIG_KEY"
@@ -46,6 +47,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_workers: Size = 0
     decode_workers: Size = 0
     role: Role = "both"
+    tier: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+    taint: tuple[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")], ...] = ()
     native: tuple[str, ...] = ()
     connector: str = ""
     connector_options: dict[str, dict[str, Any]] = {}
@@ -57,6 +60,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_vulnerable_engine: YesNo = "no"
     local_prefill_tokens: Size = 256
     disaggregate: Literal["estimate", "always"] = "estimate"
+    busy_prefill_tokens: Size = 131_072
+    busy_kv: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    busy_waiting: Size = 0
+    queue_requests: Size = 4_096
+    queue_tokens: Size = 33_554_432
+    queue_tenant_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    queue_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    queue_order: Literal["fcfs", "shortest_uncached"] = "fcfs"
+    queue_ageing: Annotated[float, msgspec.Meta(gt=0)] = 4_096.0
+    client_policies: tuple[str, ...] = CLIENT_POLICIES
+    client_temperature_max: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     host: str = "127.0.0.1"
     port: Port = 8000
     name: str = ""
@@ -109,6 +123,8 @@ HELP = {
     "prefill_workers": "how many workers that compute prompts for others",
     "decode_workers": "how many workers that go on behind prompts computed elsewhere",
     "role": "what the workers of `engine` do: both, prefill or decode",
+    "tier": "class of service of the workers; requests that name one (x-headwater-tier) go to its workers only",
+    "taint": "keep away requests that do not tolerate this (x-headwater-tolerates); several times, or with commas",
     "native": "the engine's own arguments as one text; on a command line rather behind `--`",
     "connector": "where vLLM's KV goes, in order, with commas: nixl, offload, lmcache, kvbm, example … or none (default: nixl for workers with a role)",
     "connector_options": 'options of each connector, as JSON or a table: {"offload": {"cpu_bytes_to_use": 1073741824}}',
@@ -120,6 +136,17 @@ HELP = {
     "allow_vulnerable_engine": "start a vLLM with known holes",
     "disaggregate": "longer prompts go to a prefill worker when that is estimated to be cheaper, or always",
     "local_prefill_tokens": "prompts with at most so many tokens to compute stay on the worker that decodes them",
+    "busy_prefill_tokens": "a worker is busy above so many prompt tokens promised and not computed; 0: never (default: 16 steps of 8,192)",
+    "busy_kv": "a worker is busy while its requests hold more than this share of its KV blocks, as 0.9; 0: never (default)",
+    "busy_waiting": "a worker is busy while its engine has more than so many requests queued; 0: never (default)",
+    "queue_requests": "requests that wait at a router while every worker is busy; beyond, clients get 429 or 503",
+    "queue_tokens": "their prompt tokens",
+    "queue_tenant_share": "share of both that one tenant (x-headwater-tenant, or an API key) may hold",
+    "queue_wait_s": "longest wait of a request at a router, in seconds",
+    "queue_order": "whose turn it is within one tenant: fcfs, or those first of whose prompt least must be computed",
+    "queue_ageing": "shortest_uncached: tokens that a second of waiting counts for; one that has U to compute is overtaken for U / this seconds at most",
+    "client_policies": "routing policies that a request may name (x-headwater-policy), with commas; empty: none",
+    "client_temperature_max": "greatest temperature that a request may ask of the router (x-headwater-router-temperature)",
     "host": "address the edge listens on",
     "port": "port the edge listens on; 0 takes a free one",
     "name": "name of this actor (default: made up)",
@@ -162,6 +189,22 @@ LORA = (
 )
 """Settings of workers, about adapters."""
 
+QUEUE = (
+    "busy_prefill_tokens",
+    "busy_kv",
+    "busy_waiting",
+    "queue_requests",
+    "queue_tokens",
+    "queue_tenant_share",
+    "queue_wait_s",
+    "queue_order",
+    "queue_ageing",
+)
+"""Settings of routers, about queries that wait."""
+
+CLIENTS = ("client_policies", "client_temperature_max")
+"""Settings of edges, about what clients may wish for."""
+
 NATS = (
     "nats",
     "nats_port",
@@ -176,9 +219,19 @@ NATS = (
 )
 """Settings of every command that connects."""
 
+REPEATED = ("taint",)
+"""Flags that may be given several times."""
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 _TYPES = get_type_hints(Settings, include_extras=True)
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "native": shlex.split,
+    "taint": _words,
+    "client_policies": _words,
     "connector_options": msgspec.json.decode,
 }
 
@@ -212,6 +265,7 @@ def add_flags(parser: ArgumentParser, names: tuple[str, ...]) -> None:
             dest=name,
             default=None,
             choices=choices,
+            action="append" if name in REPEATED else "store",
             metavar=None if choices else name.rsplit("_", 1)[-1].upper(),
             help=f"{HELP[name]} [{ENV_PREFIX}{name.upper()}]",
         )
@@ -236,6 +290,8 @@ def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settin
             values[name] = _convert(name, text, f"environment {ENV_PREFIX}{name.upper()}")
     for name in _TYPES:
         text = getattr(flags, name, None)
+        if name in REPEATED and text is not None:
+            text = ",".join(text)
         if text is not None:
             values[name] = _convert(name, text, "--" + name.replace("_", "-"))
     # The nearer to the one who types, the later: vLLM's parser lets the last word win.

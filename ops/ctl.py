@@ -22,6 +22,8 @@ POSITIONAL: Final[dict[str, tuple[str, ...]]] = {
     "role": ("role",),
     "load-lora": ("name", "source"),
     "unload-lora": ("name",),
+    "taint": ("name",),
+    "untaint": ("name",),
 }
 """Arguments that are written without a flag, in this order."""
 
@@ -106,8 +108,14 @@ async def _list(world: World, by: str, *, as_json: bool) -> int:
             f"{one['load']['used_blocks']}/{one['load']['total_blocks']}" if "load" in one else "-",
             one.get("epoch", "-"),
             ", ".join(one.get("loras", [])),
+            ", ".join(one.get("taints", [])),
         )
         for one in workers
     ]
-    print(table(("worker", "pool", "role", "state", "running", "waiting", "blocks", "epoch", "loras"), rows))
+    print(
+        table(
+            ("worker", "pool", "role", "state", "running", "waiting", "blocks", "epoch", "loras", "taints"),
+            rows,
+        )
+    )
     return 0

@@ -18,6 +18,7 @@ def add_flags(sub: argparse.ArgumentParser) -> None:
             "  headwater ctl worker-0 sleep --level 1",
             "  headwater ctl worker-0 load-lora NAME SOURCE",
             "  headwater ctl worker-0 role prefill",
+            "  headwater ctl worker-0 taint batch",
             "  headwater ctl --all drain",
         )
     )

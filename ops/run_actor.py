@@ -20,6 +20,7 @@ from headwater.ops import metrics
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
+from headwater.ops.queue_settings import clients_of, queue_of
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.route import Weights
@@ -76,7 +77,14 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
     async def make(world: World) -> Actor:
         # Each life of the actor closes its own copy.
         server = UvicornServer(listener.dup())
-        return EdgeActor(world, name, server, drain_s=settings.drain_s, payload=settings.record_payloads)
+        return EdgeActor(
+            world,
+            name,
+            server,
+            drain_s=settings.drain_s,
+            payload=settings.record_payloads,
+            limits=clients_of(settings),
+        )
 
     return await run_one(settings, "edge", name, make, stop)
 
@@ -87,7 +95,8 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
 
     async def make(world: World) -> Actor:
         weights = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
-        return RouterActor(world, name, settings.pool or await first_pool(world), weights=weights)
+        pool = settings.pool or await first_pool(world)
+        return RouterActor(world, name, pool, weights=weights, queue=queue_of(settings))
 
     return await run_one(settings, "router", name, make, stop)
 

@@ -48,7 +48,7 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
             one,
             served,
             drain_s=settings.drain_s,
-            standing=Standing(role=settings.role, instance=name),
+            standing=Standing(settings.role, instance=name, tier=settings.tier, taints=settings.taint),
             lora=adapters.settings_of(settings, own),
             health=HealthSettings(settings.canary_s, settings.probe_idle_s, settings.probe_s),
         )

@@ -26,11 +26,11 @@ from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
 from headwater.events.clock import SystemClock
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, connect, ensure_namespace, without_secret
-from headwater.ops import admin, engines, nats_server, preflight, worker_flags, workers
+from headwater.ops import admin, engines, nats_server, preflight, queue_settings, worker_flags, workers
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
-from headwater.ops.config import ENV_PREFIX, NATS, ConfigError, Settings
+from headwater.ops.config import CLIENTS, ENV_PREFIX, NATS, QUEUE, ConfigError, Settings
 from headwater.ops.pools import keep_pools
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
@@ -94,12 +94,14 @@ class Fleet:
         cache = settings.cache_dir or str(self._data / "cache")
         local = ["--local-prefill-tokens", str(settings.local_prefill_tokens)]
         local += ["--disaggregate", settings.disaggregate]
+        local += queue_settings.flags(settings, QUEUE)
         self._add("router", [*common, "--name", "router-0", "--cache-dir", cache, *local], "router")
         if settings.admin_port:
             at = ["--admin-host", settings.admin_host, "--admin-port", str(settings.admin_port)]
             tokens = ["--admin-token-file", str(Path(settings.admin_token_file).resolve())]
             self._add("admin", [*self._plain(), *at, *tokens], "admin")
         edge = ["--name", "edge-0", "--port", str(port), "--host", str(host)]
+        edge += queue_settings.flags(settings, CLIENTS)
         self._add("edge", [*common, *edge, "--record-payloads", settings.record_payloads], "edge")
         self._add_engines(common)
 

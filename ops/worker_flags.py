@@ -13,6 +13,7 @@ PASSED = (
     "max_model_len",
     "kv_cache_mib",
     "dtype",
+    "tier",
     "sim_step_time",
     "sim_blocks",
     "connector",
@@ -36,6 +37,8 @@ def common(settings: Settings) -> list[str]:
             flags += ["--" + name.replace("_", "-"), str(value)]
     # Zero means something here: no probes.
     flags += ["--probe-idle-s", str(settings.probe_idle_s)]
+    for name in settings.taint:
+        flags += ["--taint", name]
     if settings.connector_options:
         flags += ["--connector-options", msgspec.json.encode(settings.connector_options).decode()]
     return flags

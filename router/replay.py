@@ -123,6 +123,9 @@ class Replay:
             again = recompute(self.state.index, loads, self.state.cold, decision)
         except CannotRecompute as error:
             return Difference(life, decision, str(error))
+        if isinstance(again, Decision):
+            # How long the query had waited is no part of deciding.
+            again = msgspec.structs.replace(again, waited_ms=decision.waited_ms)
         return None if again == decision else Difference(life, decision, again)
 
 

@@ -18,6 +18,8 @@ Command = Literal[
     "load-lora",
     "unload-lora",
     "list-loras",
+    "taint",
+    "untaint",
     "stop",
 ]
 
@@ -35,6 +37,8 @@ COMMANDS: dict[Command, str] = {
     "load-lora": "load an adapter: its name, and where it is",
     "unload-lora": "drop an adapter",
     "list-loras": "which adapters it holds",
+    "taint": "keep away requests that do not tolerate this; what runs goes on",
+    "untaint": "let them come again",
     "stop": "drain, leave the fleet and end",
 }
 """Every command in a line, for the help text and the admin page."""

@@ -75,6 +75,7 @@ def _edge(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
     return Rights(
         publish=(
             *(f"hw.{ns}.route.{pool}" for pool in pools or (_ANY,)),
+            *(f"hw.{ns}.wait.{pool}.*.*" for pool in pools or (_ANY,)),
             *(f"hw.{ns}.engine.*.*.{verb}" for verb in verbs),
             f"hw.{ns}.req.{who}",
             f"$KV.{subjects.lease_bucket(ns)}.edge.{who}",
@@ -106,6 +107,7 @@ def _router(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             _inbox(ns, "router", who),
             *(f"hw.{ns}.route.{pool}" for pool in pools or (_ANY,)),
             *(f"hw.{ns}.digest.{pool}" for pool in pools or (_ANY,)),
+            *(f"hw.{ns}.wait.{pool}.{who}.*" for pool in pools or (_ANY,)),
             *_services("router", who),
         ),
         deny_publish=_no_reading(streams.requests),

@@ -1,6 +1,6 @@
 """Route query, decision and refusal. Decisions are events: stream pool log, kind `route`."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -9,6 +9,10 @@ from headwater.schemas.inference import Leg
 
 Asked = Literal["", "decode"]
 """What an edge asks for: a worker for a request, or one to go on behind a prompt computed elsewhere."""
+
+
+CLIENT_POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
+"""Policies that clients may name where nothing else is set: none of these lets one choose its worker."""
 
 
 class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
@@ -21,7 +25,8 @@ class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     `temperature` below 0 leaves the router's. Requests of one `session` go to one worker under the policy that looks
     at it. Only workers of `tier` are asked, if it names one, and tainted ones only if all their taints are in
     `tolerates`. Where all workers are full, `priority` (lower first), `tenant` and `deadline_ms` (for the first token,
-    from now; 0 for none) say who waits how long.
+    from now; 0 for none) say who waits how long. One that `waits` may be told to wait (`RouteQueued`); any other is
+    decided at once, as busy as the workers may be.
     """
 
     request: str
@@ -42,6 +47,7 @@ class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     tenant: str = ""
     deadline_ms: int = 0
+    waits: bool = False
 
 
 class Weights(msgspec.Struct, frozen=True, array_like=True):
@@ -177,12 +183,37 @@ class Shadowed(Event, frozen=True, tag="route.shadowed"):
 class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """No worker may take the request now; `retry_after_s` is 0 where trying again cannot help.
 
-    `status` follows HTTP: 503, or 429 where others may still send.
+    `status` follows HTTP: 503, 429 where others may still send, or 400 for what can never work. `final`: the edge shall
+    tell its client rather than ask again, with `code` as the error's.
     """
 
     reason: str
     retry_after_s: float = 0.0
     status: int = 503
+    final: bool = False
+    code: str = ""
+
+    @property
+    def for_good(self) -> bool:
+        """Is there nothing to be gained by asking again?"""
+        return self.final or self.status == 400
 
 
-RouteReply = Decision | RouteRefused
+class RouteQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):
+    """The query waits at one life of a router, which is asked there (`RouteWait`) what has become of it."""
+
+    router: str
+    epoch: int
+
+
+class RouteWait(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of a query that waits? The answer may take as long as the router holds questions.
+
+    `gone`: nobody waits for it any more; no answer is needed.
+    """
+
+    request: str
+    gone: bool = False
+
+
+RouteReply = Decision | RouteRefused | RouteQueued

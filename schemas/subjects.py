@@ -10,6 +10,7 @@ hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load, route an
 hw.<ns>.digest.<pool>                     core NATS    state digests of the pool's routers, for each other
 hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
+hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    asks the router with which a query waits what became of it
 hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, drain, claim (of a hand-off)
 hw.<ns>.worker.<worker>.resync            core NATS    asks a worker, in whatever life, to announce itself anew
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, in whatever life
@@ -89,6 +90,11 @@ def route_query(ns: str, pool: str) -> str:
 def digests(ns: str, pool: str) -> str:
     """Where a pool's routers tell each other the digests of their states."""
     return f"hw.{token('namespace', ns)}.digest.{token('pool', pool)}"
+
+
+def route_wait(ns: str, pool: str, router: str, epoch: int) -> str:
+    """Where an edge asks one life of a router after a query that waits with it."""
+    return f"hw.{token('namespace', ns)}.wait.{token('pool', pool)}.{token('router', router)}.{epoch}"
 
 
 def engine(ns: str, worker: str, epoch: int, verb: EngineVerb) -> str:

@@ -3,7 +3,7 @@
 Subjects in
     hw.<ns>.edge.<edge>.frames; the lease and card tables
 Subjects out
-    hw.<ns>.route.<pool>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status}; the request log
+    hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status}; the request log
 State
     the requests it owes an end, each with its tokens so far; models with their tokenizers
 On lag
@@ -28,13 +28,14 @@ from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.server import STOP_S, HttpServer
+from headwater.actors.edge.wishes import ClientLimits
 from headwater.actors.world import World
 from headwater.schemas import subjects
 from headwater.schemas.request import PayloadKind
 
 
 class EdgeActor(Actor):
-    """See the module. `payload` says what of requests and answers goes into the request log."""
+    """See the module. `payload` says what of requests and answers goes into the request log, `limits` what clients may wish for."""
 
     kind = "edge"
 
@@ -46,11 +47,13 @@ class EdgeActor(Actor):
         *,
         drain_s: float = 30.0,
         payload: PayloadKind = "off",
+        limits: ClientLimits | None = None,
     ) -> None:
         super().__init__(world, name)
         self._server = server
         self._payload: PayloadKind = payload
         self._drain_s = drain_s
+        self._limits = limits or ClientLimits()
         self._models = Models(world)
         self._fleet = Fleet(world, name, self.spawn)
         self._lease: lease.LeaseHandle | None = None
@@ -88,7 +91,9 @@ class EdgeActor(Actor):
         self.spawn(self._fleet.watch_leases(), "leases")
         self.spawn(self._fleet.watch_silence(), "silence")
         await self._models.known.wait()
-        self._app = App(self._fleet, self._models, self._ledger, lambda: self.stopping, self._payload)
+        self._app = App(
+            self._fleet, self._models, self._ledger, lambda: self.stopping, self._payload, self._limits
+        )
         self._serving = self.spawn(self._server.serve(self._app), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)

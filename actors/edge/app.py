@@ -1,5 +1,6 @@
 """The HTTP surface: which path does what. A raw ASGI application; no framework, no middleware."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from headwater.actors.edge.models import Models
 from headwater.actors.edge.our_fields import Attempts
 from headwater.actors.edge.pooling_api import PoolingApi
 from headwater.actors.edge.serving import Call, Serving, trace_of
+from headwater.actors.edge.wishes import ClientLimits
 from headwater.schemas.request import PayloadKind
 
 _log = structlog.get_logger("headwater.edge")
@@ -33,11 +35,12 @@ class App:
         ledger: Ledger,
         draining: Callable[[], bool],
         payload: PayloadKind = "off",
+        limits: ClientLimits | None = None,
     ) -> None:
         self._fleet = fleet
         self._models = models
         self._draining = draining
-        serving = Serving(fleet, models, ledger, draining, payload, Attempts())
+        serving = Serving(fleet, models, ledger, draining, payload, Attempts(), limits or ClientLimits())
         generation, pooling = Generation(serving), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": generation.chat,
@@ -75,7 +78,8 @@ class App:
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
-            await post(Call(await read_body(scope, receive), trace_of(scope), receive, send))
+            body = await read_body(scope, receive)
+            await post(Call(body, trace_of(scope), receive, send, scope["headers"]))
         elif path == "/v1/models":
             _only("GET", method)
             await self._answer(send, {"object": "list", "data": [listed(m) for m in self._models.all()]})
@@ -110,4 +114,4 @@ def _only(wanted: str, method: str) -> None:
 def _retry_after(error: ApiError) -> Headers:
     if error.retry_after_s <= 0:
         return []
-    return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+    return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]

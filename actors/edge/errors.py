@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from headwater.schemas.route import RouteRefused
+
 
 class ApiError(Exception):
     """An answer with an error object. `retry_after_s` becomes the Retry-After header."""
@@ -60,6 +62,20 @@ def no_model(name: str, known: list[str]) -> ApiError:
 def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
     """503: no worker can take the request now."""
     return ApiError(503, message, kind="server_error", code="overloaded", retry_after_s=retry_after_s)
+
+
+def refused_by_router(refused: RouteRefused) -> ApiError:
+    """429 or 503: a router refuses the request for good, and says when to come again. 400: it can never work."""
+    if refused.status == 400:
+        return bad_request(f"{refused.reason}.")
+    kind = "rate_limit_error" if refused.status == 429 else "server_error"
+    return ApiError(
+        refused.status,
+        f"The request was refused: {refused.reason}.",
+        kind=kind,
+        code=refused.code or "overloaded",
+        retry_after_s=refused.retry_after_s,
+    )
 
 
 def upstream_failed(message: str) -> ApiError:

@@ -15,6 +15,7 @@ from headwater.actors.edge.machine import Cause
 from headwater.actors.edge.models import Model
 from headwater.actors.edge.record import RequestRecord
 from headwater.actors.edge.saga import Saga
+from headwater.actors.edge.wishes import NO_WISHES, Wishes
 from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Sampling, TokenLogprob
 from headwater.schemas.request import SagaState
@@ -54,6 +55,7 @@ class Exchange:
         priority: int,
         record: RequestRecord,
         body: bytes,
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         world = fleet.world
         self.request = request
@@ -91,6 +93,7 @@ class Exchange:
                     cache_salt=cache_salt,
                     priority=priority,
                     lora_name=model.lora_name,
+                    wishes=wishes,
                 )
             )
             chunks = render.ChunkWriter(
@@ -150,6 +153,8 @@ class Exchange:
                 (b"x-headwater-log-position", b"%d" % decision.position),
                 (b"x-headwater-cached-blocks", b"%d" % chosen.cached_blocks),
             ]
+            if decision.waited_ms:
+                headers.append((b"x-headwater-waited-ms", b"%d" % decision.waited_ms))
             if decision.leg:
                 # A stream's headers go out when the prompt is taken: who decodes it is not known then.
                 headers.append((b"x-headwater-leg", decision.leg.encode()))

@@ -10,6 +10,7 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.bus_port import BusError, Message, NoResponder
 from headwater.actors.edge.asking import Asking
+from headwater.actors.edge.routing import Routing
 from headwater.actors.edge.saga import Saga
 from headwater.actors.world import World
 from headwater.schemas import subjects
@@ -22,9 +23,7 @@ from headwater.schemas.inference import (
     StatusReply,
     TokenFrame,
 )
-from headwater.schemas.route import RouteQuery, RouteReply
 
-ROUTE_TIMEOUT_S = 2.0
 GENERATE_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 1.0
 SILENCE_S_MAX = 2.0
@@ -35,7 +34,6 @@ HANDLES_A_LIFE = 1 << 32
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame = msgspec.msgpack.Decoder(TokenFrame)
-_route: msgspec.msgpack.Decoder[RouteReply] = msgspec.msgpack.Decoder(RouteReply)
 _generate: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
 _status = msgspec.msgpack.Decoder(StatusReply)
 
@@ -52,6 +50,7 @@ class Fleet:
         self.edge = edge
         self.spawn = spawn
         self.asking = Asking(world)
+        self.routing = Routing(world, spawn)
         self.sagas: dict[int, Saga] = {}
         self._handles = count(1)
         self._workers: dict[str, tuple[str, bytes, int]] = {}
@@ -73,12 +72,6 @@ class Fleet:
     def workers(self, pool: str) -> int:
         """Workers of a pool whose lease is live."""
         return sum(1 for held, _, _ in self._workers.values() if held == pool)
-
-    async def route(self, pool: str, query: RouteQuery) -> RouteReply:
-        """Ask a router. Raises `BusError` when none answers."""
-        subject = subjects.route_query(self.world.ns, pool)
-        data = await self.world.bus.request(subject, _encode(query), timeout_s=ROUTE_TIMEOUT_S)
-        return _route.decode(data)
 
     async def generate(self, worker: str, epoch: int, request: GenerateRequest) -> GenerateReply:
         """Hand a request to a worker. Raises `BusError` when it does not answer."""

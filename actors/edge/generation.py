@@ -11,6 +11,7 @@ from headwater.actors.edge.record import RequestRecord
 from headwater.actors.edge.render import Endpoint
 from headwater.actors.edge.sampling import sampling_of
 from headwater.actors.edge.serving import Call, Serving
+from headwater.actors.edge.wishes import wishes_of
 from headwater.schemas.hashing import U32, unpack_tokens
 from headwater.schemas.inference import Sampling
 
@@ -69,6 +70,7 @@ class Generation:
     ) -> None:
         serving = self._serving
         serving.require_open()
+        wishes = wishes_of(call.headers, serving.limits, user=request.user, priority=request.priority)
         name = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + serving.fleet.world.ids()
         choices = request.n or 1
         exchange = Exchange(
@@ -87,6 +89,7 @@ class Generation:
             priority=(request.priority or 0) if "priority" in model.card.capabilities else 0,
             record=RequestRecord(serving.ledger, name, serving.payload, call.trace, len(prompts) * choices),
             body=call.body,
+            wishes=wishes,
         )
         client = Disconnect(call.receive)
         try:

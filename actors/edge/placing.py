@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from headwater.actors.bus_port import BusError, NoResponder
-from headwater.actors.edge.errors import bad_request, overloaded, upstream_failed
+from headwater.actors.edge.errors import bad_request, overloaded, refused_by_router, upstream_failed
+from headwater.actors.edge.wishes import Wishes
 from headwater.schemas import hashing
 from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Accepted, GenerateRequest, Leg, Sampling
@@ -27,11 +28,14 @@ RETRY_S = 0.1
 class Placing:
     """See the module. `root` seeds the prompt's block hashes."""
 
-    def __init__(self, fleet: "Fleet", saga: "Saga", block_size: int, root: int) -> None:
+    def __init__(self, fleet: "Fleet", saga: "Saga", block_size: int, root: int, wishes: Wishes) -> None:
         self._fleet = fleet
         self._saga = saga
         self._block_size = block_size
         self._root = root
+        self._wishes = wishes
+        self._began_s = fleet.world.clock.monotonic_s()
+        self._had_worker = False
         self._hashes = hashing.sequence_hashes(saga.prompt, block_size, parent=root)
         self._hashed = len(saga.prompt)
 
@@ -49,15 +53,21 @@ class Placing:
             number, attempt = saga.next_attempt()
             tokens = self._tokens()
             decision = None
+            asked_s = clock.monotonic_s()
             try:
-                reply = await self._fleet.route(saga.pool, self._query(attempt, tokens, pinned, exclude))
+                query = self._query(attempt, tokens, pinned, exclude)
+                reply = await self._fleet.routing.route(saga.pool, query, lambda: saga.end is None)
                 if isinstance(reply, RouteRefused):
+                    if reply.for_good:
+                        raise refused_by_router(reply)
                     reason, retry_after_s = reply.reason, reply.retry_after_s
                     exclude.clear()
                 else:
                     decision = reply
+                    self._had_worker = True
             except BusError as error:
                 reason = f"no router answers ({error})"
+            deadline += self._fleet.routing.waited_s(asked_s)
             if saga.end is not None:
                 return
             if decision is not None:
@@ -76,7 +86,7 @@ class Placing:
         saga = self._saga
         holder = saga.holder
         behind = saga.state == "handoff" and holder is not None
-        return RouteQuery(
+        query = RouteQuery(
             attempt,
             len(tokens),
             saga.sampling.max_tokens - len(saga.emitted),
@@ -88,6 +98,9 @@ class Placing:
             saga.needs,
             holder.pairs_with if behind and holder is not None else "",
         )
+        # What a router has let through once does not queue up again.
+        passed_s = self._fleet.world.clock.monotonic_s() - self._began_s
+        return self._wishes.put_into(query, passed_s=passed_s, waits=not self._had_worker)
 
     async def _send(self, decision: Decision, number: int, attempt: str, tokens: U32) -> str:
         """Hand the request to the chosen worker; returns why it did not take it."""

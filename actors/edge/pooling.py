@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from headwater.actors.bus_port import BusError, NoResponder
-from headwater.actors.edge.errors import bad_request, overloaded, upstream_failed
+from headwater.actors.edge.errors import bad_request, overloaded, refused_by_router, upstream_failed
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.models import Model
+from headwater.actors.edge.wishes import Wishes
 from headwater.schemas.hashing import U32, pack_tokens
 from headwater.schemas.inference import Embedded, EmbedRequest
 from headwater.schemas.route import Decision, RouteQuery, RouteRefused
@@ -46,6 +47,7 @@ class Job(NamedTuple):
     task: str
     dimensions: int = 0
     segments: tuple[int, ...] = ()
+    wishes: Wishes = Wishes()
 
 
 Routed = Callable[[int, str, str, int], None]
@@ -105,11 +107,13 @@ class Pooling:
     async def _have(self, job: Job, number: int, prompts: range, routed: Routed) -> tuple[bytes, ...]:
         """Place one message until a worker answers it."""
         clock = self._fleet.world.clock
-        deadline = clock.monotonic_s() + PLACE_S_MAX
+        began_s = clock.monotonic_s()
+        deadline = began_s + PLACE_S_MAX
         tokens = sum(len(job.prompts[one]) for one in prompts)
         exclude: list[str] = []
         reason, retry_after_s, pause_s = "no router answers", 1.0, PAUSE_S
         asked = lost = 0
+        had_worker = False
         while True:
             asked += 1
             attempt = f"{job.request}-{number}-{asked}"
@@ -122,8 +126,13 @@ class Pooling:
                 lora_name=job.model.lora_name,
                 needs=("embed",),
             )
+            asked_s = clock.monotonic_s()
+            query = job.wishes.put_into(query, passed_s=asked_s - began_s, waits=not had_worker)
             decision = await self._route(job, query)
+            deadline += self._fleet.routing.waited_s(asked_s)
             if isinstance(decision, RouteRefused):
+                if decision.for_good:
+                    raise refused_by_router(decision)
                 # There is nobody but those that would not take it: they may do by now.
                 if not exclude:
                     reason, retry_after_s = decision.reason, decision.retry_after_s
@@ -133,6 +142,7 @@ class Pooling:
                 await clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
+            had_worker = True
             routed(number, attempt, decision.worker, decision.epoch)
             try:
                 answer = await self._ask(job, prompts, decision, attempt)
@@ -151,7 +161,7 @@ class Pooling:
 
     async def _route(self, job: Job, query: RouteQuery) -> Decision | RouteRefused:
         try:
-            return await self._fleet.route(job.model.card.pool, query)
+            return await self._fleet.routing.route(job.model.card.pool, query)
         except BusError as error:
             return RouteRefused(f"no router answers ({error})", 1.0)
 

@@ -15,6 +15,7 @@ from headwater.actors.edge.models import Model
 from headwater.actors.edge.pooling import Job, Pooling
 from headwater.actors.edge.pooling_record import PoolingRecord
 from headwater.actors.edge.pooling_wire import (
+    Common,
     decode_classify,
     decode_embedding,
     decode_rerank,
@@ -24,6 +25,7 @@ from headwater.actors.edge.pooling_wire import (
     floats,
 )
 from headwater.actors.edge.serving import Call, Serving
+from headwater.actors.edge.wishes import Wishes, wishes_of
 from headwater.schemas.hashing import U32
 
 TOKENS_MAX: Final = 1_000_000
@@ -50,7 +52,8 @@ class PoolingApi:
         special = request.add_special_tokens is not False
         prompts = await _tokens(model, request.inputs(), "input", special=special)
         name = self._name("embd")
-        job = Job(name, model, prompts, task, request.dimensions or 0)
+        wishes = self._wishes(call, request)
+        job = Job(name, model, prompts, task, request.dimensions or 0, wishes=wishes)
         vectors = await self._run("embeddings", job, call, "input")
         form = request.encoding_format or "float"
         parts: list[bytes] = []
@@ -70,7 +73,7 @@ class PoolingApi:
         task = pooling_task(model.card, "classify")
         special = request.add_special_tokens is not False
         prompts = await _tokens(model, entries(request.input, "input"), "input", special=special)
-        job = Job(self._name("classify"), model, prompts, task)
+        job = Job(self._name("classify"), model, prompts, task, wishes=self._wishes(call, request))
         data = []
         for index, vector in enumerate(await self._run("classify", job, call, "input")):
             shares = floats(vector)
@@ -83,7 +86,8 @@ class PoolingApi:
         request = decode_score(call.body)
         self._serving.check(request)
         model = self._serving.models.get(request.model)
-        job, scores = await self._scores("score", model, request.pairs(), call)
+        wishes = self._wishes(call, request)
+        job, scores = await self._scores("score", model, request.pairs(), call, wishes)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
         await self._answer(call, job, {"object": "list", "data": data})
 
@@ -93,7 +97,8 @@ class PoolingApi:
         self._serving.check(request)
         model = self._serving.models.get(request.model)
         texts = request.texts()
-        job, scores = await self._scores("rerank", model, [(request.query, text) for text in texts], call)
+        pairs = [(request.query, text) for text in texts]
+        job, scores = await self._scores("rerank", model, pairs, call, self._wishes(call, request))
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         results: list[dict[str, Any]] = []
         for index in order[: request.top_n or len(order)]:
@@ -104,7 +109,7 @@ class PoolingApi:
         await self._answer(call, job, {"results": results})
 
     async def _scores(
-        self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call
+        self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call, wishes: Wishes
     ) -> tuple[Job, list[float]]:
         """By a model that reads both texts at once, else by the angle between the vectors of the two."""
         task = pooling_task(model.card, "score", "embed")
@@ -115,7 +120,7 @@ class PoolingApi:
                 prompt, segment = await model.tokenizer.encode_pair(first, second)
                 prompts.append(prompt)
                 segments.append(segment)
-            job = Job(self._name(endpoint), model, prompts, task, 0, tuple(segments))
+            job = Job(self._name(endpoint), model, prompts, task, 0, tuple(segments), wishes)
             vectors = await self._run(endpoint, job, call, "model")
             if any(len(vector) != 4 for vector in vectors):
                 raise ApiError(
@@ -127,7 +132,7 @@ class PoolingApi:
             text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
         }
         prompts = await _tokens(model, list(places), "model", special=True)
-        job = Job(self._name(endpoint), model, prompts, task)
+        job = Job(self._name(endpoint), model, prompts, task, wishes=wishes)
         vectors = await self._run(endpoint, job, call, "model")
         return job, [_cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
 
@@ -172,6 +177,10 @@ class PoolingApi:
         }
         body = msgspec.json.encode({**head, **document, "usage": _usage(job.prompts)})
         await respond(call.send, 200, body, _headers(job.request))
+
+    def _wishes(self, call: Call, request: Common) -> Wishes:
+        limits = self._serving.limits
+        return wishes_of(call.headers, limits, user=request.user, priority=request.priority)
 
     def _name(self, prefix: str) -> str:
         return f"{prefix}-{self._serving.fleet.world.ids()}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from headwater.actors.edge.errors import bad_request
 from headwater.actors.edge.not_served import NotServed
-from headwater.actors.edge.openai import decode_body
+from headwater.actors.edge.openai import Priority, decode_body
 
 INPUTS_MAX: Final = 2_048
 TEXTS_MAX: Final = 2_048
@@ -28,6 +28,7 @@ class Common(NotServed, kw_only=True):
 
     model: str
     user: str | None = None
+    priority: Priority | None = None
     add_special_tokens: bool | None = None
     normalize: Any = None
     use_activation: Any = None

@@ -17,6 +17,7 @@ from headwater.actors.edge.machine import SETBACKS, Cause, after
 from headwater.actors.edge.moving import can_move, needs_of, why_not
 from headwater.actors.edge.placing import MIGRATIONS_MAX, Placing
 from headwater.actors.edge.sink import Holder, Sink
+from headwater.actors.edge.wishes import NO_WISHES, Wishes
 from headwater.schemas import hashing
 from headwater.schemas.handoff import Handoff
 from headwater.schemas.hashing import U32
@@ -61,6 +62,7 @@ class Saga:
         cache_salt: str = "",
         priority: int = 0,
         lora_name: str = "",
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         self.request = request
         self.index = index
@@ -97,7 +99,7 @@ class Saga:
         self._sink = sink
         self._number = 0
         self._attempts = 0
-        self._placing = Placing(fleet, self, block_size, hashing.seed(lora_name, cache_salt))
+        self._placing = Placing(fleet, self, block_size, hashing.seed(lora_name, cache_salt), wishes)
 
     async def place(self, *, pinned: str = "", wait_s: float = PLACE_S_MAX) -> None:
         """Find a worker that takes the request, or its prompt. Raises `ApiError` when none does in time."""

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from headwater.actors.edge.errors import ApiError, overloaded
 from headwater.actors.edge.fleet import Fleet
-from headwater.actors.edge.http import Receive, Scope, Send
+from headwater.actors.edge.http import Headers, Receive, Scope, Send
 from headwater.actors.edge.ledger import Ledger
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.not_served import NotServed
 from headwater.actors.edge.our_fields import Attempts
+from headwater.actors.edge.wishes import ClientLimits
 from headwater.schemas.request import PayloadKind
 
 _TRACEPARENT = re.compile(
@@ -20,16 +21,20 @@ _TRACEPARENT = re.compile(
 
 
 class Call(NamedTuple):
-    """One POST: its body, the W3C trace it belongs to, and the way back."""
+    """One POST: its body, the W3C trace it belongs to, the way back, and its headers."""
 
     body: bytes
     trace: str
     receive: Receive
     send: Send
+    headers: Headers
 
 
 class Serving(NamedTuple):
-    """The parts of one edge. `draining` says that it takes nothing new; `payload` what it records of requests."""
+    """The parts of one edge. `draining` says that it takes nothing new; `payload` what it records of requests.
+
+    `limits` bound what clients may wish of a router.
+    """
 
     fleet: Fleet
     models: Models
@@ -37,6 +42,7 @@ class Serving(NamedTuple):
     draining: Callable[[], bool]
     payload: PayloadKind
     attempts: Attempts
+    limits: ClientLimits = ClientLimits()
 
     def check(self, request: NotServed, *passed_on: Any) -> None:
         """What every request goes through: fields of ours are counted, here and in values that are passed on.

@@ -146,6 +146,8 @@ def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -
             yield f"{name} differs from the fold of the log at position {end}{_difference(state, everything)}"
         if sorted(state.loads.workers) != fleet.engines:
             yield f"{name} knows {sorted(state.loads.workers)}"
+        if fleet.router(name).stats()["waiting"]:
+            yield f"{name} still lets queries wait"
         if state.cold:
             yield f"{name} holds {sorted(state.cold)} for cold"
         for worker in state.loads.workers.values():

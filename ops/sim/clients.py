@@ -6,7 +6,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from headwater.actors.edge.http import Headers
 from headwater.engines import sim_model
+from headwater.ops.sim import crowded
 from headwater.ops.sim.fleet import SCRIPT, SimFleet
 from headwater.ops.sim.http import Reset
 from headwater.ops.sim.loop import VirtualLoop
@@ -49,11 +51,14 @@ class Told(msgspec.Struct):
 class Clients:
     """Asks `count` requests between `from_s` and `until_s`, each by a task of its own."""
 
-    def __init__(self, loop: VirtualLoop, fleet: SimFleet, draw: random.Random) -> None:
+    def __init__(
+        self, loop: VirtualLoop, fleet: SimFleet, draw: random.Random, wishes: random.Random | None = None
+    ) -> None:
         self.told: list[Told] = []
         self._loop = loop
         self._fleet = fleet
         self._draw = draw
+        self._wishes = wishes
 
     async def run(self, count: int, from_s: float, until_s: float) -> None:
         """Ask at random times; returns once each has its end."""
@@ -92,7 +97,7 @@ class Clients:
         hang_up_at = draw.randint(1, 40) if not patient and draw.random() < HANG_UP_SHARE else 0
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._read(told, edge, body, hang_up_at)
+                await self._read(told, edge, body, hang_up_at, self._headers(patient))
         except TimeoutError:
             told.end = "hangs"
         except Reset:
@@ -100,11 +105,14 @@ class Clients:
         told.ended_s = self._loop.time()
         return told
 
-    async def _read(self, told: Told, edge: str, body: bytes, hang_up_at: int) -> None:
+    def _headers(self, patient: bool) -> Headers:
+        return crowded.wishes(self._wishes) if self._wishes is not None and not patient else []
+
+    async def _read(self, told: Told, edge: str, body: bytes, hang_up_at: int, headers: Headers) -> None:
         server = self._fleet.servers.get(edge)
         if server is None:
             raise Reset
-        connection = server.connect("/v1/completions", body, [])
+        connection = server.connect("/v1/completions", body, headers)
         parts = 0
         data = b""
         try:

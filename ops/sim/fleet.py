@@ -19,6 +19,7 @@ from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.sim_handoff import Fabric, SimHandoff
 from headwater.engines.step_time import StepTime
 from headwater.events.log import Log
+from headwater.ops.sim import crowded
 from headwater.ops.sim.http import SimHttpServer
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Network, SimBus, Trace
@@ -73,11 +74,13 @@ class SimFleet:
         edges: list[str],
         roles: Sequence[Role] = (),
         choreography: Choreography = "returned",
+        seed: int = 0,
     ) -> None:
         self.loop = loop
         self.fabric = Fabric()
         self.roles: dict[str, Role] = dict(zip(engines, roles, strict=False))
         self._choreography: Choreography = choreography
+        self._seed = seed
         self.network = Network(loop, draw, trace)
         self.store = Store(loop, self.network, draw, trace)
         self.engines, self.routers, self.edges = engines, routers, edges
@@ -151,11 +154,15 @@ class SimFleet:
             process.on_kill(partial(self.fabric.drop_engine, unique))
             if self.processes[name] is process:
                 self.sim_engines[name] = made
-            standing = Standing(role=self.roles.get(name, "both"), instance=name)
+            standing = Standing(
+                role=self.roles.get(name, "both"),
+                instance=name,
+                taints=crowded.taints_of(self._seed, self.engines.index(name)),
+            )
             return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, standing=standing)
 
         def router() -> Actor:
-            return RouterActor(world, name, POOL, weights=WEIGHTS)
+            return RouterActor(world, name, POOL, weights=WEIGHTS, queue=crowded.queue_of(self._seed))
 
         def edge() -> Actor:
             server = SimHttpServer(self.network, self.loop, name)

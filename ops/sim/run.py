@@ -16,6 +16,7 @@ from headwater.actors.edge.actor import EdgeActor
 from headwater.events.memory_log import MemoryLog
 from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import Clients
+from headwater.ops.sim.crowded import crowded
 from headwater.ops.sim.faults import UNTIL_S, Fault, schedule
 from headwater.ops.sim.fleet import POOL, SimFleet, names
 from headwater.ops.sim.inject import Injector
@@ -95,11 +96,12 @@ def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False
 
 async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> Outcome:
     tracer = Tracer(clock, show=show)
-    fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names(), *parts(seed))
+    fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names(), *parts(seed), seed)
     if faults is None:
         faults = schedule(seed, *fleet_names())
     injector = Injector(fleet, faults, tracer)
-    clients = Clients(clock, fleet, random.Random(f"clients {seed}"))
+    wishes = random.Random(f"wishes {seed}") if crowded(seed) else None
+    clients = Clients(clock, fleet, random.Random(f"clients {seed}"), wishes)
     problems: list[str] = []
     try:
         for name in fleet.names:

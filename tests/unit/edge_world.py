@@ -35,7 +35,7 @@ from headwater.schemas.inference import (
     TokenLogprob,
 )
 from headwater.schemas.request import PayloadKind
-from headwater.schemas.route import Decision, RouteQuery
+from headwater.schemas.route import Decision, RouteQuery, RouteRefused
 from tests.unit.clock import ManualClock, running
 from tests.unit.examples import joined, record
 from tests.unit.story import decided, fold
@@ -114,7 +114,8 @@ class EdgeWorld:
     """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer.
 
     `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves; it
-    gives the next requests up after so many tokens as `breaks_after` says, and vectors as `pool` does.
+    gives the next requests up after so many tokens as `breaks_after` says, and vectors as `pool` does. The router
+    answers the next queries with `refuses`.
     """
 
     def __init__(self, payload: PayloadKind = "off", *, frame_tokens: int = 0) -> None:
@@ -126,6 +127,7 @@ class EdgeWorld:
         self.embedded: list[EmbedRequest] = []
         self.pool: Callable[[EmbedRequest], EmbedReply] = lambda request: Refused("it has no vectors", False)
         self.breaks_after: list[int] = []
+        self.refuses: list[RouteRefused] = []
         self.answer = tuple(tokenizer().encode(ANSWER).ids)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
@@ -207,7 +209,12 @@ class EdgeWorld:
     async def _on_route(self, message: Message) -> None:
         query = msgspec.msgpack.decode(message.data, type=RouteQuery)
         self.queries.append(query)
-        decision = decided(self._state, query, 1, 0)
+        if self.refuses:
+            await self.world.bus.publish(message.reply, _encode(self.refuses.pop(0)))
+            return
+        # There is one worker, which will do for every wish.
+        anybody = msgspec.structs.replace(query, tier="", policy="", temperature=-1.0)
+        decision = decided(self._state, anybody, 1, 0)
         assert isinstance(decision, Decision)
         await self.world.bus.publish(message.reply, _encode(decision))
 

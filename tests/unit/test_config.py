@@ -33,6 +33,7 @@ def other(name: str) -> tuple[str, Any]:
         "record_payloads": "full",
         "role": "decode",
         "disaggregate": "always",
+        "queue_order": "shortest_uncached",
         "allow_mixed_versions": "yes",
         "allow_vulnerable_engine": "yes",
         "log_level": "error",
@@ -42,6 +43,8 @@ def other(name: str) -> tuple[str, Any]:
         return "--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")
     if name == "connector_options":
         return '{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}
+    if name in ("taint", "client_policies"):
+        return "one, two", ("one", "two")
     default = getattr(DEFAULTS, name)
     if name in special:
         return str(special[name]), special[name]
@@ -97,6 +100,16 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
     settings = resolve(flags("--port", "3"), environ)
     assert (settings.port, settings.workers, settings.host) == (3, 2, "file")
     assert settings.nats_port == DEFAULTS.nats_port
+
+
+def test_a_flag_that_may_be_repeated(tmp_path: Path) -> None:
+    """Each time adds, with or without commas; a file may have a list."""
+    wanted = msgspec.structs.replace(DEFAULTS, taint=("a", "b", "c"))
+    assert resolve(flags("--taint", "a", "--taint", "b,c"), {}) == wanted
+    path = file_with(tmp_path, 'taint = ["a", "b", "c"]\n')
+    assert resolve(flags("--config", str(path)), {}) == wanted
+    with pytest.raises(ConfigError, match=r"--taint: taint = .*no\.way"):
+        resolve(flags("--taint", "no.way"), {})
 
 
 def test_a_config_flag_wins_over_the_environments_file(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from headwater.schemas.control import Command
         ("worker-0 role prefill", "role", {"role": "prefill"}),
         ("worker-0 load-lora NAME hf://a/b", "load-lora", {"name": "NAME", "source": "hf://a/b"}),
         ("worker-0 unload-lora NAME --forget", "unload-lora", {"name": "NAME", "forget": True}),
+        ("worker-0 taint batch", "taint", {"name": "batch"}),
+        ("worker-0 untaint batch", "untaint", {"name": "batch"}),
         ("--json worker-0 status", "status", {}),
     ],
 )

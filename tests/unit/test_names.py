@@ -27,6 +27,8 @@ BUILDERS: tuple[Callable[[str], str], ...] = (
     lambda name: subjects.request_filter(name),
     lambda name: subjects.request_subject("ns", name),
     lambda name: subjects.route_query("ns", name),
+    lambda name: subjects.route_wait("ns", name, "r", 1),
+    lambda name: subjects.route_wait("ns", "p", name, 1),
     lambda name: subjects.engine("ns", name, 1, "generate"),
     lambda name: subjects.edge_frames("ns", name),
     lambda name: subjects.lease_bucket(name),

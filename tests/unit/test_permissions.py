@@ -55,6 +55,7 @@ CONTROL = subjects.control(NS, "w")
 FRAMES = subjects.edge_frames(NS, "e")
 ROUTE = subjects.route_query(NS, "p")
 DIGESTS = subjects.digests(NS, "p")
+WAIT = subjects.route_wait(NS, "p", "me", 3)
 REQUEST = subjects.request_subject(NS, "me")
 CREATE = f"$JS.API.STREAM.CREATE.{POOL}"
 
@@ -76,6 +77,7 @@ EVERYTHING = {
     CONTROL,
     FRAMES,
     ROUTE,
+    WAIT,
     REQUEST,
     CREATE,
     lease("edge"),
@@ -100,7 +102,7 @@ EVERYTHING = {
 
 WRITES: dict[Kind, set[str]] = {
     "edge": {
-        ROUTE, ENGINE["generate"], ENGINE["cancel"], ENGINE["status"], REQUEST, lease("edge"),
+        ROUTE, WAIT, ENGINE["generate"], ENGINE["cancel"], ENGINE["status"], REQUEST, lease("edge"),
         *reads(REQUESTS), *reads(LEASES), *reads(CARDS),
     },
     "router": {
@@ -115,7 +117,7 @@ WRITES: dict[Kind, set[str]] = {
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
-    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, ENGINE["generate"], DIGESTS},
+    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, WAIT, ENGINE["generate"], DIGESTS},
     "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
@@ -148,7 +150,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
     ("kind", "own"),
     [
         ("edge", {FRAMES}),
-        ("router", {ROUTE, DIGESTS}),
+        ("router", {ROUTE, DIGESTS, WAIT}),
         ("shadow", set()),
         ("worker", {*ENGINE.values(), RESYNC, CONTROL}),
         ("operator", set()),
@@ -159,7 +161,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
 def test_each_kind_hears_what_is_meant_for_it(kind: Kind, own: set[str]) -> None:
     """Prompts go to workers and tokens to edges: nobody else may listen."""
     right = rights(NS, kind)
-    asked = {FRAMES, ROUTE, DIGESTS, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
+    asked = {FRAMES, ROUTE, WAIT, DIGESTS, *ENGINE.values(), RESYNC, CONTROL, *EVENTS.values(), REQUEST}
     assert {subject for subject in asked if may_subscribe(right, subject)} == own
 
 

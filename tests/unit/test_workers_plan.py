@@ -105,6 +105,8 @@ def test_a_process_that_hosts_all_plans_the_same() -> None:
         connector="nixl,offload",
         connector_options={"offload": {"cpu_bytes_to_use": 5}},
         native=("--max-num-seqs", "8 9"),
+        tier="gold",
+        taint=("batch", "spot"),
     )
     words = [
         "engine",
@@ -119,6 +121,8 @@ def test_a_process_that_hosts_all_plans_the_same() -> None:
     hosted = config.resolve(flags, {})
     assert workers.plan(hosted) == workers.plan(settings)
     assert (hosted.native, hosted.connector_options) == (settings.native, settings.connector_options)
+    assert (hosted.tier, hosted.taint) == (settings.tier, settings.taint)
+    assert workers.of_worker(hosted, workers.plan(hosted)[0]).taint == settings.taint
     for worker in workers.plan(settings):
         flags = cli.parser().parse_args(["engine", *worker_flags.of(worker)])
         alone = config.resolve(flags, {})

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from headwater.actors.actor import Actor
 from headwater.actors.cards import Served
 from headwater.actors.engine import EngineActor
+from headwater.actors.route_queue import QueueSettings
 from headwater.actors.router import RouterActor
 from headwater.actors.world import World
 from headwater.engines.sim import SimEngine
@@ -51,10 +52,10 @@ class Stage:
         await self._start(process, actor)
         return actor
 
-    async def router(self, name: str) -> RouterActor:
+    async def router(self, name: str, queue: QueueSettings | None = None) -> RouterActor:
         """A router that has caught up."""
         process, world = self.world(name)
-        actor = self.routers[name] = RouterActor(world, name, POOL)
+        actor = self.routers[name] = RouterActor(world, name, POOL, queue=queue)
         await self._start(process, actor)
         return actor
 

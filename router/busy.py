@@ -1,0 +1,53 @@
+"""When a worker has enough to do: limits, and whether it is above one of them. Pure."""
+
+from typing import Final, NamedTuple
+
+from headwater.router.load import Loads, Worker
+
+UNACCEPTED_NS_MAX: Final = 5_000_000_000
+"""Beyond this a decision that its worker did not accept keeps nobody waiting: its answer got lost, or its edge died.
+Far beyond the time in which a worker says that it has a request; it goes on to count where costs are compared."""
+
+
+class BusyLimits(NamedTuple):
+    """A worker above any of these is given nothing that can wait or go elsewhere. 0: no such limit.
+
+    `prefill_tokens` are prompt tokens promised to it and not computed yet, `kv` the share of its KV blocks that its
+    requests hold (blocks that they share count for each), `waiting` the requests that its engine itself has queued.
+    """
+
+    prefill_tokens: int = 0
+    kv: float = 0.0
+    waiting: int = 0
+
+
+def busy(worker: Worker, now_ns: int, limits: BusyLimits) -> bool:
+    """Is the worker above a limit?"""
+    if limits.waiting and worker.waiting > limits.waiting:
+        return True
+    tokens, blocks = _promised(worker, now_ns)
+    if limits.prefill_tokens and tokens > limits.prefill_tokens:
+        return True
+    return bool(limits.kv and worker.total_blocks and blocks > limits.kv * worker.total_blocks)
+
+
+def busy_lives(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[str, ...]:
+    """The lives that are above a limit, as a query's `exclude` names them; in order."""
+    if not any(limits):
+        return ()
+    return tuple(
+        f"{name}.{worker.epoch}"
+        for name, worker in sorted(loads.workers.items())
+        if busy(worker, now_ns, limits)
+    )
+
+
+def _promised(worker: Worker, now_ns: int) -> tuple[int, int]:
+    """Prompt tokens and blocks of the requests that the worker has, or is about to have."""
+    tokens, blocks = worker.prefill_tokens, worker.decode_blocks
+    for request in worker.unaccepted:
+        active = worker.requests[request]
+        if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
+            tokens -= active.uncached_tokens
+            blocks -= active.blocks
+    return tokens, blocks

@@ -1,0 +1,199 @@
+"""What clients wish of the router: headers and fields on their way into the query, and what is refused by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headwater.actors.edge.errors import ApiError
+from headwater.actors.edge.wishes import ClientLimits, Wishes, wishes_of
+from headwater.engines.engine import Capability
+from headwater.schemas.inference import Embedded
+from headwater.schemas.route import CLIENT_POLICIES, RouteQuery, RouteRefused
+from tests.unit.edge_world import EdgeWorld
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SOUND: dict[str, Any] = {"model": "m", "prompt": "hi", "max_tokens": 2}
+EMBED: frozenset[Capability] = frozenset({"embed"})
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[EdgeWorld]:
+    """One edge with one model that generates and one that embeds."""
+    with EdgeWorld() as world:
+        world.serve("vectors", capabilities=EMBED, tasks=("embed",))
+        yield world
+
+
+def asked(edge: EdgeWorld, headers: dict[str, str], **fields: Any) -> RouteQuery:
+    """The query that a request with these headers leads to."""
+    edge.queries.clear()
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    response = edge.ask(COMPLETIONS, {**SOUND, **fields}, headers=raw)
+    assert response.status == 200, response.body
+    return edge.queries[0]
+
+
+def test_a_request_that_wishes_nothing(edge: EdgeWorld) -> None:
+    """May wait, and leaves all to the router."""
+    query = asked(edge, {})
+    assert query.waits
+    assert (query.session, query.policy, query.temperature, query.tier) == ("", "", -1.0, "")
+    assert (query.tolerates, query.priority, query.tenant, query.deadline_ms) == ((), 0, "", 0)
+
+
+def test_every_wish_reaches_the_router(edge: EdgeWorld) -> None:
+    """By its header; priority is the body's."""
+    query = asked(
+        edge,
+        {
+            "x-headwater-session": "chat 7",
+            "x-headwater-policy": "round_robin",
+            "x-headwater-router-temperature": "0.5",
+            "x-headwater-tier": "gold",
+            "x-headwater-tolerates": "batch, spot,batch",
+            "x-headwater-tenant": "team a",
+            "x-headwater-deadline-ms": "2500",
+        },
+        priority=-3,
+    )
+    assert (query.session, query.policy, query.temperature, query.tier) == (
+        "chat 7",
+        "round_robin",
+        0.5,
+        "gold",
+    )
+    assert (query.tolerates, query.priority) == (("batch", "spot"), -3)
+    assert (query.tenant, query.deadline_ms) == ("team a", 2_500)
+
+
+def test_where_session_and_tenant_come_from_without_their_headers(edge: EdgeWorld) -> None:
+    """The other session header, then `user`; the API key. Neither user nor key leaves the edge as it is."""
+    assert asked(edge, {"x-session-id": "s"}).session == "s"
+    assert asked(edge, {"x-session-id": "s", "x-headwater-session": "t"}).session == "t"
+    query = asked(edge, {"authorization": "Bearer sk-secret"}, user="ann@example.com")
+    assert query.session.startswith("user-")
+    assert query.tenant.startswith("key-")
+    assert "ann" not in query.session
+    assert "sk-secret" not in query.tenant
+    again = asked(edge, {"authorization": "bearer sk-secret"}, user="ann@example.com")
+    assert (again.session, again.tenant) == (query.session, query.tenant)
+    assert asked(edge, {"authorization": "Bearer sk-other"}).tenant != query.tenant
+    assert asked(edge, {"authorization": "Bearer k", "x-headwater-tenant": "t"}).tenant == "t"
+    assert asked(edge, {"authorization": "Basic abc"}).tenant == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "told"),
+    [
+        ("x-headwater-policy", "direct", ", ".join(CLIENT_POLICIES)),
+        ("x-headwater-policy", "best", "kv, round_robin"),
+        ("x-headwater-router-temperature", "1.5", "from 0 to 1"),
+        ("x-headwater-router-temperature", "-1", "from 0 to 1"),
+        ("x-headwater-router-temperature", "nan", "from 0 to 1"),
+        ("x-headwater-router-temperature", "warm", "from 0 to 1"),
+        ("x-headwater-tier", "a.b", "letters, digits"),
+        ("x-headwater-tolerates", "batch,,spot", "letters, digits"),
+        ("x-headwater-tolerates", ",".join(f"t{number}" for number in range(17)), "at most 16"),
+        ("x-headwater-deadline-ms", "0", "milliseconds"),
+        ("x-headwater-deadline-ms", "-5", "milliseconds"),
+        ("x-headwater-deadline-ms", "1.5", "milliseconds"),
+        ("x-headwater-deadline-ms", "9" * 30, "milliseconds"),
+        ("x-headwater-session", "", "printable"),
+        ("x-headwater-session", "x" * 257, "printable"),
+        ("x-headwater-tenant", "a\tb", "printable"),
+        ("x-session-id", "é", "printable"),
+    ],
+)
+def test_a_wish_that_can_not_be_is_refused_by_name(
+    edge: EdgeWorld, header: str, value: str, told: str
+) -> None:
+    """400; the message says what is allowed, and no router is asked."""
+    edge.queries.clear()
+    response = edge.ask(COMPLETIONS, SOUND, headers=[(header.encode(), value.encode())])
+    assert response.status == 400, response.body
+    error = response.document["error"]
+    assert error["param"] == header
+    assert header in error["message"]
+    assert told in error["message"]
+    assert edge.queries == []
+
+
+def test_an_edge_may_let_clients_choose_no_policy() -> None:
+    """The message says so."""
+    headers = [(b"x-headwater-policy", b"kv")]
+    with pytest.raises(ApiError, match="none"):
+        wishes_of(headers, ClientLimits(()))
+    assert wishes_of(headers, ClientLimits(("kv",))).policy == "kv"
+
+
+def test_what_a_router_let_through_once_waits_no_more(edge: EdgeWorld) -> None:
+    """A request whose worker was lost keeps its wishes, but neither queues up again nor has a deadline left."""
+    edge.breaks_after.append(1)
+    first = asked(edge, {"x-headwater-tenant": "t", "x-headwater-deadline-ms": "5000"}, max_tokens=4)
+    second = edge.queries[1]
+    assert (first.waits, first.deadline_ms) == (True, 5_000)
+    assert (second.waits, second.deadline_ms, second.tenant) == (False, 0, "t")
+
+
+def test_a_deadline_is_counted_from_when_the_request_came() -> None:
+    """What has passed is taken off; one that has passed altogether is one millisecond, which no router meets."""
+    query = RouteQuery("a", 1, 1, b"")
+    wishes = Wishes(deadline_ms=1_000)
+    assert wishes.put_into(query, passed_s=0.25, waits=True).deadline_ms == 750
+    assert wishes.put_into(query, passed_s=3.0, waits=True).deadline_ms == 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "code", "retry"),
+    [
+        (RouteRefused("full", 6.2, 503, True, "overloaded"), 503, "overloaded", b"7"),
+        (RouteRefused("share", 0.3, 429, True, "rate_limit_exceeded"), 429, "rate_limit_exceeded", b"1"),
+        (RouteRefused("late", 2.0, 503, True, "deadline_exceeded"), 503, "deadline_exceeded", b"2"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+def test_a_final_refusal_reaches_the_client_at_once(
+    edge: EdgeWorld, path: str, refused: RouteRefused, status: int, code: str, retry: bytes
+) -> None:
+    """In OpenAI's shape, with when to come again in whole seconds; it is not asked again."""
+    edge.refuses.append(refused)
+    edge.queries.clear()
+    body = {**SOUND, "messages": [{"role": "user", "content": "hi"}], "stream": path != "/v1/embeddings"}
+    if path == "/v1/embeddings":
+        body = {"model": "vectors", "input": "hi"}
+    response = edge.ask(path, body)
+    assert response.status == status, response.body
+    error = response.document["error"]
+    assert (error["code"], error["type"]) == (
+        code,
+        "rate_limit_error" if status == 429 else "server_error",
+    )
+    assert refused.reason in error["message"]
+    assert response.headers[b"retry-after"] == retry
+    assert len(edge.queries) == 1
+
+
+def test_a_mistake_that_only_the_router_sees_is_the_client_s(edge: EdgeWorld) -> None:
+    """400, without a second try."""
+    edge.refuses.append(RouteRefused("unknown policy x", status=400))
+    edge.queries.clear()
+    response = edge.ask(COMPLETIONS, SOUND)
+    assert response.status == 400
+    assert response.document["error"]["type"] == "invalid_request_error"
+    assert len(edge.queries) == 1
+
+
+def test_pooling_has_the_same_wishes(edge: EdgeWorld) -> None:
+    """Headers, user and priority."""
+    edge.pool = lambda request: Embedded(tuple(b"\0\0\x80?" * 4 for _ in request.prompts))
+    edge.queries.clear()
+    response = edge.ask(
+        "/v1/embeddings",
+        {"model": "vectors", "input": "hi", "user": "ann", "priority": 4},
+        headers=[(b"x-headwater-tier", b"gold"), (b"x-headwater-deadline-ms", b"900")],
+    )
+    assert response.status in (200, 503), response.body
+    [query] = edge.queries[:1]
+    assert (query.tier, query.priority, query.deadline_ms, query.waits) == ("gold", 4, 900, True)
+    assert query.session.startswith("user-")

@@ -22,6 +22,7 @@ On stop
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,8 +32,9 @@ import msgspec
 
 from headwater.actors import lease
 from headwater.actors.actor import Actor
-from headwater.actors.bus_port import Message, Subscription
+from headwater.actors.bus_port import BusError, Message, Subscription
 from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
+from headwater.actors.gathered import Gathered
 from headwater.actors.live_fold import LiveFold
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.route_queue import QueueSettings, RouteQueue
@@ -88,6 +90,7 @@ class RouterActor(Actor):
         self._answering.set()
         self._queue = RouteQueue(world, name, pool, self, queue or QueueSettings(), self._metrics)
         self._fold.moved = self._queue.moved
+        self._gathered = Gathered(self._look, self._answer)
 
     @property
     def state(self) -> RouterState:
@@ -146,6 +149,7 @@ class RouterActor(Actor):
         self.spawn(self._snapshots.run(self._log), "snapshots")
         await self._queue.open(epoch)
         self.spawn(self._queue.run(), "queue")
+        self.spawn(self._gathered.run(), "queries")
         self._subscription = await world.bus.subscribe(
             subjects.route_query(world.ns, self.pool), self._on_query, queue="router"
         )
@@ -174,16 +178,28 @@ class RouterActor(Actor):
             self._queue.pump()
 
     async def _on_query(self, message: Message) -> None:
-        await self._answering.wait()
-        reply: RouteReply
         try:
             query = _query.decode(message.data)
-            # A query that comes again gets the same answer: two decisions for one request would leave the load that
-            # the second one counts behind for ever.
-            reply = self.made(query.request) or self._queue.admit(query)
+            prompt_of(query)
         except (msgspec.DecodeError, ValueError) as error:
-            reply = RouteRefused(f"unreadable query: {error}")
-        await self.world.bus.publish(message.reply, _encode(reply))
+            refused = RouteRefused(f"unreadable query: {error}")
+            await self.world.bus.publish(message.reply, _encode(refused))
+            return
+        self._gathered.put(message, query)
+
+    def _look(self, query: RouteQuery) -> Decision | RouteRefused | None:
+        """What would be decided now, for queries that are not decided yet."""
+        return None if self.made(query.request) else self.choose(query)
+
+    async def _answer(self, message: Message, query: RouteQuery) -> None:
+        await self._answering.wait()
+        # A query that comes again gets the same answer: two decisions for one request would leave the load that
+        # the second one counts behind for ever.
+        reply: RouteReply = self.made(query.request) or self._queue.admit(query)
+        try:
+            await self.world.bus.publish(message.reply, _encode(reply))
+        except BusError as error:
+            self.log.warning("answer_not_sent", request=query.request, reason=str(error))
 
     @property
     def may_decide(self) -> bool:
@@ -246,6 +262,9 @@ class RouterActor(Actor):
         self.log.info("draining", log_position=self.state.position)
         if self._subscription is not None:
             await self._subscription.unsubscribe()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._gathered.settled()
         self._queue.refuse_all()
         for writer in (self._writer, self._fleet):
             if writer is not None:

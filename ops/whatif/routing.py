@@ -1,6 +1,7 @@
 """The production router on virtual time: the same fold, the same events, the same decisions as in a fleet."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headwater.events.log import Record
@@ -9,6 +10,7 @@ from headwater.router.candidates import Standing
 from headwater.router.decide import decide, prompt_of
 from headwater.router.policies import POLICIES
 from headwater.router.state import RouterState
+from headwater.router.together import most_particular_first
 from headwater.schemas.envelope import Batch, Event
 from headwater.schemas.fleet import WorkerJoined
 from headwater.schemas.hashing import U64, pack_hashes
@@ -57,10 +59,27 @@ class Routing:
         self.state.apply(Record(self.state.position + 1, "", now_ns, batch))
         self.fold_s += time.perf_counter() - began
 
+    def in_order(self, questions: Sequence[Question], now_ns: int) -> list[int]:
+        """Places of questions that come at the same moment, in the order in which a router decides them."""
+        began = time.perf_counter()
+        order = most_particular_first(
+            [self._query(question) for question in questions], lambda query: self._choose(query, now_ns)
+        )
+        self.decide_s += time.perf_counter() - began
+        return order
+
     def decide(self, question: Question, now_ns: int) -> Decision | RouteRefused:
         """Where a request goes; the decision is in the state at once, as in a router."""
         began = time.perf_counter()
-        query = RouteQuery(
+        answer = self._choose(self._query(question), now_ns)
+        self.decide_s += time.perf_counter() - began
+        if isinstance(answer, Decision):
+            self.decisions += 1
+            self.tell(ROUTER, now_ns, answer)
+        return answer
+
+    def _query(self, question: Question) -> RouteQuery:
+        return RouteQuery(
             question.name,
             question.prompt_tokens,
             question.max_tokens,
@@ -72,6 +91,8 @@ class Routing:
             session=question.session,
             tenant=question.tenant,
         )
+
+    def _choose(self, query: RouteQuery, now_ns: int) -> Decision | RouteRefused:
         standing = Standing(
             number=self.decisions + 1,
             position=self.state.position,
@@ -81,12 +102,7 @@ class Routing:
             degraded=False,
         )
         state = self.state
-        answer = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
-        self.decide_s += time.perf_counter() - began
-        if isinstance(answer, Decision):
-            self.decisions += 1
-            self.tell(ROUTER, now_ns, answer)
-        return answer
+        return decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
 
 
 def joined(worker: str, role: Any, block_size: int, blocks: int, running: int) -> WorkerJoined:

@@ -93,9 +93,10 @@ class Run:
         while events:
             now_ns, kind, number, version = heappop(events)
             if kind == ARRIVAL:
-                while number < len(requests) and requests[number].arrival_ns == now_ns:
-                    self._arrive(requests[number], number, now_ns)
-                    number += 1
+                last = number
+                while last < len(requests) and requests[last].arrival_ns == now_ns:
+                    last += 1
+                self._arrive_together(number, last, now_ns)
             elif kind == HANDED:
                 self._handed(self._hand_overs[number], now_ns)
             elif version == self._versions[number]:
@@ -112,23 +113,33 @@ class Run:
             wall_s,
         )
 
-    def _arrive(self, request: Asked, number: int, now_ns: int) -> None:
-        size = self._setup.block_size
-        if -(-(request.prompt_tokens + request.output_tokens) // size) > self._setup.blocks:
-            self._refused += 1
-            return
-        hashes = hashes_of(request, size)
+    def _arrive_together(self, first: int, last: int, now_ns: int) -> None:
+        """Requests `first` to `last` - 1 come at the same moment."""
         for worker in self._list:
             if now_ns - worker.reported_ns >= REPORT_NS:
                 self._routing.tell(worker.shape.name, now_ns, worker.report(now_ns))
-        question = Question(
-            request.name,
-            request.prompt_tokens,
-            request.output_tokens,
-            hashes,
-            session=request.session,
-            tenant=request.tenant,
-        )
+        size, blocks = self._setup.block_size, self._setup.blocks
+        asked: list[tuple[int, Question]] = []
+        for number in range(first, last):
+            request = self._trace.requests[number]
+            if -(-(request.prompt_tokens + request.output_tokens) // size) > blocks:
+                self._refused += 1
+                continue
+            question = Question(
+                request.name,
+                request.prompt_tokens,
+                request.output_tokens,
+                hashes_of(request, size),
+                session=request.session,
+                tenant=request.tenant,
+            )
+            asked.append((number, question))
+        for place in self._routing.in_order([question for _, question in asked], now_ns):
+            number, question = asked[place]
+            self._arrive(self._trace.requests[number], number, question, now_ns)
+
+    def _arrive(self, request: Asked, number: int, question: Question, now_ns: int) -> None:
+        hashes = question.hashes
         decision = self._routing.decide(question, now_ns)
         if isinstance(decision, RouteRefused):
             self._refused += 1

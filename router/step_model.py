@@ -16,8 +16,15 @@ CLASSES_MIN = 2
 MEMORY = 32
 """About so many samples of a class count."""
 
-OUTLIER = 4.0
-"""A sample more than so many times away from its class counts as so many times: a pause says nothing of the next one."""
+TRUST = 4
+"""After so many samples of a class …"""
+
+OUTLIER = 1.2
+"""… one that is more than so many times away from it counts as so many times: prompts that were computed beside others, and
+pauses, say little of the next one."""
+
+FLOOR = 0.25
+"""No prompt is quicker than this part of the shortest class."""
 
 
 class StepModel(msgspec.Struct):
@@ -45,7 +52,7 @@ class StepModel(msgspec.Struct):
             self.tokens.insert(at, 0.0)
             self.ms.insert(at, 0.0)
             self.counts.insert(at, 0)
-        elif self.counts[at] >= MEMORY // OUTLIER:
+        elif self.counts[at] >= TRUST:
             ms = min(max(ms, self.ms[at] / OUTLIER), self.ms[at] * OUTLIER)
         self.counts[at] = min(self.counts[at] + 1, MEMORY)
         self.tokens[at] += (tokens - self.tokens[at]) / self.counts[at]
@@ -63,4 +70,4 @@ class StepModel(msgspec.Struct):
         x, y = self.tokens[at - 1], self.ms[at - 1]
         slope = max(0.0, (self.ms[at] - y) / (self.tokens[at] - x))
         # Before the first class the line may pass below zero; no prompt is that quick.
-        return max(y + slope * (tokens - x), self.ms[0] / OUTLIER)
+        return max(y + slope * (tokens - x), self.ms[0] * FLOOR)

@@ -60,7 +60,7 @@ def candidates_for(scene: Scene) -> list[Candidate]:
         ]
     # What is left of a request behind its prefill, at its cheapest, by whom it can be handed over to.
     rest: dict[str, tuple[float, float]] = {}
-    for worker in behind:
+    for worker in behind if len(behind) < len(able) else ():
         work = works[worker.name]
         best = (cost.handed_over(weights, work), cost.transfer(weights, work))
         rest[worker.pairs_with] = min(best, rest.get(worker.pairs_with, best))
@@ -134,10 +134,12 @@ def _work(scene: Scene, worker: Worker, model: StepModel | None) -> cost.Work:
     )
     if model is None:
         return work
-    since_ns, tokens = worker.computing_since(now_ns)
-    # Clocks of two machines: never more than the whole prompt, never less than nothing.
-    computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
-    times = cost.times(model, worker.block_size, work.uncached_tokens, prefill_tokens, computed_ms)
+    computed_ms = 0.0
+    if prefill_tokens:
+        since_ns, tokens = worker.computing_since(now_ns)
+        # Clocks of two machines: never more than the whole prompt, never less than nothing.
+        computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
+    times = cost.times(model, work.uncached_tokens, prefill_tokens, computed_ms)
     return work._replace(times=times)
 
 

@@ -13,15 +13,14 @@ BLOCK_FROM, BLOCK_TO = 2_048, 8_192
 
 
 class Times(NamedTuple):
-    """Estimates, all in milliseconds.
+    """Estimates in milliseconds, and the model that they come from.
 
-    `queue`: until the worker has computed what was promised before, `prefill`: to compute what it lacks of this prompt,
-    `block`: for one block more.
+    `queue`: until the worker has computed what was promised before, `prefill`: to compute what it lacks of this prompt.
     """
 
     queue: float
     prefill: float
-    block: float
+    model: StepModel
 
 
 class Work(NamedTuple):
@@ -54,7 +53,7 @@ class Work(NamedTuple):
         return max(0, -(-self.prompt_tokens // self.block_size) - self.cached_blocks)
 
 
-def times(model: StepModel, block_size: int, uncached: int, promised: int, computed_ms: float) -> Times:
+def times(model: StepModel, uncached: int, promised: int, computed_ms: float) -> Times:
     """Estimates for a prompt of which `uncached` tokens are to compute, behind `promised` ones.
 
     `computed_ms` went already into the first of those.
@@ -62,13 +61,16 @@ def times(model: StepModel, block_size: int, uncached: int, promised: int, compu
     own = model.predict(uncached)
     # Prompts that wait are computed together: what a step costs by itself is not paid for each.
     queue = max(0.0, model.predict(promised + uncached) - own - computed_ms) if promised else 0.0
-    block = (model.predict(BLOCK_TO) - model.predict(BLOCK_FROM)) * block_size / (BLOCK_TO - BLOCK_FROM)
-    return Times(queue, own, block)
+    return Times(queue, own, model)
 
 
 def unit(work: Work) -> float:
     """What the work for one block costs, in the unit of all costs."""
-    return work.times.block if work.times is not None else 1.0
+    if work.times is None:
+        return 1.0
+    model = work.times.model
+    a_token = (model.predict(BLOCK_TO) - model.predict(BLOCK_FROM)) / (BLOCK_TO - BLOCK_FROM)
+    return a_token * work.block_size
 
 
 def whole(weights: Weights, work: Work) -> float:
@@ -82,7 +84,7 @@ def prefill(weights: Weights, work: Work) -> float:
     A block on a lower tier must be brought up: it costs `weights.lower_tier` of one to compute. In milliseconds: the time to the first
     token, what those who run there wait meanwhile, and what it will take to compute again what is pushed out.
     """
-    lower = weights.lower_tier * work.lower_blocks * unit(work)
+    lower = weights.lower_tier * work.lower_blocks * unit(work) if work.lower_blocks else 0.0
     if work.times is None:
         queued = (work.uncached_tokens + work.prefill_tokens) / work.block_size
         return weights.prefill * (queued + lower)

@@ -9,9 +9,13 @@ from headwater.schemas.route import RouteQuery
 
 
 class Filter(NamedTuple):
-    """`keeps` says whether a worker may take a request; `reason` what to say where it keeps none."""
+    """`keeps` says whether a worker may take a request; `reason` what to say where it keeps none.
+
+    A filter that does not `matter` to a request keeps all.
+    """
 
     name: str
+    matters: Callable[[RouteQuery], bool]
     keeps: Callable[[Worker, RouteQuery], bool]
     reason: Callable[[RouteQuery], str]
 
@@ -27,36 +31,53 @@ def _can(worker: Worker, query: RouteQuery) -> bool:
 
 def _serves_adapter(worker: Worker, query: RouteQuery) -> bool:
     name = query.lora_name
-    return (
-        not name or name in worker.loras or (worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities)
-    )
+    return name in worker.loras or (worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities)
 
 
 def _decodes_behind(worker: Worker, query: RouteQuery) -> bool:
-    return query.asked != "decode" or (worker.role != "prefill" and worker.pairs_with == query.pairs_with)
+    return worker.role != "prefill" and worker.pairs_with == query.pairs_with
 
 
 FILTERS: tuple[Filter, ...] = (
-    Filter("capability", _can, lambda query: f"can do {', '.join(query.needs)}"),
-    Filter("adapter", _serves_adapter, lambda query: f"holds or may load adapter {query.lora_name}"),
+    Filter(
+        "capability",
+        lambda query: bool(query.needs),
+        _can,
+        lambda query: f"can do {', '.join(query.needs)}",
+    ),
+    Filter(
+        "adapter",
+        lambda query: bool(query.lora_name),
+        _serves_adapter,
+        lambda query: f"holds or may load adapter {query.lora_name}",
+    ),
     Filter(
         "tier",
-        lambda worker, query: not query.tier or worker.tier == query.tier,
+        lambda query: bool(query.tier),
+        lambda worker, query: worker.tier == query.tier,
         lambda query: f"is of tier {query.tier}",
     ),
     Filter(
         "taint",
-        lambda worker, query: set(worker.taints) <= set(query.tolerates),
+        lambda query: True,
+        lambda worker, query: not worker.taints or set(worker.taints) <= set(query.tolerates),
         lambda query: "is free of taints that the request does not tolerate",
     ),
-    Filter("role", _decodes_behind, lambda query: "can decode behind that prefill"),
+    Filter(
+        "role",
+        lambda query: query.asked == "decode",
+        _decodes_behind,
+        lambda query: "can decode behind that prefill",
+    ),
     Filter(
         "state",
+        lambda query: True,
         lambda worker, query: worker.takes_requests,
         lambda query: "takes requests (draining, paused or asleep)",
     ),
     Filter(
         "failure",
+        lambda query: bool(query.exclude),
         lambda worker, query: f"{worker.name}.{worker.epoch}" not in query.exclude,
         lambda query: "has not just failed this request",
     ),
@@ -66,7 +87,11 @@ FILTERS: tuple[Filter, ...] = (
 
 def able(workers: Sequence[Worker], query: RouteQuery) -> list[Worker]:
     """The workers that all filters keep."""
-    return [worker for worker in workers if all(filter.keeps(worker, query) for filter in FILTERS)]
+    left = list(workers)
+    for filter in FILTERS:
+        if filter.matters(query):
+            left = [worker for worker in left if filter.keeps(worker, query)]
+    return left
 
 
 def why_none(workers: Sequence[Worker], query: RouteQuery) -> str:
@@ -77,6 +102,8 @@ def why_none(workers: Sequence[Worker], query: RouteQuery) -> str:
         return f"worker {query.pinned} is gone"
     left = list(workers)
     for filter in FILTERS:
+        if not filter.matters(query):
+            continue
         kept = [worker for worker in left if filter.keeps(worker, query)]
         if not kept:
             rest = "" if len(left) == len(workers) else f" that are left of {len(workers)}"

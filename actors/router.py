@@ -43,6 +43,7 @@ from headwater.actors.world import World
 from headwater.events.log import Log
 from headwater.events.writer import Writer
 from headwater.router.decide import Standing, decide, prompt_of
+from headwater.router.policies import DEFAULT as POLICY
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.route import Decision, DecisionVoided, RouteQuery, RouteRefused, RouteReply, Weights
@@ -69,12 +70,16 @@ class RouterActor(Actor):
         pool: str,
         *,
         weights: Weights | None = None,
+        policy: str = POLICY,
+        temperature: float = 0.0,
         queue: QueueSettings | None = None,
     ) -> None:
         super().__init__(world, name)
         self.pool = pool
         self.log = self.log.bind(pool=pool)
         self._weights = weights or Weights()
+        self._policy = policy
+        self._temperature = temperature
         self._metrics = RouterMetrics(pool)
         self._fold = LiveFold(world.clock, self.log, self._metrics)
         self._lease: lease.LeaseHandle | None = None
@@ -220,6 +225,8 @@ class RouterActor(Actor):
             wall_ns=self.world.clock.wall_ns(),
             weights=self._weights,
             degraded=self._fold.degraded(),
+            policy=self._policy,
+            temperature=self._temperature,
         )
         decision = decide(
             self.state.index, self.state.loads, self.state.cold, prompt_of(query), query, standing

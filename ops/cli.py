@@ -41,8 +41,7 @@ ADMIN = ("admin_host", "admin_port", "admin_token_file")
 UP = (
     *ENGINE,
     "gpus_per_worker",
-    "local_prefill_tokens",
-    "disaggregate",
+    *config.ROUTING,
     "metrics_port",
     "host",
     "port",
@@ -89,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "router",
         "run one router",
-        (*ACTOR, "pool", "cache_dir", "local_prefill_tokens", "disaggregate", *config.QUEUE),
+        (*ACTOR, "pool", "cache_dir", *config.ROUTING, *config.QUEUE),
         commands.run_router,
     )
     shadow = add(

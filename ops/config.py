@@ -60,6 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_vulnerable_engine: YesNo = "no"
     local_prefill_tokens: Size = 256
     disaggregate: Literal["estimate", "always"] = "estimate"
+    policy: str = "kv"
+    router_temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    router_weights: tuple[str, ...] = ()
     busy_prefill_tokens: Size = 131_072
     busy_kv: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     busy_waiting: Size = 0
@@ -136,6 +139,9 @@ HELP = {
     "allow_vulnerable_engine": "start a vLLM with known holes",
     "disaggregate": "longer prompts go to a prefill worker when that is estimated to be cheaper, or always",
     "local_prefill_tokens": "prompts with at most so many tokens to compute stay on the worker that decodes them",
+    "policy": "how a router chooses: kv, round_robin, random, power_of_two, least_loaded, session or direct",
+    "router_temperature": "policy kv: 0 takes the least cost; with T a worker that costs (1 + T) times as much is e times less likely",
+    "router_weights": "weights of the cost that differ from their defaults, as NAME=VALUE with commas (`headwater tune` finds them)",
     "busy_prefill_tokens": "a worker is busy above so many prompt tokens promised and not computed; 0: never (default: 16 steps of 8,192)",
     "busy_kv": "a worker is busy while its requests hold more than this share of its KV blocks, as 0.9; 0: never (default)",
     "busy_waiting": "a worker is busy while its engine has more than so many requests queued; 0: never (default)",
@@ -189,6 +195,9 @@ LORA = (
 )
 """Settings of workers, about adapters."""
 
+ROUTING = ("policy", "router_temperature", "router_weights", "local_prefill_tokens", "disaggregate")
+"""How a router chooses."""
+
 QUEUE = (
     "busy_prefill_tokens",
     "busy_kv",
@@ -232,6 +241,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "native": shlex.split,
     "taint": _words,
     "client_policies": _words,
+    "router_weights": _words,
     "connector_options": msgspec.json.decode,
 }
 

@@ -21,9 +21,9 @@ from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.queue_settings import clients_of, queue_of
+from headwater.ops.routing_settings import policy_of, router_weights
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
-from headwater.schemas.route import Weights
 from headwater.schemas.subjects import InboxKind, card_pool
 
 _log = structlog.get_logger("headwater.main")
@@ -92,11 +92,19 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
 async def run_router(settings: Settings, stop: asyncio.Event) -> int:
     """A router until stopped. Without a pool it waits for the first model card."""
     name = settings.name or f"router-{secrets.token_hex(3)}"
+    policy, weights = policy_of(settings), router_weights(settings)
 
     async def make(world: World) -> Actor:
-        weights = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
         pool = settings.pool or await first_pool(world)
-        return RouterActor(world, name, pool, weights=weights, queue=queue_of(settings))
+        return RouterActor(
+            world,
+            name,
+            pool,
+            weights=weights,
+            policy=policy,
+            temperature=settings.router_temperature,
+            queue=queue_of(settings),
+        )
 
     return await run_one(settings, "router", name, make, stop)
 

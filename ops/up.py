@@ -30,7 +30,7 @@ from headwater.ops import admin, engines, nats_server, preflight, queue_settings
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
-from headwater.ops.config import CLIENTS, ENV_PREFIX, NATS, QUEUE, ConfigError, Settings
+from headwater.ops.config import CLIENTS, ENV_PREFIX, NATS, QUEUE, ROUTING, ConfigError, Settings
 from headwater.ops.pools import keep_pools
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
@@ -92,9 +92,7 @@ class Fleet:
         common = self._common()
         # Next to the log: who removes one removes the other.
         cache = settings.cache_dir or str(self._data / "cache")
-        local = ["--local-prefill-tokens", str(settings.local_prefill_tokens)]
-        local += ["--disaggregate", settings.disaggregate]
-        local += queue_settings.flags(settings, QUEUE)
+        local = queue_settings.flags(settings, (*ROUTING, *QUEUE))
         self._add("router", [*common, "--name", "router-0", "--cache-dir", cache, *local], "router")
         if settings.admin_port:
             at = ["--admin-host", settings.admin_host, "--admin-port", str(settings.admin_port)]

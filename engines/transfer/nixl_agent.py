@@ -126,9 +126,12 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def _errors(self, peer: str) -> Any:
+        # Without their tracebacks: those keep handles alive beyond the agent that has to free them.
         try:
             yield
         except self._disconnected as error:
-            raise PeerGone(f"the process of {peer} is gone") from error
+            raise PeerGone(f"the process of {peer} is gone") from error.with_traceback(None)
         except Exception as error:
-            raise TransferFailed(f"NIXL could not read from {peer}: {error!r}") from error
+            raise TransferFailed(f"NIXL could not read from {peer}: {error!r}") from error.with_traceback(
+                None
+            )

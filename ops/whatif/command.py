@@ -11,6 +11,7 @@ import msgspec
 
 from headwater.engines.step_time import StepTime
 from headwater.ops.config import ConfigError
+from headwater.ops.routing_settings import weights_of
 from headwater.ops.whatif import plot, report
 from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
 from headwater.ops.whatif.report import Report, Result
@@ -18,7 +19,6 @@ from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
 from headwater.router.policies import POLICIES
-from headwater.schemas.route import Weights
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -102,21 +102,6 @@ def _check(name: str, values: list[Any]) -> None:
             raise ConfigError(
                 f"{option} {value:g}: must be {'at least' if name in NOT_NEGATIVE else 'above'} 0"
             )
-
-
-def weights_of(text: str) -> Weights:
-    """Weights from NAME=VALUE,…; raises `ConfigError` for a name that is none."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(Weights)}
-    values: dict[str, Any] = {}
-    for part in filter(None, text.replace(" ", ",").split(",")):
-        name, equals, value = part.partition("=")
-        if not equals or name not in fields:
-            raise ConfigError(f"--weights {part}: give NAME=VALUE; names are {', '.join(fields)}")
-        try:
-            values[name] = msgspec.convert(value, fields[name], strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"--weights {part}: {error}") from error
-    return Weights(**values)
 
 
 def step_time_of(text: str) -> StepTime:

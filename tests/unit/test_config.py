@@ -43,7 +43,7 @@ def other(name: str) -> tuple[str, Any]:
         return "--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")
     if name == "connector_options":
         return '{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}
-    if name in ("taint", "client_policies"):
+    if name in ("taint", "client_policies", "router_weights"):
         return "one, two", ("one", "two")
     default = getattr(DEFAULTS, name)
     if name in special:

@@ -61,7 +61,7 @@ STREAMS = (*config.NATS, "namespace", "log_level", "log_format")
 WHATIF = (
     "run a trace through the router and simulated engines with other settings, side by side, on virtual time"
 )
-LOG = (*config.NATS, "namespace", "pool", "log_level", "log_format")
+LOG = config.LOG_SETTINGS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -173,9 +173,7 @@ def parser() -> argparse.ArgumentParser:
     sim.add_argument("--jobs", type=int, default=0, help="processes for --seeds (default: one per core)")
     sim.add_argument("--json", action="store_true", help="print JSON")
     sim.set_defaults(run=commands.run_sim)
-    whatif = subparsers.add_parser("whatif", help=WHATIF, description=WHATIF)
-    whatif_flags.add_flags(whatif)
-    whatif.set_defaults(run=commands.run_whatif)
+    whatif_flags.add_flags(add("whatif", WHATIF, LOG, commands.run_whatif))
     add("warm", "compile and cache what a first start would", (), commands.run_warm)
     return top
 

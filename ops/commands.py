@@ -193,9 +193,15 @@ def run_sim(arguments: argparse.Namespace) -> int:
 
 def run_whatif(arguments: argparse.Namespace) -> int:
     """`headwater whatif`."""
+    from headwater.ops import process
     from headwater.ops.whatif import command
 
-    return command.execute(arguments)
+    if not arguments.log:
+        return command.execute(arguments)
+    # Only what connects: other settings have names that are columns here.
+    ours = argparse.Namespace(**{name: getattr(arguments, name) for name in ("config", *config.LOG_SETTINGS)})
+    settings = _settings(ours)
+    return process.run(lambda _: command.execute_log(arguments, settings))
 
 
 def run_warm(_arguments: argparse.Namespace) -> int:

@@ -228,6 +228,9 @@ NATS = (
 )
 """Settings of every command that connects."""
 
+LOG_SETTINGS = (*NATS, "namespace", "pool", "log_level", "log_format")
+"""Settings of every command that reads a pool's log."""
+
 REPEATED = ("taint",)
 """Flags that may be given several times."""
 

@@ -4,13 +4,23 @@ First the baseline: round robin needs no router, so if the simulator is right it
 under our router, the same settings in every row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from headwater.ops.bench.report import machine
-from headwater.ops.bench.whatif_peer import AGREEMENT, ROWS, SOURCE, UNLIMITED, Figures, Row
+from headwater.ops.bench.whatif_peer import (
+    AGREEMENT,
+    ROWS,
+    SOURCE,
+    TARGETS,
+    TARGETS_ROW,
+    UNLIMITED,
+    WORSE_MAX,
+    Figures,
+    Row,
+)
 from headwater.ops.tables import table
 from headwater.ops.whatif.command import run_all
 from headwater.ops.whatif.report import Report
@@ -37,13 +47,15 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All rows. `furthest` is the greatest deviation of a round-robin figure from the peer's, as a share of it."""
+    """All rows. `furthest` is the greatest deviation of a round-robin figure from the peer's, as a share of it; `missed` names
+    what falls short of the targets."""
 
     source: str
     trace: str
     machine: str
     rows: list[Compared]
     furthest: float
+    missed: list[str]
 
 
 def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Comparison:
@@ -57,7 +69,25 @@ def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Co
     furthest = [
         abs(ratio - 1) for row in compared if row.policy == "round_robin" for ratio in row.ratio.values()
     ]
-    return Comparison(SOURCE, TRACE.name, machine(), compared, max(furthest, default=0.0))
+    return Comparison(
+        SOURCE, TRACE.name, machine(), compared, max(furthest, default=0.0), list(_missed(rows, compared))
+    )
+
+
+def _missed(rows: Sequence[Row], compared: Sequence[Compared]) -> Iterator[str]:
+    for row, one in zip(rows, compared, strict=True):
+        if row.policy == "round_robin":
+            continue
+        where = f"{row.workers} workers of {row.blocks} blocks, speed {row.speed:g}"
+        for name, ratio in one.ratio.items():
+            worse = 1 / ratio if name == "reuse" and ratio else ratio
+            if worse > WORSE_MAX:
+                yield f"{where}: {name} is {ratio:.3f} of theirs"
+        for name, target in TARGETS.items() if row is TARGETS_ROW else ():
+            if name == "reuse" and one.ours[name] < target:
+                yield f"{where}: {name} is {one.ours[name]:.4f}, at least {target} is aimed at"
+            elif name != "reuse" and one.ratio[name] > target:
+                yield f"{where}: {name} is {one.ratio[name]:.3f} of theirs, at most {target} is aimed at"
 
 
 def _compare(row: Row, report: Report) -> Compared:
@@ -110,6 +140,7 @@ def show(comparison: Comparison, *, as_json: bool) -> None:
         "each cell: ours (ours divided by theirs); times in ms. Round-robin rows "
         f"{agrees} within {AGREEMENT:.0%}: furthest {comparison.furthest:.1%}"
     )
+    print("\n".join(f"missed: {one}" for one in comparison.missed) or "all targets are met")
     rows = [row for row in comparison.rows if row.policy != "round_robin"]
     print("\ntimes what an unlimited shared cache without any queueing gives:")
     print(

@@ -47,3 +47,11 @@ AGREEMENT: Final = 0.03
 
 UNLIMITED: Final = Figures(0.366, 173, 62, 415, 1_536, 0.0, 0.0)
 """An unlimited shared cache and no queueing at all: nothing can be below. (No bound for the last two.)"""
+
+TARGETS: Final = {"reuse": 0.32, "ttft_mean": 0.82, "ttft_p50": 0.65, "ttft_p99": 0.96}
+"""What is aimed at in the second row: reuse at least, the others at most so much of theirs."""
+
+TARGETS_ROW: Final = ROWS[1]
+
+WORSE_MAX: Final = 1.02
+"""No figure of any row shall be more than so much of theirs (reuse: no less)."""

@@ -10,29 +10,73 @@ from typing import Any
 import msgspec
 
 from headwater.engines.step_time import StepTime
-from headwater.ops.config import ConfigError
+from headwater.ops.config import ConfigError, Settings
+from headwater.ops.replay import pool_of
 from headwater.ops.routing_settings import weights_of
-from headwater.ops.whatif import plot, report
+from headwater.ops.run_actor import operator_world
+from headwater.ops.warm import compile_kernels
+from headwater.ops.whatif import fidelity, plot, report
 from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
+from headwater.ops.whatif.recorded import recording
 from headwater.ops.whatif.report import Report, Result
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
 from headwater.router.policies import POLICIES
 
+DEFAULTS = Setup()
+
+ENGINE_FACTS = ("step_time", "step_tokens", "bytes_a_token", "gigabytes_a_second")
+
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run all columns and print them."""
+    """Run all columns of a trace and print them."""
     if not arguments.trace:
-        raise ConfigError("whatif: name a trace file")
+        raise ConfigError("whatif: name a trace file, or give --log for a recorded run")
     setups = columns(arguments)
-    trace = read(Path(arguments.trace))
-    results = run_all(trace, setups, arguments.jobs)
-    reports = [result.report for result in results]
-    if arguments.plot:
-        plot.write(Path(arguments.plot), results, report.names_of(reports))
-    print(shown(reports, as_json=arguments.json))
+    results = run_all(read(Path(arguments.trace)), setups, arguments.jobs)
+    _draw(arguments, results)
+    print(shown([result.report for result in results], as_json=arguments.json))
     return 0
+
+
+async def execute_log(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Run a recorded log again: as it was, beside what happened, and with the settings given."""
+    if arguments.trace:
+        raise ConfigError("whatif: a trace file or --log, not both")
+    async with operator_world(settings, "whatif") as world:
+        pool = await pool_of(world, settings)
+        recorded = await recording(pool, await world.pool_log(pool), world.requests)
+    base, others = log_columns(arguments, recorded.setup)
+    compile_kernels()
+    as_it_was = run(recorded.trace, base)
+    results = [report.result_of(as_it_was), *run_all(recorded.trace, others, arguments.jobs)]
+    _draw(arguments, results)
+    reports = [result.report for result in results]
+    found = fidelity.fidelity(recorded, as_it_was)
+    if arguments.json:
+        print(msgspec.json.encode({"fidelity": found, "runs": reports}).decode())
+    else:
+        print(f"{fidelity.as_text(found)}\n\n{report.as_table(reports)}")
+    return 0
+
+
+def log_columns(arguments: argparse.Namespace, recorded: Setup) -> tuple[Setup, list[Setup]]:
+    """The recorded settings, and the columns that options make of them.
+
+    What a log does not tell of its engines (step times, tokens of a step, …) holds for the first run too, if it is given once.
+    """
+    others = columns(arguments, recorded)
+    facts = {
+        name: getattr(others[0], name) for name in ENGINE_FACTS if len(getattr(arguments, name) or ()) == 1
+    }
+    base = msgspec.structs.replace(recorded, requests=arguments.requests, **facts)
+    return base, [setup for setup in others if setup != base]
+
+
+def _draw(arguments: argparse.Namespace, results: Sequence[Result]) -> None:
+    if arguments.plot:
+        plot.write(Path(arguments.plot), results, report.names_of([result.report for result in results]))
 
 
 def shown(reports: Sequence[Report], *, as_json: bool) -> str:
@@ -42,8 +86,6 @@ def shown(reports: Sequence[Report], *, as_json: bool) -> str:
 
 def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Result]:
     """Every column, `jobs` at a time."""
-    from headwater.ops.warm import compile_kernels
-
     compile_kernels()
     if jobs <= 1 or len(setups) == 1:
         return [run_one(trace, setup) for setup in setups]
@@ -57,8 +99,8 @@ def run_one(trace: Trace, setup: Setup) -> Result:
     return report.result_of(run(trace, setup))
 
 
-def columns(arguments: argparse.Namespace) -> list[Setup]:
-    """A setup for each column. Raises `ConfigError` for lists of different lengths and for values that can not be."""
+def columns(arguments: argparse.Namespace, base: Setup = DEFAULTS) -> list[Setup]:
+    """A setup for each column: `base` with what is given. Raises `ConfigError` for lists of different lengths and for values that can not be."""
     given: dict[str, list[Any]] = {}
     for name in ("policy", *COUNTS, *NUMBERS):
         values = getattr(arguments, name)
@@ -68,7 +110,7 @@ def columns(arguments: argparse.Namespace) -> list[Setup]:
     if ("prefill_workers" in given or "decode_workers" in given) and "workers" not in given:
         given["workers"] = [0]
     if arguments.weights:
-        given["weights"] = [weights_of(text) for text in arguments.weights]
+        given["weights"] = [weights_of(text, base.weights) for text in arguments.weights]
     if arguments.step_time:
         given["step_time"] = [step_time_of(text) for text in arguments.step_time]
     count = max([1, *map(len, given.values())])
@@ -79,7 +121,8 @@ def columns(arguments: argparse.Namespace) -> list[Setup]:
                 f"give each once or {count} times"
             )
     setups = [
-        Setup(
+        msgspec.structs.replace(
+            base,
             **{name: values[at if len(values) > 1 else 0] for name, values in given.items()},
             requests=arguments.requests,
         )

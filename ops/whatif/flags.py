@@ -26,6 +26,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "trace", nargs="?", metavar="TRACE", help="a trace in Mooncake's format, .jsonl or .jsonl.gz"
     )
     parser.add_argument(
+        "--log",
+        action="store_true",
+        help="in place of a trace, run a pool's log again: as it was, and with the settings given here",
+    )
+    parser.add_argument(
         "--policy", action="append", metavar="NAME", help="how the router chooses (default: kv)"
     )
     for name, text in COUNTS.items():
@@ -56,4 +61,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", default="", metavar="FILE", help="write a plot of all columns there, as SVG"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: a list with one object a column")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON: a list with one object a column; with --log an object with that list",
+    )

@@ -1,0 +1,127 @@
+"""How far the simulator is from what happened: a recorded run beside the same run on virtual time."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from headwater.ops.tables import table
+from headwater.ops.whatif.recorded import Recording
+from headwater.ops.whatif.run import Ran
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """One measure over the same requests. `off` is simulated divided by recorded, less 1, of the means.
+
+    `each` is the median over requests of how far one is from its record, in the measure's unit.
+    """
+
+    measure: str
+    recorded_mean: float
+    simulated_mean: float
+    off: float
+    recorded_p50: float
+    simulated_p50: float
+    recorded_p99: float
+    simulated_p99: float
+    each: float
+
+
+class Fidelity(msgspec.Struct, frozen=True):
+    """A run beside its record; see `Recording` for the counts."""
+
+    log: str
+    requests: int
+    compared: int
+    whole: int
+    partly: int
+    unknown: int
+    left_out: int
+    step_times_fitted: bool
+    gaps: list[Gap]
+
+
+def fidelity(recorded: Recording, ran: Ran) -> Fidelity:
+    """Compare a run under the recorded settings with the record."""
+    served = {one.request.name: one for one in ran.served}
+    both = [(served[name], was) for name, was in recorded.happened.items() if name in served]
+    told = [(one, was) for one, was in both if was.hit_blocks >= 0]
+    gaps = [
+        _gap("hit blocks", [w.hit_blocks for _, w in told], [one.hit_blocks for one, _ in told]),
+        _gap(
+            "TTFT ms",
+            [was.ttft_ms for _, was in both],
+            [(one.first_ns - one.request.arrival_ns) / 1e6 for one, _ in both],
+        ),
+        _gap(
+            "E2E ms",
+            [was.e2e_ms for _, was in both],
+            [(one.done_ns - one.request.arrival_ns) / 1e6 for one, _ in both],
+        ),
+    ]
+    return Fidelity(
+        recorded.trace.name,
+        len(recorded.trace.requests),
+        len(both),
+        recorded.whole,
+        recorded.partly,
+        recorded.unknown,
+        recorded.left_out,
+        recorded.fitted,
+        [gap for gap in gaps if gap is not None],
+    )
+
+
+def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) -> Gap | None:
+    if not recorded:
+        return None
+    was, now = np.array(recorded, np.float64), np.array(simulated, np.float64)
+    was_p50, was_p99 = np.percentile(was, [50, 99])
+    now_p50, now_p99 = np.percentile(now, [50, 99])
+    mean = float(was.mean())
+    return Gap(
+        measure,
+        mean,
+        float(now.mean()),
+        float(now.mean()) / mean - 1 if mean else 0.0,
+        float(was_p50),
+        float(now_p50),
+        float(was_p99),
+        float(now_p99),
+        float(np.median(np.abs(now - was))),
+    )
+
+
+def as_text(found: Fidelity) -> str:
+    """For people."""
+    head = (
+        f"{found.log}: {found.requests} requests, {found.left_out} more without an answer; prompts known whole "
+        f"{found.whole}, as far as matched {found.partly}, not at all {found.unknown}; step times "
+        f"{'fitted to the log' if found.step_times_fitted else 'as given or by default'}"
+    )
+    rows = [
+        (
+            gap.measure,
+            f"{gap.recorded_mean:,.1f}",
+            f"{gap.simulated_mean:,.1f}",
+            f"{gap.off:+.1%}",
+            f"{gap.recorded_p50:,.1f}",
+            f"{gap.simulated_p50:,.1f}",
+            f"{gap.recorded_p99:,.1f}",
+            f"{gap.simulated_p99:,.1f}",
+            f"{gap.each:,.1f}",
+        )
+        for gap in found.gaps
+    ]
+    columns = (
+        "",
+        "mean was",
+        "simulated",
+        "off",
+        "p50 was",
+        "simulated",
+        "p99 was",
+        "simulated",
+        "each off by",
+    )
+    return f"{head}\n{table(columns, rows)}\n({found.compared} requests that ended well and were not moved)"

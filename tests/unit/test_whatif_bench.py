@@ -1,0 +1,50 @@
+"""`headwater bench whatif`: the trace that travels with the code, the peer's rows, and what falls short."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+
+from headwater.ops.bench import whatif
+from headwater.ops.bench.whatif_peer import ROWS, TARGETS_ROW
+from headwater.ops.whatif.trace import read
+
+
+def test_the_trace_is_the_public_one() -> None:
+    """As its README says."""
+    data = gzip.decompress(whatif.TRACE.read_bytes())
+    assert (
+        hashlib.sha256(data).hexdigest() == "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df"
+    )
+    assert len(read(whatif.TRACE).requests) == 12_031
+
+
+def test_every_setting_of_the_peer_is_there_with_and_without_a_router() -> None:
+    """The second row is the one with targets of its own."""
+    pairs = {(row.workers, row.blocks, row.speed) for row in ROWS}
+    assert len(ROWS) == 2 * len(pairs) == 8
+    assert (TARGETS_ROW.policy, TARGETS_ROW.workers, TARGETS_ROW.blocks, TARGETS_ROW.speed) == (
+        "kv",
+        8,
+        4_000,
+        1,
+    )
+
+
+def test_a_row_is_ours_beside_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a few requests: figures, ratios, bounds and what is missed, as a table and as JSON."""
+    found = whatif.bench(ROWS[:2], requests=150)
+    robin, kv = found.rows
+    for row in (robin, kv):
+        assert row.ratio["ttft_mean"] == pytest.approx(row.ours["ttft_mean"] / row.theirs["ttft_mean"])
+    assert kv.bound["reuse"] == pytest.approx(kv.ours["reuse"] / 0.366)
+    assert found.furthest == max(abs(ratio - 1) for ratio in robin.ratio.values())
+    # So few requests reuse less than all do, whatever the policy.
+    assert any("reuse" in one and "at least 0.32" in one for one in found.missed)
+    whatif.show(found, as_json=False)
+    text = capsys.readouterr().out
+    assert "DO NOT AGREE" in text
+    assert f"{kv.ours['e2e_mean']:,.0f} ({kv.ratio['e2e_mean']:.3f})" in text
+    whatif.show(found, as_json=True)
+    assert json.loads(capsys.readouterr().out)["missed"] == found.missed

@@ -91,6 +91,7 @@ class RouteQueue:
         self._room = WaitingRoom(settings.limits)
         self._metrics = metrics
         self._stuck: dict[Shape, Stuck] = {}
+        self._silent = False
         self._moved_s = world.clock.monotonic_s()
         self._questions = Questions(world, name, pool, router, self._forget)
 
@@ -119,6 +120,7 @@ class RouteQueue:
             for one, turned in self._room.overdue(now_s):
                 self._leave(one, turned.reason, turned.refused)
             self._questions.look(now_s)
+            self._metrics.busy_workers.set(len(self._lives()))
             self.pump()
 
     def admit(self, query: RouteQuery) -> RouteReply:
@@ -131,9 +133,11 @@ class RouteQueue:
             verdict = self._router.choose(query)
             verdict = AllBusy(verdict) if isinstance(verdict, Decision) else verdict
         else:
-            verdict = self._verdict(query, self._lives() if query.waits else ())
+            verdict = self._verdict(query, self._lives())
         if isinstance(verdict, AllBusy):
-            return self._park(query, verdict.anyway)
+            if query.waits:
+                return self._park(query, verdict.anyway)
+            verdict = verdict.anyway
         if isinstance(verdict, Decision):
             late = self._late(query, verdict, 0.0)
             if late is None:
@@ -186,7 +190,11 @@ class RouteQueue:
         self.pump()
 
     def _lives(self) -> tuple[str, ...]:
-        if self._world.clock.monotonic_s() - self._moved_s > SILENCE_S:
+        silent = self._world.clock.monotonic_s() - self._moved_s > SILENCE_S
+        if silent and self._room and not self._silent:
+            _log.warning("queue_lets_all_pass", why="the log tells nothing", waiting=len(self._room))
+        self._silent = silent
+        if silent:
             return ()
         return busy_lives(self._router.state.loads, self._world.clock.wall_ns(), self._busy)
 

@@ -362,6 +362,16 @@ def test_what_does_not_wait_is_decided_however_busy_all_are() -> None:
         asking = await parked(stage, edge, "a")
         assert isinstance(await edge.ask("b", waits=False), Decision)
         assert waiting(stage) == 1
+        await stage.engine("w2")
+        await asking
+        made = await edge.ask("c", waits=False)
+        assert isinstance(made, Decision)
+        assert not made.exclude, "both are busy"
+        await stage.engine("w3")
+        await until(lambda: "w3" in stage.routers["r1"].state.loads.workers, 1.0)
+        made = await edge.ask("d", waits=False)
+        assert isinstance(made, Decision)
+        assert made.worker == "w3", "the only one that is free"
         asking.cancel()
 
     play(run)

@@ -36,6 +36,11 @@ _QUEUE_SECONDS = Histogram(
     ["pool", "priority"],
     buckets=_LONG_SECONDS,
 )
+_BUSY = Gauge(
+    "headwater_router_busy_workers",
+    "Workers that are given only what can neither wait nor go elsewhere",
+    ["pool"],
+)
 _QUEUE_LEFT = Counter(
     "headwater_router_queue_refusals_total",
     "Queries that left or never entered the queue",
@@ -62,6 +67,7 @@ class RouterMetrics:
         self.workers = _WORKERS.labels(pool)
         self.queue_requests = _QUEUE_REQUESTS.labels(pool)
         self.queue_tokens = _QUEUE_TOKENS.labels(pool)
+        self.busy_workers = _BUSY.labels(pool)
         self._pool = pool
 
     def waited(self, priority: int, seconds: float) -> None:

@@ -22,7 +22,7 @@ import structlog
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.route_questions import Asked, Questions
 from headwater.actors.world import World
-from headwater.router.admission import AllBusy, admit, all_busy, first_token_s, uncached_tokens
+from headwater.router.admission import AllBusy, Fleet, Stuck, admit, first_token_s, uncached_tokens
 from headwater.router.busy import BusyLimits, busy_lives
 from headwater.router.state import RouterState
 from headwater.router.waiting import QueueLimits, Turned, WaitingRoom
@@ -35,6 +35,9 @@ SILENCE_S: Final = 3.0
 
 SERVED_A_TURN: Final = 64
 """Decisions in one turn of the event loop; the fold and new queries come in between."""
+
+STUCK_MAX: Final = 1_024
+"""Shapes of queries remembered for which nobody was free."""
 
 STOPPED = RouteRefused("the router stops", 1.0)
 
@@ -87,6 +90,8 @@ class RouteQueue:
         self._busy = settings.busy
         self._room = WaitingRoom(settings.limits)
         self._metrics = metrics
+        self._stuck: dict[Shape, Stuck] = {}
+        self._silent = False
         self._moved_s = world.clock.monotonic_s()
         self._questions = Questions(world, name, pool, router, self._forget)
 
@@ -115,6 +120,7 @@ class RouteQueue:
             for one, turned in self._room.overdue(now_s):
                 self._leave(one, turned.reason, turned.refused)
             self._questions.look(now_s)
+            self._metrics.busy_workers.set(len(self._lives()))
             self.pump()
 
     def admit(self, query: RouteQuery) -> RouteReply:
@@ -127,9 +133,11 @@ class RouteQueue:
             verdict = self._router.choose(query)
             verdict = AllBusy(verdict) if isinstance(verdict, Decision) else verdict
         else:
-            verdict = self._verdict(query, self._lives() if query.waits else ())
+            verdict = self._verdict(query, self._lives())
         if isinstance(verdict, AllBusy):
-            return self._park(query, verdict.anyway)
+            if query.waits:
+                return self._park(query, verdict.anyway)
+            verdict = verdict.anyway
         if isinstance(verdict, Decision):
             late = self._late(query, verdict, 0.0)
             if late is None:
@@ -148,16 +156,26 @@ class RouteQueue:
         if not self._room or not self._router.may_decide:
             return
         loads, now_s = self._router.state.loads, self._world.clock.monotonic_s()
-        busy = self._lives()
+        fleet, busy = Fleet.of(loads), self._lives()
+        if len(self._stuck) > STUCK_MAX:
+            self._stuck.clear()
         blocked: set[Shape] = set()
-        for _ in range(SERVED_A_TURN):
-            one = None if all_busy(loads, busy) else self._room.first(blocked)
+        handled = 0
+        while handled < SERVED_A_TURN:
+            one = None if fleet.all_busy(set(busy)) else self._room.first(blocked)
             if one is None:
                 return
+            stuck = self._stuck.get(one.shape)
+            if stuck is not None and stuck.holds(fleet, set(busy)):
+                blocked.add(one.shape)
+                continue
             verdict = self._verdict(one.query, busy)
             if isinstance(verdict, AllBusy):
                 blocked.add(one.shape)
-            elif isinstance(verdict, RouteRefused):
+                self._stuck[one.shape] = Stuck.of(fleet, verdict)
+                continue
+            handled += 1
+            if isinstance(verdict, RouteRefused):
                 # Those who could have taken it are gone: as for any query, the edge decides how often it asks.
                 self._leave(one, "no_worker", verdict)
             elif late := self._late(one.query, verdict, now_s - one.arrived_s):
@@ -172,7 +190,11 @@ class RouteQueue:
         self.pump()
 
     def _lives(self) -> tuple[str, ...]:
-        if self._world.clock.monotonic_s() - self._moved_s > SILENCE_S:
+        silent = self._world.clock.monotonic_s() - self._moved_s > SILENCE_S
+        if silent and self._room and not self._silent:
+            _log.warning("queue_lets_all_pass", why="the log tells nothing", waiting=len(self._room))
+        self._silent = silent
+        if silent:
             return ()
         return busy_lives(self._router.state.loads, self._world.clock.wall_ns(), self._busy)
 

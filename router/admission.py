@@ -3,7 +3,7 @@
 What is left out goes into the decision's `exclude`, so that it can be made again from its record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +26,7 @@ def admit(
 ) -> Decision | RouteRefused | AllBusy:
     """Decide among those that are not in `busy` (lives, as `exclude` names them), if there are any."""
     narrowed: Decision | RouteRefused | None = None
-    if busy and not all_busy(loads, busy):
+    if busy and not Fleet.of(loads).all_busy(set(busy)):
         narrowed = choose(msgspec.structs.replace(query, exclude=(*query.exclude, *busy)))
         if isinstance(narrowed, Decision) and not _makeshift(loads, narrowed):
             return narrowed
@@ -41,10 +41,39 @@ def admit(
     return AllBusy(whole)
 
 
-def all_busy(loads: Loads, busy: Sequence[str]) -> bool:
-    """Does anybody take requests, and is everybody who does in `busy`? Saves deciding where nobody could be chosen."""
-    takers = {f"{worker.name}.{worker.epoch}" for worker in loads.workers.values() if worker.takes_requests}
-    return bool(takers) and takers <= set(busy)
+class Fleet(NamedTuple):
+    """Who takes requests, and how each stands: while this stays the same, so does who may take a query."""
+
+    takers: frozenset[str]
+    standing: int
+
+    @classmethod
+    def of(cls, loads: Loads) -> "Fleet":
+        """As the fold has it now."""
+        takers = [one for one in loads.workers.values() if one.takes_requests]
+        standing = hash(tuple((one.name, one.epoch, one.role, one.loras, one.taints) for one in takers))
+        return cls(frozenset(f"{one.name}.{one.epoch}" for one in takers), standing)
+
+    def all_busy(self, busy: Set[str]) -> bool:
+        """Does anybody take requests, and is everybody who does in `busy`? Saves deciding: nobody could be chosen."""
+        return bool(self.takers) and self.takers <= busy
+
+
+class Stuck(NamedTuple):
+    """Why a query could not be placed: of this fleet these lives could take it, and were busy."""
+
+    standing: int
+    lives: frozenset[str]
+
+    @classmethod
+    def of(cls, fleet: Fleet, verdict: AllBusy) -> "Stuck":
+        """The reason."""
+        lives = frozenset(f"{one.worker}.{one.epoch}" for one in verdict.anyway.candidates)
+        return cls(fleet.standing, lives)
+
+    def holds(self, fleet: Fleet, busy: Set[str]) -> bool:
+        """Can it still not be placed, without deciding again? Where only what comes behind it is busy: not known."""
+        return fleet.standing == self.standing and self.lives <= busy
 
 
 def uncached_tokens(decision: Decision, loads: Loads) -> int:

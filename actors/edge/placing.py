@@ -98,9 +98,9 @@ class Placing:
             saga.needs,
             holder.pairs_with if behind and holder is not None else "",
         )
-        # What a router has let through once does not queue up again.
+        # What a router has let through once does not queue up again, and choices of one prompt are let through together.
         passed_s = self._fleet.world.clock.monotonic_s() - self._began_s
-        return self._wishes.put_into(query, passed_s=passed_s, waits=not self._had_worker)
+        return self._wishes.put_into(query, passed_s=passed_s, waits=not (self._had_worker or pinned))
 
     async def _send(self, decision: Decision, number: int, attempt: str, tokens: U32) -> str:
         """Hand the request to the chosen worker; returns why it did not take it."""

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.router.admission import AllBusy, admit, all_busy, first_token_s, uncached_tokens
+from headwater.router.admission import AllBusy, Fleet, Stuck, admit, first_token_s, uncached_tokens
 from headwater.router.busy import UNACCEPTED_NS_MAX, BusyLimits, busy, busy_lives
 from headwater.router.decide import Standing, decide, prompt_of, recompute
 from headwater.router.state import RouterState
-from headwater.schemas.fleet import Role, WorkerDraining
+from headwater.schemas.fleet import Role, WorkerChanged, WorkerDraining
 from headwater.schemas.kv import BlocksStored
 from headwater.schemas.load import LoadReported
 from headwater.schemas.route import Decision, RouteQuery, RouteRefused, Weights
@@ -18,7 +18,7 @@ from tests.unit.examples import joined, packed, record
 from tests.unit.story import BLOCK_SIZE
 
 
-class Fleet:
+class Told:
     """A fold that is told things, and queries on it."""
 
     def __init__(self, **roles: Role) -> None:
@@ -70,7 +70,7 @@ LIMITS = BusyLimits(prefill_tokens=1_000)
 )
 def test_a_worker_above_any_limit_is_busy(limits: BusyLimits, tokens: int, is_busy: bool) -> None:
     """Exactly at it is not above it; 0 is no limit."""
-    fleet = Fleet(w1="both")
+    fleet = Told(w1="both")
     if tokens:
         fleet.give("w1", tokens)
     fleet.log(LoadReported(2, 4, 0, 100), "w1")
@@ -80,7 +80,7 @@ def test_a_worker_above_any_limit_is_busy(limits: BusyLimits, tokens: int, is_bu
 
 def test_a_decision_that_nobody_accepts_keeps_nobody_waiting_for_long() -> None:
     """Its answer was lost: it stops counting here long before it is voided."""
-    fleet = Fleet(w1="both")
+    fleet = Told(w1="both")
     fleet.give("w1", 1_600)
     worker = fleet.state.loads.workers["w1"]
     assert busy(worker, WALL_NS + UNACCEPTED_NS_MAX, LIMITS)
@@ -91,13 +91,13 @@ def test_a_decision_that_nobody_accepts_keeps_nobody_waiting_for_long() -> None:
 
 def test_nobody_is_busy_without_anything_to_do() -> None:
     """Whatever the limits: so whatever waits is served in the end."""
-    fleet = Fleet(w1="both")
+    fleet = Told(w1="both")
     assert not busy(fleet.state.loads.workers["w1"], WALL_NS, BusyLimits(1, 1e-9, 1))
 
 
 def test_busy_workers_are_left_out_while_another_can_take_it() -> None:
     """Even the one that has the prompt cached; the decision can be made again from its record."""
-    fleet = Fleet(w1="both", w2="both")
+    fleet = Told(w1="both", w2="both")
     fleet.log(BlocksStored(0, packed(1, 2, 3, 4), 0), "w1")
     assert fleet.admit(ASKED, LIMITS).worker == "w1"  # type: ignore[union-attr]
     fleet.give("w1", 1_600)
@@ -109,7 +109,7 @@ def test_busy_workers_are_left_out_while_another_can_take_it() -> None:
 
 def test_with_all_busy_it_waits() -> None:
     """It is told what would be decided, from which the wait's place and deadline follow."""
-    fleet = Fleet(w1="both", w2="both")
+    fleet = Told(w1="both", w2="both")
     fleet.log(BlocksStored(0, packed(1, 2, 3, 4), 0), "w1")
     for worker in ("w1", "w2"):
         fleet.give(worker, 1_600)
@@ -119,13 +119,13 @@ def test_with_all_busy_it_waits() -> None:
         "an engine computes the last block itself"
     )
     assert first_token_s(verdict.anyway, queued=True) >= first_token_s(verdict.anyway, queued=False) >= 0.0
-    assert all_busy(fleet.state.loads, ("w1.1", "w2.1"))
+    assert Fleet.of(fleet.state.loads).all_busy({"w1.1", "w2.1"})
     assert isinstance(fleet.admit(ASKED, BusyLimits()), Decision)
 
 
 def test_only_those_who_could_take_it_count() -> None:
     """A free worker that it may not have is no reason not to wait; one that drains takes nothing anyway."""
-    fleet = Fleet(w1="both", w2="both", w3="both")
+    fleet = Told(w1="both", w2="both", w3="both")
     fleet.give("w1", 1_600)
     pinned = msgspec.structs.replace(ASKED, pinned="w1")
     assert isinstance(fleet.admit(pinned, LIMITS), AllBusy)
@@ -133,24 +133,24 @@ def test_only_those_who_could_take_it_count() -> None:
     assert isinstance(fleet.admit(without, LIMITS), AllBusy)
     for worker in ("w2", "w3"):
         fleet.log(WorkerDraining(worker, 1), worker)
-    assert all_busy(fleet.state.loads, ("w1.1",))
+    assert Fleet.of(fleet.state.loads).all_busy({"w1.1"})
     assert isinstance(fleet.admit(ASKED, LIMITS), AllBusy)
 
 
 def test_where_nobody_could_ever_take_it_it_is_refused() -> None:
     """Waiting would not help."""
-    fleet = Fleet(w1="both")
+    fleet = Told(w1="both")
     fleet.give("w1", 1_600)
     unable = msgspec.structs.replace(ASKED, tier="gold")
     assert isinstance(fleet.admit(unable, LIMITS), RouteRefused)
     fleet.log(WorkerDraining("w1", 1), "w1")
-    assert not all_busy(fleet.state.loads, ("w1.1",)), "nobody takes requests at all"
+    assert not Fleet.of(fleet.state.loads).all_busy({"w1.1"}), "nobody takes requests at all"
     assert isinstance(fleet.admit(ASKED, LIMITS), RouteRefused)
 
 
 def test_a_free_prefill_worker_does_not_decode_because_those_who_do_are_busy() -> None:
     """The prompt's KV would only wait there; with nobody to decode it does both, as ever."""
-    fleet = Fleet(p1="prefill", d1="decode")
+    fleet = Told(p1="prefill", d1="decode")
     fleet.give("d1", 1_600)
     long = RouteQuery("a", 1_600, 8, b"", waits=True)
     assert isinstance(fleet.admit(long, LIMITS), AllBusy)
@@ -160,3 +160,19 @@ def test_a_free_prefill_worker_does_not_decode_because_those_who_do_are_busy() -
     assert made.worker == "p1"
     fleet.give("p1", 1_600)
     assert isinstance(fleet.admit(long, LIMITS), AllBusy)
+
+
+def test_what_could_not_be_placed_is_not_tried_again_until_something_changed() -> None:
+    """One of those who could take it is no longer busy, somebody new could, or somebody stands otherwise."""
+    told = Told(w1="both", w2="both")
+    told.give("w1", 1_600)
+    pinned = msgspec.structs.replace(ASKED, pinned="w1")
+    verdict = told.admit(pinned, LIMITS)
+    assert isinstance(verdict, AllBusy)
+    fleet = Fleet.of(told.state.loads)
+    stuck = Stuck.of(fleet, verdict)
+    assert stuck.lives == {"w1.1"}
+    assert stuck.holds(fleet, {"w1.1"})
+    assert not stuck.holds(fleet, {"w2.1"})
+    told.log(WorkerChanged("w2", 1, "ready", "both", ("adapter",)), "w2")
+    assert not stuck.holds(Fleet.of(told.state.loads), {"w1.1"})

@@ -1,12 +1,22 @@
-"""Taints as control commands: in the log, in the fold, and in the audit."""
+"""Taints of a worker: from its start, by commands, and in the log."""
 
 import asyncio
 
 from headwater.actors.worker_life import Standing
+from headwater.router.load import Worker
+from headwater.router.state import RouterState
 from headwater.schemas.control import ControlReply
-from tests.unit.control_records import audited, folded
+from headwater.schemas.fleet import WorkerControlled
 from tests.unit.control_world import ready
-from tests.unit.virtual import Stage, play
+from tests.unit.virtual import Stage, events_of, play
+
+
+async def worker_in_fold(stage: Stage) -> Worker:
+    """What a router knows of `w1`."""
+    state = RouterState()
+    for one in await stage.records():
+        assert state.apply(one) is None
+    return state.loads.workers["w1"]
 
 
 def test_taints_come_and_go_in_the_log() -> None:
@@ -14,13 +24,13 @@ def test_taints_come_and_go_in_the_log() -> None:
 
     async def run(stage: Stage) -> None:
         worker = await ready(stage, standing=Standing(instance="w1", tier="gold", taints=("spot",)))
-        known = (await folded(stage)).loads.workers["w1"]
+        known = await worker_in_fold(stage)
         assert (known.tier, known.taints) == ("gold", ("spot",))
         reply = await worker.told("taint", by="ann@box", name="batch")
         assert reply == ControlReply(200, "tainted batch", {"taints": ["batch", "spot"]})
         assert (await worker.told("taint", name="batch")).detail == "tainted batch already"
         await asyncio.sleep(0.1)
-        assert (await folded(stage)).loads.workers["w1"].taints == ("batch", "spot")
+        assert (await worker_in_fold(stage)).taints == ("batch", "spot")
         data = (await worker.told("status")).data
         assert (data["tier"], data["taints"]) == ("gold", ["batch", "spot"])
         reply = await worker.told("untaint", name="spot")
@@ -28,13 +38,14 @@ def test_taints_come_and_go_in_the_log() -> None:
         assert (await worker.told("untaint", name="spot")).detail == "not tainted spot already"
         assert (await worker.told("taint", name="no.way")).status == 400
         assert (await worker.told("taint")).status == 400
-        audit = await audited(stage)
+        await asyncio.sleep(0.1)
+        audit = events_of(await stage.records(), WorkerControlled)
         assert [(one.command, one.status) for one in audit] == [
             *[("taint", 200)] * 2,
             *[("untaint", 200)] * 2,
             *[("taint", 400)] * 2,
         ]
         assert audit[0].by == "ann@box"
-        assert (await folded(stage)).loads.workers["w1"].taints == ("batch",)
+        assert (await worker_in_fold(stage)).taints == ("batch",)
 
     play(run)

@@ -9,7 +9,7 @@ import pytest
 from headwater.actors.bus_port import BusError
 from headwater.actors.edge.routing import ROUTE_TIMEOUT_S, UNANSWERED_MAX, Routing
 from headwater.actors.route_questions import ABANDONED_S, HOLD_S
-from headwater.actors.route_queue import SILENCE_S, TICK_S, QueueSettings
+from headwater.actors.route_queue import SERVED_A_TURN, SILENCE_S, TICK_S, QueueSettings
 from headwater.actors.world import World
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.router.busy import BusyLimits
@@ -49,6 +49,7 @@ class Edge:
         priority: int = 0,
         deadline_ms: int = 0,
         waits: bool = True,
+        exclude: tuple[str, ...] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> Asking:
         """Ask where a request of two blocks should go."""
@@ -57,6 +58,7 @@ class Edge:
             32,
             16,
             packed(1, 2),
+            exclude=exclude,
             priority=priority,
             tenant=tenant,
             deadline_ms=deadline_ms,
@@ -302,6 +304,38 @@ def test_the_longest_wait_and_then_a_refusal() -> None:
     play(run)
 
 
+def test_many_that_need_a_busy_worker_keep_no_other_waiting_and_no_router_busy() -> None:
+    """More kinds of them than one turn serves; a free worker takes whoever may have it, at once."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage, QueueLimits(requests=1_000, tenant_share=1.0))
+        other = await stage.engine("w2")
+        await until(lambda: "w2" in stage.routers["r1"].state.loads.workers, 1.0)
+        no = f"w2.{other.epoch}"
+        many = [edge.ask(f"b{number}", exclude=(no, f"x{number}.1")) for number in range(2 * SERVED_A_TURN)]
+        await until(lambda: waiting(stage) == len(many), 1.0)
+        made = await edge.ask("c")
+        assert isinstance(made, Decision)
+        assert (made.worker, made.waited_ms) == ("w2", 0)
+        await asyncio.sleep(2.0)
+        assert waiting(stage) == len(many)
+        tries = [0]
+        choose = stage.routers["r1"].choose
+
+        def counted(query: RouteQuery) -> Decision | RouteRefused:
+            tries[0] += 1
+            return choose(query)
+
+        stage.routers["r1"].choose = counted  # type: ignore[method-assign]
+        await asyncio.sleep(2.0)
+        assert tries[0] == 0, "nothing changed that could help any of them"
+        assert isinstance(first, Decision)
+        for asking in many:
+            asking.cancel()
+
+    play(run)
+
+
 def test_with_the_log_gone_nobody_waits() -> None:
     """Nobody could be seen to get free: what waits is decided as the fold stands, and so is what comes."""
 
@@ -328,6 +362,16 @@ def test_what_does_not_wait_is_decided_however_busy_all_are() -> None:
         asking = await parked(stage, edge, "a")
         assert isinstance(await edge.ask("b", waits=False), Decision)
         assert waiting(stage) == 1
+        await stage.engine("w2")
+        await asking
+        made = await edge.ask("c", waits=False)
+        assert isinstance(made, Decision)
+        assert not made.exclude, "both are busy"
+        await stage.engine("w3")
+        await until(lambda: "w3" in stage.routers["r1"].state.loads.workers, 1.0)
+        made = await edge.ask("d", waits=False)
+        assert isinstance(made, Decision)
+        assert made.worker == "w3", "the only one that is free"
         asking.cancel()
 
     play(run)

@@ -136,6 +136,16 @@ def test_what_a_router_let_through_once_waits_no_more(edge: EdgeWorld) -> None:
     assert (second.waits, second.deadline_ms, second.tenant) == (False, 0, "t")
 
 
+def test_choices_of_one_prompt_wait_once(edge: EdgeWorld) -> None:
+    """The others go where the first went, at once."""
+    asked(edge, {}, n=3)
+    assert [(query.pinned, query.waits) for query in edge.queries] == [
+        ("", True),
+        ("w1", False),
+        ("w1", False),
+    ]
+
+
 def test_a_deadline_is_counted_from_when_the_request_came() -> None:
     """What has passed is taken off; one that has passed altogether is one millisecond, which no router meets."""
     query = RouteQuery("a", 1, 1, b"")

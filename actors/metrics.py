@@ -28,6 +28,13 @@ _LAG_SECONDS = Gauge(
 _BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of place", ["pool"])
 _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index", ["pool"])
 _WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
+_COMPARED = Counter("headwater_router_compared_total", "State digests compared with another router", ["pool"])
+_DIVERGENCE = Counter(
+    "headwater_router_divergence_total", "Times another router held another state at one position", ["pool"]
+)
+_DIVERGED = Gauge(
+    "headwater_router_diverged_routers", "Routers that held another state when last compared", ["pool"]
+)
 
 
 class RouterMetrics:
@@ -47,6 +54,9 @@ class RouterMetrics:
         self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)
         self.workers = _WORKERS.labels(pool)
+        self.compared = _COMPARED.labels(pool)
+        self.divergence = _DIVERGENCE.labels(pool)
+        self.diverged = _DIVERGED.labels(pool)
 
 
 _SHADOW: Final = ["pool", "policy", "judge"]

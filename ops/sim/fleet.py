@@ -83,6 +83,7 @@ class SimFleet:
         self.engines, self.routers, self.edges = engines, routers, edges
         self.processes: dict[str, Process] = {}
         self.actors: dict[str, Actor] = {}
+        self.router_lives: list[RouterActor] = []
         self.servers: dict[str, SimHttpServer] = {}
         self.sim_engines: dict[str, SimEngine] = {}
         self.stuck: list[str] = []
@@ -155,7 +156,8 @@ class SimFleet:
             return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, standing=standing)
 
         def router() -> Actor:
-            return RouterActor(world, name, POOL, weights=WEIGHTS)
+            self.router_lives.append(RouterActor(world, name, POOL, weights=WEIGHTS))
+            return self.router_lives[-1]
 
         def edge() -> Actor:
             server = SimHttpServer(self.network, self.loop, name)

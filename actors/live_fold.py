@@ -7,14 +7,18 @@ the workers tell everything anew.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import msgspec
+
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.replicas import Marks
 from headwater.events.errors import LogUnavailable
 from headwater.events.log import Gap, Log, Record, Slice, Unreadable
 from headwater.events.writer import PENDING_EVENTS_MAX
+from headwater.router.load import Loads
 from headwater.router.state import RouterState, apply_to_loads, in_order
 from headwater.schemas.clock import Clock
 from headwater.schemas.route import Decision
@@ -28,8 +32,15 @@ LAG_S_MAX = 2.0
 RETRY_S = 0.5
 
 
+OnMark = Callable[[RouterState, Loads, int], Awaitable[None]]
+
+
 class LiveFold:
-    """See the module. `number` and `seen` count own decisions: made, and brought back by the log."""
+    """See the module. `number` and `seen` count own decisions: made, and brought back by the log.
+
+    `logged` are the loads as the log alone tells them. At the positions that `Marks` names, `on_mark` is given the
+    state, those loads, and where the fold began (see `StateDigest.since`).
+    """
 
     def __init__(self, clock: Clock, log: Any, metrics: RouterMetrics) -> None:
         self.state = RouterState()
@@ -38,6 +49,10 @@ class LiveFold:
         self.caught_up = asyncio.Event()
         self.moved: Callable[[], None] = lambda: None
         """Called after each slice, outside `folding`."""
+        self.logged = Loads()
+        self.on_mark: OnMark | None = None
+        self._marks = Marks()
+        self._since = 0
         self._clock = clock
         self._log = log
         self._metrics = metrics
@@ -75,6 +90,9 @@ class LiveFold:
         self, log: Log, life: tuple[str, int], folding: Callable[[], AbstractAsyncContextManager[None]]
     ) -> None:
         """Fold for ever, each slice inside `folding`. `life`: whose decisions are own ones, as (name, epoch)."""
+        self.logged = msgspec.convert(msgspec.to_builtins(self.state.loads), Loads)
+        # Behind a gap, a snapshot does not tell where its fold began.
+        self._since = 0 if self.state.chains.whole else -1
         while True:
             self.state.log = await self._identity(log)
             async for piece in log.read(self.state.position, follow=True):
@@ -83,7 +101,7 @@ class LiveFold:
                         # What was folded is gone: this is another log, read it from its start.
                         self._begin_anew(piece.gap._replace(last=0))
                         break
-                    self._fold(piece, life)
+                    await self._fold(piece, life)
                 if piece.lag == 0:
                     self.caught_up.set()
                 self.moved()
@@ -97,7 +115,7 @@ class LiveFold:
                 self._log.warning("log_waits", reason=str(error))
                 await self._clock.sleep(RETRY_S)
 
-    def _fold(self, piece: Slice, life: tuple[str, int]) -> None:
+    async def _fold(self, piece: Slice, life: tuple[str, int]) -> None:
         if piece.gap is not None:
             self._begin_anew(piece.gap)
         for message in in_order(piece):
@@ -109,6 +127,7 @@ class LiveFold:
                 self.state.skip(message)
             else:
                 self._fold_record(message, own=(message.batch.writer, message.batch.epoch) == life)
+                await self._mark(message)
         self._note_lag(piece)
 
     def _fold_record(self, record: Record, *, own: bool) -> None:
@@ -118,11 +137,18 @@ class LiveFold:
             self._log.error("log_chain_broken", **broken._asdict())
         for event in events:
             self.state.apply_to_index(record.batch, event)
+            apply_to_loads(self.logged, record.batch, event)
             if own and isinstance(event, Decision) and event.number > self._anew:
                 # Applied when it was made.
                 self._note_seen(event.number)
             else:
                 apply_to_loads(self.state.loads, record.batch, event)
+
+    async def _mark(self, record: Record) -> None:
+        marked = self._marks.marked(record.stored_ns)
+        # While it catches up, others are far ahead, and have forgotten this position.
+        if marked and self.on_mark is not None and self._since >= 0 and self.caught_up.is_set():
+            await self.on_mark(self.state, self.logged, self._since)
 
     def _note_seen(self, number: int) -> None:
         for _ in range(min(number - self.seen, len(self._unseen))):
@@ -135,6 +161,8 @@ class LiveFold:
         identity = self.state.log
         self.state = RouterState(whole=False)
         self.state.position, self.state.log = gap.last, identity
+        self.logged, self._since = Loads(), gap.last + 1
+        self._marks.begin_anew()
         # What was decided before is in the lost state only: the log brings it again.
         self._anew = self.number
         self._note_seen(self.number)

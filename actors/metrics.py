@@ -46,6 +46,13 @@ _QUEUE_LEFT = Counter(
     "Queries that left or never entered the queue",
     ["pool", "reason"],
 )
+_COMPARED = Counter("headwater_router_compared_total", "State digests compared with another router", ["pool"])
+_DIVERGENCE = Counter(
+    "headwater_router_divergence_total", "Times another router held another state at one position", ["pool"]
+)
+_DIVERGED = Gauge(
+    "headwater_router_diverged_routers", "Routers that held another state when last compared", ["pool"]
+)
 
 
 class RouterMetrics:
@@ -68,6 +75,9 @@ class RouterMetrics:
         self.queue_requests = _QUEUE_REQUESTS.labels(pool)
         self.queue_tokens = _QUEUE_TOKENS.labels(pool)
         self.busy_workers = _BUSY.labels(pool)
+        self.compared = _COMPARED.labels(pool)
+        self.divergence = _DIVERGENCE.labels(pool)
+        self.diverged = _DIVERGED.labels(pool)
         self._pool = pool
 
     def waited(self, priority: int, seconds: float) -> None:

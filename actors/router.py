@@ -2,10 +2,10 @@
 
 Subjects in
     hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (see `actors.route_queue`); the
-    pool log; the lease table
+    pool log; the lease table; hw.<ns>.digest.<pool> (see `actors.replicas`)
 Subjects out
     decisions to whoever asked, and the pool log: route events (its decisions), fleet events (workers whose
-    lease lapsed)
+    lease lapsed), hw.<ns>.digest.<pool>
 State
     `RouterState` at a log position, plus its own decisions that the log does not hold yet; queries that wait
 On lag
@@ -37,6 +37,7 @@ from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
 from headwater.actors.gathered import Gathered
 from headwater.actors.live_fold import LiveFold
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.replicas import Replicas
 from headwater.actors.route_queue import QueueSettings, RouteQueue
 from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
@@ -82,12 +83,19 @@ class RouterActor(Actor):
         self._temperature = temperature
         self._metrics = RouterMetrics(pool)
         self._fold = LiveFold(world.clock, self.log, self._metrics)
+        self._replicas = Replicas(world, name, pool, self._metrics)
+        self._fold.on_mark = self._replicas.mark
         self._lease: lease.LeaseHandle | None = None
         self._writer: Writer | None = None
         self._fleet: Writer | None = None
         self._log: Log | None = None
         self._snapshots = SnapshotKeeper(
-            world, pool, state=lambda: self.state, settled=lambda: self._fold.settled, quiet=self._quiet
+            world,
+            pool,
+            state=lambda: self.state,
+            settled=lambda: self._fold.settled,
+            quiet=self._quiet,
+            sound=lambda: not self._replicas.diverged,
         )
         self._subscription: Subscription | None = None
         self._recent: OrderedDict[str, Decision] = OrderedDict()
@@ -115,6 +123,7 @@ class RouterActor(Actor):
             "decisions": self._fold.number,
             **self._queue.stats(),
             "digest": self.state.digest(),
+            **self._replicas.stats(),
         }
 
     async def start(self) -> None:
@@ -137,6 +146,7 @@ class RouterActor(Actor):
         self._fold.state = await self._snapshots.restore(self._log) or self.state
         from_snapshot = self.state.position
         life = (self.name, epoch)
+        await self._replicas.start(epoch)
         self.spawn(self._fold.follow(self._log, life, self._snapshots.folding), "tail")
         await self._fold.caught_up.wait()
         self.log.info(
@@ -291,5 +301,6 @@ class RouterActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._queue.close()
+        await self._replicas.stop()
         if self._subscription is not None:
             await self._subscription.unsubscribe()

@@ -32,7 +32,8 @@ class SnapshotKeeper:
 
     `state` gives the fold's present state. `settled` tells whether it holds nothing that the log does not: with
     decisions under way it is ahead of the log, and no snapshot is taken. `quiet` keeps new decisions waiting for a
-    moment, so that it settles on a busy pool too.
+    moment, so that it settles on a busy pool too. While the state is not `sound` none is taken: the next life would
+    begin with what is wrong.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class SnapshotKeeper:
         settled: Callable[[], bool],
         quiet: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         policy: Policy | None = None,
+        sound: Callable[[], bool] = lambda: True,
     ) -> None:
         self._world = world
         self._store = SnapshotStore(world.blobs, pool, cache=world.cache, ids=world.ids, prepare=prepare)
         self._state = state
         self._settled = settled
         self._quiet = quiet
+        self._sound = sound
         self._policy = policy or Policy()
         self._still = asyncio.Lock()
         self._saving = asyncio.Lock()
@@ -118,6 +121,11 @@ class SnapshotKeeper:
         """Take a snapshot now, unless nothing changed since the last or decisions are under way."""
         # One at a time: a stop may ask while one is being written.
         async with self._saving:
+            if not self._sound():
+                self._log.warning(
+                    "snapshot_not_taken", reason="another router of the pool holds another state"
+                )
+                return
             began = self._world.clock.monotonic_s()
             fold_s = self._fold_s
             snapshot = await self._take()

@@ -28,7 +28,7 @@ from headwater.events.snapshot_cache import FolderCache
 from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
 
-ACTORS = ("edge", "router", "worker")
+ACTORS = ("edge", "router", "shadow", "worker")
 
 POOL_POLL_S = 1.0
 

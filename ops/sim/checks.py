@@ -202,6 +202,14 @@ def _holds(index: PrefixIndex, slot: int, block: int) -> bool:
     return depth >= len(path) and int(depths[0, slot]) >= len(path)
 
 
+def divergence(fleet: SimFleet) -> Iterator[str]:
+    """No router of any life ever found another one with another state at the same position."""
+    for router in fleet.router_lives:
+        stats = router.stats()
+        if stats["divergence_alarms"]:
+            yield f"{router.name} raised {stats['divergence_alarms']} alarms: it differs from {stats['diverged']}"
+
+
 def leaks(fleet: SimFleet) -> Iterator[str]:
     """After a clean stop nothing is left: no task, lease, subscription, inbox or block in use."""
     for name, process in fleet.processes.items():

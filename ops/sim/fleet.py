@@ -86,6 +86,7 @@ class SimFleet:
         self.engines, self.routers, self.edges = engines, routers, edges
         self.processes: dict[str, Process] = {}
         self.actors: dict[str, Actor] = {}
+        self.router_lives: list[RouterActor] = []
         self.servers: dict[str, SimHttpServer] = {}
         self.sim_engines: dict[str, SimEngine] = {}
         self.stuck: list[str] = []
@@ -162,7 +163,9 @@ class SimFleet:
             return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, standing=standing)
 
         def router() -> Actor:
-            return RouterActor(world, name, POOL, weights=WEIGHTS, queue=crowded.queue_of(self._seed))
+            made = RouterActor(world, name, POOL, weights=WEIGHTS, queue=crowded.queue_of(self._seed))
+            self.router_lives.append(made)
+            return made
 
         def edge() -> Actor:
             server = SimHttpServer(self.network, self.loop, name)

@@ -12,10 +12,11 @@ ZOMBIE_S = 2.0
 
 
 class Injector:
-    """Plays a schedule of faults. `whole` turns False once a part of the pool log is gone for good."""
+    """Plays a schedule of faults. `whole` turns False once a part of the pool log is gone for good, `altered`: says something else."""
 
     def __init__(self, fleet: SimFleet, faults: list[Fault], trace: Trace) -> None:
         self.whole = True
+        self.altered = False
         self._fleet = fleet
         self._faults = faults
         self._trace = trace
@@ -135,4 +136,4 @@ class Injector:
         data[at] ^= 1 << draw.randrange(8)
         log.alter(position, bytes(data))
         # Routers that read it before folded what it said.
-        self.whole = False
+        self.whole, self.altered = False, True

@@ -124,6 +124,9 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         if injector.whole:
             problems += list(await checks.snapshots(fleet, pool))
             problems += list(checks.decisions(pool))
+        if not injector.altered:
+            # Else some had read what the log held before: they differ, and are right to say so.
+            problems += list(checks.divergence(fleet))
         await fleet.stop()
         problems += list(checks.leaks(fleet))
         problems += list(checks.handoffs(fleet))

@@ -23,6 +23,7 @@ from tests.unit.examples import joined, record
 
 BLOCK_SIZE = 16
 WORKERS = ("w1", "w2", "w3", "w4")
+ANY_POLICY = ("", "", *POLICIES)
 ROOTS = (0, 0, seed("", "tenant"), seed("adapter"))
 
 
@@ -33,7 +34,7 @@ def prompt(number: int) -> U64:
     return np.array(chain_plain(tokens, 1, root), np.uint64)
 
 
-def query(draw: random.Random, request: str) -> RouteQuery:
+def query(draw: random.Random, request: str, policies: tuple[str, ...] = ANY_POLICY) -> RouteQuery:
     """A request for some prompt, now and then pinned or with a worker excluded."""
     names = prompt(draw.randrange(40))
     return RouteQuery(
@@ -43,7 +44,7 @@ def query(draw: random.Random, request: str) -> RouteQuery:
         pack_hashes(names),
         draw.choice(WORKERS) if draw.random() < 0.1 else "",
         (f"{draw.choice(WORKERS)}.{draw.randrange(1, 4)}",) if draw.random() < 0.2 else (),
-        policy=draw.choice(("", "", *POLICIES)),
+        policy=draw.choice(policies),
         temperature=draw.choice((-1.0, 0.0, 0.5)),
         session=draw.choice(("", "a", "b", "c")),
     )
@@ -59,7 +60,8 @@ def decided(state: RouterState, asked: RouteQuery, number: int, wall_ns: int) ->
 class Story:
     """Tells one record after the other; `state` is the fold of what was told."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, policies: tuple[str, ...] = ANY_POLICY) -> None:
+        self.policies = policies
         self.draw = random.Random(number)
         self.state = RouterState()
         self.wall_ns = WALL_NS
@@ -91,7 +93,12 @@ class Story:
             return worker, known.epoch, self._cache()
         if chance < 0.6:
             self.decisions += 1
-            made = decided(self.state, query(draw, f"req-{self.decisions}-0-1"), self.decisions, self.wall_ns)
+            made = decided(
+                self.state,
+                query(draw, f"req-{self.decisions}-0-1", self.policies),
+                self.decisions,
+                self.wall_ns,
+            )
             if made is not None:
                 self.given.append((made.worker, made.request))
                 return "r1", 500, made
@@ -135,9 +142,9 @@ class Story:
         )
 
 
-def story(number: int, records: int) -> list[Record]:
+def story(number: int, records: int, policies: tuple[str, ...] = ANY_POLICY) -> list[Record]:
     """The first records of story `number`."""
-    telling = Story(number)
+    telling = Story(number, policies)
     return [telling.next() for _ in range(records)]
 
 

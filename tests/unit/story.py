@@ -23,7 +23,6 @@ from tests.unit.examples import joined, record
 
 BLOCK_SIZE = 16
 WORKERS = ("w1", "w2", "w3", "w4")
-ANY_POLICY = ("", "", *POLICIES)
 ROOTS = (0, 0, seed("", "tenant"), seed("adapter"))
 
 
@@ -34,8 +33,8 @@ def prompt(number: int) -> U64:
     return np.array(chain_plain(tokens, 1, root), np.uint64)
 
 
-def query(draw: random.Random, request: str, policies: tuple[str, ...] = ANY_POLICY) -> RouteQuery:
-    """A request for some prompt, now and then pinned or with a worker excluded."""
+def query(draw: random.Random, request: str, *, wild: bool = True) -> RouteQuery:
+    """A request for some prompt, now and then pinned or with a worker excluded. `wild`: and by any policy."""
     names = prompt(draw.randrange(40))
     return RouteQuery(
         request,
@@ -44,8 +43,8 @@ def query(draw: random.Random, request: str, policies: tuple[str, ...] = ANY_POL
         pack_hashes(names),
         draw.choice(WORKERS) if draw.random() < 0.1 else "",
         (f"{draw.choice(WORKERS)}.{draw.randrange(1, 4)}",) if draw.random() < 0.2 else (),
-        policy=draw.choice(policies),
-        temperature=draw.choice((-1.0, 0.0, 0.5)),
+        policy=draw.choice(("", "", *POLICIES)) if wild else "",
+        temperature=draw.choice((-1.0, 0.0, 0.5)) if wild else 0.0,
         session=draw.choice(("", "a", "b", "c")),
     )
 
@@ -60,8 +59,8 @@ def decided(state: RouterState, asked: RouteQuery, number: int, wall_ns: int) ->
 class Story:
     """Tells one record after the other; `state` is the fold of what was told."""
 
-    def __init__(self, number: int, policies: tuple[str, ...] = ANY_POLICY) -> None:
-        self.policies = policies
+    def __init__(self, number: int, *, wild: bool = True) -> None:
+        self.wild = wild
         self.draw = random.Random(number)
         self.state = RouterState()
         self.wall_ns = WALL_NS
@@ -95,7 +94,7 @@ class Story:
             self.decisions += 1
             made = decided(
                 self.state,
-                query(draw, f"req-{self.decisions}-0-1", self.policies),
+                query(draw, f"req-{self.decisions}-0-1", wild=self.wild),
                 self.decisions,
                 self.wall_ns,
             )
@@ -142,9 +141,9 @@ class Story:
         )
 
 
-def story(number: int, records: int, policies: tuple[str, ...] = ANY_POLICY) -> list[Record]:
+def story(number: int, records: int, *, wild: bool = True) -> list[Record]:
     """The first records of story `number`."""
-    telling = Story(number, policies)
+    telling = Story(number, wild=wild)
     return [telling.next() for _ in range(records)]
 
 

@@ -110,7 +110,9 @@ async def test_snapshots_are_kept_named_and_started_from(tmp_path: Path) -> None
 
 async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) -> None:
     """From their environment files, each named, with the pool named: nobody has a right over another."""
-    wanted = Wanted("default", auth="password", actors=("edge:e", "router:r", "worker:w"), pools=(POOL,))
+    wanted = Wanted(
+        "default", auth="password", actors=("edge:e", "router:r", "shadow:s", "worker:w"), pools=(POOL,)
+    )
     async with server(tmp_path, wanted), AsyncExitStack() as stack:
         code, output = await run(tmp_path, "operator", "pools", "--pool", POOL)
         assert code == 0, output
@@ -119,6 +121,7 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
         await stack.enter_async_context(actor(tmp_path, "worker.w", "engine", "--engine", "sim"))
         cache = str(tmp_path / "cache")
         await stack.enter_async_context(actor(tmp_path, "router.r", "router", "--cache-dir", cache))
+        await stack.enter_async_context(actor(tmp_path, "shadow.s", "shadow", "--policy", "kv"))
         await stack.enter_async_context(actor(tmp_path, "edge.e", "edge", "--port", str(port)))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             async with asyncio.timeout(60):
@@ -127,9 +130,14 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
             answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-headwater-worker"] == "w"
-        for command in (("log",), ("replay", "--verify"), ("streams",), ("snapshots",)):
+        for command in (("replay", "--verify"), ("streams",), ("snapshots",)):
             code, output = await run(tmp_path, "observer", *command)
             assert code == 0, output
+        async with asyncio.timeout(30):
+            output = ""
+            while not re.search(r"Shadowed +1", output):
+                code, output = await run(tmp_path, "observer", "log")
+                assert code == 0, output
 
 
 @pytest.mark.parametrize("command", ["edge", "router", "engine", "log", "pools", "streams", "snapshots"])

@@ -12,7 +12,7 @@ from headwater.actors.route_questions import ABANDONED_S, HOLD_S
 from headwater.actors.route_queue import SERVED_A_TURN, SILENCE_S, TICK_S, QueueSettings
 from headwater.actors.world import World
 from headwater.ops.sim.fleet import NAMESPACE, POOL
-from headwater.router.busy import BusyLimits
+from headwater.router.busy import UNACCEPTED_NS_MAX, BusyLimits
 from headwater.router.replay import Recorded, Replay
 from headwater.router.state import RouterState
 from headwater.router.waiting import QueueLimits
@@ -317,7 +317,7 @@ def test_many_that_need_a_busy_worker_keep_no_other_waiting_and_no_router_busy()
         made = await edge.ask("c")
         assert isinstance(made, Decision)
         assert (made.worker, made.waited_ms) == ("w2", 0)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(UNACCEPTED_NS_MAX / 1e9 + 1.0)
         assert waiting(stage) == len(many)
         tries = [0]
         choose = stage.routers["r1"].choose
@@ -331,6 +331,30 @@ def test_many_that_need_a_busy_worker_keep_no_other_waiting_and_no_router_busy()
         assert tries[0] == 0, "nothing changed that could help any of them"
         assert isinstance(first, Decision)
         for asking in many:
+            asking.cancel()
+
+    play(run)
+
+
+def test_who_comes_does_not_overtake_who_waits() -> None:
+    """Also where a worker gets free by time alone, and nobody has looked yet."""
+
+    async def run(stage: Stage) -> None:
+        await stage.engine("w1")
+        await stage.router("r1", QueueSettings(FULL, QueueLimits(requests=1_000, tenant_share=1.0)))
+        edge = Edge(stage)
+        lost = await edge.ask("lost")
+        assert isinstance(lost, Decision)
+        began = stage.clock.time()
+        first = await parked(stage, edge, "a")
+        await asyncio.sleep(UNACCEPTED_NS_MAX / 1e9 - 0.2 - (stage.clock.time() - began))
+        later: list[Asking] = []
+        while not first.done():
+            later.append(edge.ask(f"b{len(later)}"))
+            await asyncio.sleep(0.01)
+        assert stage.clock.time() - began == pytest.approx(UNACCEPTED_NS_MAX / 1e9, abs=TICK_S + 0.1)
+        assert not any(asking.done() for asking in later)
+        for asking in later:
             asking.cancel()
 
     play(run)

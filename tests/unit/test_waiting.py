@@ -166,16 +166,16 @@ def test_having_been_away_is_no_credit() -> None:
 
 
 def test_leaving_for_a_moment_settles_no_account() -> None:
-    """A tenant whose queue is empty between two requests has no more turns than one that always waits."""
+    """A tenant that sends one large prompt after the other, and has none waiting in between, is given no more."""
     room = WaitingRoom(QueueLimits())
-    for number in range(100):
-        put(room, query(f"a{number}", tenant="a"))
+    for number in range(200):
+        put(room, query(f"a{number}", 100, "a"))
     turns: list[str] = []
-    for number in range(40):
-        if not number % 2:
-            put(room, query(f"b{number}", 100, "b"))
+    for number in range(110):
+        if not any(one.query.tenant == "b" for one in room.all()):
+            put(room, query(f"b{number}", 1_000, "b"))
         turns += served(room, 1)
-    assert 19 <= sum(name.startswith("b") for name in turns) <= 21
+    assert 9 <= sum(name.startswith("b") for name in turns) <= 11
 
 
 def test_accounts_of_those_away_are_bounded() -> None:
@@ -250,6 +250,15 @@ def test_the_bounds_hold_and_everything_leaves_once(
         assert room.tokens == sum(max(1, one.prompt_tokens) for one in inside.values())
     assert sorted(served(room)) == sorted(inside)
     assert (len(room), room.tokens, room._held, room._shapes, room._classes) == (0, 0, {}, {}, {})
+
+
+def test_a_tenants_share_is_exact() -> None:
+    """Half of ten requests are five; of a room of one, one tenant's only request is all of it."""
+    room = WaitingRoom(QueueLimits(requests=10, tenant_share=0.5))
+    placed = [room.put(query(f"r{number}", 1, "a"), 0.0) for number in range(6)]
+    assert [isinstance(one, Waiting) for one in placed] == [True] * 5 + [False]
+    put(room, query("b", 1, "b"))
+    assert isinstance(WaitingRoom(QueueLimits(requests=1)).put(query("a"), 0.0), Waiting)
 
 
 def test_a_prompt_larger_than_the_bound_may_wait_alone() -> None:

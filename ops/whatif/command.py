@@ -55,7 +55,8 @@ async def execute_log(arguments: argparse.Namespace, settings: Settings) -> int:
     reports = [result.report for result in results]
     found = fidelity.fidelity(recorded, as_it_was)
     if arguments.json:
-        print(msgspec.json.encode({"fidelity": found, "runs": reports}).decode())
+        runs = [report.as_data(one) for one in reports]
+        print(msgspec.json.encode({"fidelity": found, "runs": runs}).decode())
     else:
         print(f"{fidelity.as_text(found)}\n\n{report.as_table(reports)}")
     return 0
@@ -81,7 +82,9 @@ def _draw(arguments: argparse.Namespace, results: Sequence[Result]) -> None:
 
 def shown(reports: Sequence[Report], *, as_json: bool) -> str:
     """What is printed."""
-    return msgspec.json.encode(reports).decode() if as_json else report.as_table(reports)
+    if as_json:
+        return msgspec.json.encode([report.as_data(one) for one in reports]).decode()
+    return report.as_table(reports)
 
 
 def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Result]:

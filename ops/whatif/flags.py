@@ -1,4 +1,4 @@
-"""The options of `headwater whatif`. Apart, so that the command line is read without what runs it."""
+"""The options of `headwater whatif` and `headwater tune`. Apart, so that the command line is read without what runs it."""
 
 import argparse
 
@@ -21,7 +21,54 @@ NOT_NEGATIVE = ("workers", "prefill_workers", "decode_workers", "temperature")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The command line. An option given several times makes columns; one given once holds for all of them."""
+    """`headwater whatif`. An option given several times makes columns; one given once holds for all of them."""
+    _add_run(parser)
+    parser.add_argument(
+        "--plot", default="", metavar="FILE", help="write a plot of all columns there, as SVG"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON: a list with one object a column; with --log an object with that list",
+    )
+
+
+def add_tune_flags(parser: argparse.ArgumentParser) -> None:
+    """`headwater tune`: the same settings, each once, and how to search."""
+    _add_run(parser)
+    parser.add_argument(
+        "--search",
+        default="crowding,retain,memory",
+        metavar="NAME,…",
+        help="the weights to search (default: crowding,retain,memory)",
+    )
+    parser.add_argument(
+        "--objective",
+        default="ttft_mean",
+        metavar="NAME",
+        help="what shall get better: ttft_mean (default), ttft_p50, ttft_p99, itl_mean, e2e_mean or reuse",
+    )
+    parser.add_argument(
+        "--guard",
+        type=float,
+        default=0.02,
+        metavar="SHARE",
+        help="by how much the other times may get worse (default: 0.02)",
+    )
+    parser.add_argument("--trials", type=int, default=40, metavar="N", help="runs to spend (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.6,
+        metavar="SHARE",
+        help="of the requests to learn from, the first ones; the rest judge (default: 0.6)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """What is run, on what."""
     parser.add_argument(
         "trace", nargs="?", metavar="TRACE", help="a trace in Mooncake's format, .jsonl or .jsonl.gz"
     )
@@ -55,14 +102,4 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=int, default=0, metavar="N", help="only the trace's first N requests"
     )
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="columns to run at once (default: 1)"
-    )
-    parser.add_argument(
-        "--plot", default="", metavar="FILE", help="write a plot of all columns there, as SVG"
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print JSON: a list with one object a column; with --log an object with that list",
-    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -118,6 +118,14 @@ def report_of(ran: Ran) -> Report:
         wall_s=ran.wall_s,
         digest=digest.hexdigest(),
     )
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """For JSON: with the names of weights and of step times' parts."""
+    data: dict[str, Any] = msgspec.to_builtins(report)
+    data["setup"]["weights"] = msgspec.structs.asdict(report.setup.weights)
+    data["setup"]["step_time"] = report.setup.step_time._asdict()
+    return data
 
 
 def _spread(nanoseconds: NDArray[np.float64]) -> Spread:

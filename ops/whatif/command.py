@@ -105,7 +105,7 @@ def run_one(trace: Trace, setup: Setup) -> Result:
 def columns(arguments: argparse.Namespace, base: Setup = DEFAULTS) -> list[Setup]:
     """A setup for each column: `base` with what is given. Raises `ConfigError` for lists of different lengths and for values that can not be."""
     given: dict[str, list[Any]] = {}
-    for name in ("policy", *COUNTS, *NUMBERS):
+    for name in ("policy", "queue_order", *COUNTS, *NUMBERS):
         values = getattr(arguments, name)
         if values:
             given[name] = values
@@ -144,7 +144,7 @@ def _check(name: str, values: list[Any]) -> None:
     for value in values:
         if name == "policy" and value not in POLICIES:
             raise ConfigError(f"--policy {value}: there are {', '.join(POLICIES)}")
-        if name != "policy" and (value < 0 or (value == 0 and name not in NOT_NEGATIVE)):
+        if not isinstance(value, str) and (value < 0 or (value == 0 and name not in NOT_NEGATIVE)):
             raise ConfigError(
                 f"{option} {value:g}: must be {'at least' if name in NOT_NEGATIVE else 'above'} 0"
             )

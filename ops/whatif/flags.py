@@ -10,14 +10,27 @@ COUNTS = {
     "block_size": "tokens of a block (default: 512)",
     "step_tokens": "tokens that a worker computes in one step at most (default: 8192)",
     "sequences": "requests that a worker runs at once at most (default: 256)",
+    "busy_prefill_tokens": "the router gives a worker nothing more above so many prompt tokens to compute, 0: no limit "
+    "(default: the router's, 131072)",
+    "busy_waiting": "nor above so many requests that wait at it, 0: no limit (default: 0)",
     "bytes_a_token": "KV bytes of one token, for what a hand-off costs (default: 131072, an 8B-class model)",
 }
 NUMBERS = {
     "speed": "divides arrival times (default: 1)",
     "temperature": "of the choice between workers (default: the router's own)",
+    "busy_kv": "nor while its requests hold more than this share of its blocks, 0: no limit (default: 0)",
+    "queue_wait_s": "how long a request may wait at the router while all workers are busy (default: 120)",
     "gigabytes_a_second": "what a hand-off gets of a link between workers (default: 20)",
 }
-NOT_NEGATIVE = ("workers", "prefill_workers", "decode_workers", "temperature")
+NOT_NEGATIVE = (
+    "busy_prefill_tokens",
+    "busy_waiting",
+    "busy_kv",
+    "workers",
+    "prefill_workers",
+    "decode_workers",
+    "temperature",
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +92,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy", action="append", metavar="NAME", help="how the router chooses (default: kv)"
+    )
+    parser.add_argument(
+        "--queue-order",
+        action="append",
+        choices=("fcfs", "shortest_uncached"),
+        help="whose turn it is at the router (default: fcfs)",
     )
     for name, text in COUNTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N", help=text)

@@ -108,7 +108,7 @@ def as_text(found: Tuned, asks: Asks, setup: Setup) -> str:
     if found.holds:
         verdict = (
             f"{found.objective} gains {found.gain:.1%} where it was searched and {found.later_gain:.1%} later:\n"
-            f"--weights {values}"
+            f"--weights {values}        (a router's option is --router-weights)"
         )
     elif found.gain > 0:
         verdict = (

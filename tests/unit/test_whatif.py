@@ -55,9 +55,16 @@ def test_tokens_follow_each_other_as_the_peers_do(count: int, wanted_ms: float) 
     blocks=st.sampled_from((40, 90, 400)),
     block_size=st.sampled_from((128, 512)),
     sequences=st.sampled_from((3, 256)),
+    busy=st.sampled_from(((131_072, 0), (3_000, 0), (0, 1))),
 )
 def test_skipping_steps_changes_nothing(
-    seed: int, policy: str, workers: tuple[int, int, int], blocks: int, block_size: int, sequences: int
+    seed: int,
+    policy: str,
+    workers: tuple[int, int, int],
+    blocks: int,
+    block_size: int,
+    sequences: int,
+    busy: tuple[int, int],
 ) -> None:
     """Steps taken together end where they would one by one, with the same decisions on the way."""
     both, prefill, decode = workers
@@ -69,6 +76,8 @@ def test_skipping_steps_changes_nothing(
         blocks=blocks * 512 // block_size,
         block_size=block_size,
         sequences=sequences,
+        busy_prefill_tokens=busy[0],
+        busy_waiting=busy[1],
     )
     trace = conversations(seed, 25)
     skipped, stepped = run(trace, setup), run(trace, msgspec.structs.replace(setup, skip=False))
@@ -115,6 +124,25 @@ def test_a_prompt_computed_elsewhere_is_moved_and_goes_on() -> None:
     assert one.first_ns / 1e6 == pytest.approx(171.063 + moved_ms + again_ms, rel=0.01)
     assert [worker.cache.used for worker in ran.workers] == [0, 0]
     assert report_of(ran).handed_over == 1
+
+
+def test_requests_wait_at_the_router_while_all_workers_are_busy() -> None:
+    """Ten at once, one worker that takes a prompt at a time: all wait but the first, in the production queue's order."""
+    sizes = (4_000, 9_000, 2_000, 6_000, 1_000)
+    trace = Trace("burst", tuple(alone(size, 2, number) for number, size in enumerate(sizes)))
+    setup = Setup(workers=1, busy_prefill_tokens=1)
+    ran = run(trace, setup)
+    # The most particular of a burst is decided first; where all would lose the same, who came first.
+    assert [one.request.name for one in ran.served] == ["r0", "r1", "r2", "r3", "r4"]
+    report = report_of(ran)
+    assert report.waited == 4
+    assert report.router_queue_ms.mean > 10 * report.queue_ms.mean
+    shortest = run(trace, msgspec.structs.replace(setup, queue_order="shortest_uncached"))
+    assert [one.request.name for one in shortest.served] == ["r0", "r4", "r2", "r3", "r1"]
+    impatient = run(trace, msgspec.structs.replace(setup, queue_wait_s=0.1))
+    assert impatient.refused > 0
+    assert len(impatient.served) + impatient.refused == 5
+    assert report_of(run(trace, Setup(workers=1))).waited == 0
 
 
 def test_the_state_at_the_end_knows_what_the_caches_hold() -> None:

@@ -61,6 +61,7 @@ STREAMS = (*config.NATS, "namespace", "log_level", "log_format")
 WHATIF = (
     "run a trace through the router and simulated engines with other settings, side by side, on virtual time"
 )
+TUNE = "search the router's weights on a trace or a recorded log, and say what they would gain"
 LOG = config.LOG_SETTINGS
 
 
@@ -174,6 +175,7 @@ def parser() -> argparse.ArgumentParser:
     sim.add_argument("--json", action="store_true", help="print JSON")
     sim.set_defaults(run=commands.run_sim)
     whatif_flags.add_flags(add("whatif", WHATIF, LOG, commands.run_whatif))
+    whatif_flags.add_tune_flags(add("tune", TUNE, LOG, commands.run_tune))
     add("warm", "compile and cache what a first start would", (), commands.run_warm)
     return top
 

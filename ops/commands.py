@@ -198,10 +198,24 @@ def run_whatif(arguments: argparse.Namespace) -> int:
 
     if not arguments.log:
         return command.execute(arguments)
-    # Only what connects: other settings have names that are columns here.
-    ours = argparse.Namespace(**{name: getattr(arguments, name) for name in ("config", *config.LOG_SETTINGS)})
-    settings = _settings(ours)
+    settings = _settings(_connecting(arguments))
     return process.run(lambda _: command.execute_log(arguments, settings))
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    """`headwater tune`."""
+    from headwater.ops import process
+    from headwater.ops.whatif import tune_command
+
+    if not arguments.log:
+        return tune_command.execute(arguments)
+    settings = _settings(_connecting(arguments))
+    return process.run(lambda _: tune_command.execute_log(arguments, settings))
+
+
+def _connecting(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Only what connects: other settings have names that mean something else to these commands."""
+    return argparse.Namespace(**{name: getattr(arguments, name) for name in ("config", *config.LOG_SETTINGS)})
 
 
 def run_warm(_arguments: argparse.Namespace) -> int:

@@ -55,7 +55,8 @@ async def execute_log(arguments: argparse.Namespace, settings: Settings) -> int:
     reports = [result.report for result in results]
     found = fidelity.fidelity(recorded, as_it_was)
     if arguments.json:
-        print(msgspec.json.encode({"fidelity": found, "runs": reports}).decode())
+        runs = [report.as_data(one) for one in reports]
+        print(msgspec.json.encode({"fidelity": found, "runs": runs}).decode())
     else:
         print(f"{fidelity.as_text(found)}\n\n{report.as_table(reports)}")
     return 0
@@ -81,7 +82,9 @@ def _draw(arguments: argparse.Namespace, results: Sequence[Result]) -> None:
 
 def shown(reports: Sequence[Report], *, as_json: bool) -> str:
     """What is printed."""
-    return msgspec.json.encode(reports).decode() if as_json else report.as_table(reports)
+    if as_json:
+        return msgspec.json.encode([report.as_data(one) for one in reports]).decode()
+    return report.as_table(reports)
 
 
 def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Result]:
@@ -102,7 +105,7 @@ def run_one(trace: Trace, setup: Setup) -> Result:
 def columns(arguments: argparse.Namespace, base: Setup = DEFAULTS) -> list[Setup]:
     """A setup for each column: `base` with what is given. Raises `ConfigError` for lists of different lengths and for values that can not be."""
     given: dict[str, list[Any]] = {}
-    for name in ("policy", *COUNTS, *NUMBERS):
+    for name in ("policy", "queue_order", *COUNTS, *NUMBERS):
         values = getattr(arguments, name)
         if values:
             given[name] = values
@@ -141,7 +144,7 @@ def _check(name: str, values: list[Any]) -> None:
     for value in values:
         if name == "policy" and value not in POLICIES:
             raise ConfigError(f"--policy {value}: there are {', '.join(POLICIES)}")
-        if name != "policy" and (value < 0 or (value == 0 and name not in NOT_NEGATIVE)):
+        if not isinstance(value, str) and (value < 0 or (value == 0 and name not in NOT_NEGATIVE)):
             raise ConfigError(
                 f"{option} {value:g}: must be {'at least' if name in NOT_NEGATIVE else 'above'} 0"
             )

@@ -25,6 +25,7 @@ class Job(Scheduled, kw_only=True, eq=False):
     leg: Leg
     prompt_tokens: int
     output_tokens: int
+    given_ns: int = -1
     began_ns: int = -1
     first_ns: int = -1
     done_ns: int = -1

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True):
 
     `reuse` is the share of all prompts' blocks (partial ones too) that were cached when their request began.
     `itl_ms` weighs each token the same. `queue_ms` is from the arrival at the engine until its first step, `router_queue_ms`
-    what a request waited at the router before that. `digest` is one of every request's times: equal runs, equal digests.
+    what a request waited at the router before that, and `waited` how many did. `digest` is one of every request's times: equal runs, equal digests.
     """
 
     setup: Setup
@@ -55,6 +55,7 @@ class Report(msgspec.Struct, frozen=True):
     itl_ms: float
     e2e_ms: Spread
     router_queue_ms: Spread
+    waited: int
     queue_ms: Spread
     preemptions: int
     handed_over: int
@@ -86,6 +87,7 @@ def report_of(ran: Ran) -> Report:
     size = ran.setup.block_size
     served = ran.served
     arrival = np.array([one.request.arrival_ns for one in served], np.float64)
+    given = np.array([one.given_ns for one in served], np.float64)
     began = np.array([one.began_ns for one in served], np.float64)
     first = np.array([one.first_ns for one in served], np.float64)
     done = np.array([one.done_ns for one in served], np.float64)
@@ -105,8 +107,9 @@ def report_of(ran: Ran) -> Report:
         ttft_ms=_spread(first - arrival),
         itl_ms=float((done - first).sum()) / 1e6 / max(1, gaps),
         e2e_ms=_spread(done - arrival),
-        router_queue_ms=_spread(np.zeros(len(served))),
-        queue_ms=_spread(began - arrival),
+        router_queue_ms=_spread(given - arrival),
+        waited=int((given > arrival).sum()),
+        queue_ms=_spread(began - given),
         preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
         handed_over=sum(bool(one.prefill_worker) for one in served),
         balance=_balance(ran),
@@ -118,6 +121,14 @@ def report_of(ran: Ran) -> Report:
         wall_s=ran.wall_s,
         digest=digest.hexdigest(),
     )
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """For JSON: with the names of weights and of step times' parts."""
+    data: dict[str, Any] = msgspec.to_builtins(report)
+    data["setup"]["weights"] = msgspec.structs.asdict(report.setup.weights)
+    data["setup"]["step_time"] = report.setup.step_time._asdict()
+    return data
 
 
 def _spread(nanoseconds: NDArray[np.float64]) -> Spread:
@@ -167,6 +178,11 @@ def as_table(reports: Sequence[Report]) -> str:
         if name == "ttft_ms":
             rows.append(("ITL mean ms", [f"{r.itl_ms:.2f}" for r in reports]))
     rows += [
+        *(
+            [("waited at the router", [f"{r.waited:,}" for r in reports])]
+            if any(r.waited for r in reports)
+            else []
+        ),
         ("preemptions", [f"{r.preemptions:,}" for r in reports]),
         *(
             [("handed over", [f"{r.handed_over:,}" for r in reports])]

@@ -61,24 +61,12 @@ class Routing:
 
     def in_order(self, questions: Sequence[Question], now_ns: int) -> list[int]:
         """Places of questions that come at the same moment, in the order in which a router decides them."""
-        began = time.perf_counter()
-        order = most_particular_first(
-            [self._query(question) for question in questions], lambda query: self._choose(query, now_ns)
+        return most_particular_first(
+            [self.query_of(question) for question in questions], lambda query: self.choose(query, now_ns)
         )
-        self.decide_s += time.perf_counter() - began
-        return order
 
-    def decide(self, question: Question, now_ns: int) -> Decision | RouteRefused:
-        """Where a request goes; the decision is in the state at once, as in a router."""
-        began = time.perf_counter()
-        answer = self._choose(self._query(question), now_ns)
-        self.decide_s += time.perf_counter() - began
-        if isinstance(answer, Decision):
-            self.decisions += 1
-            self.tell(ROUTER, now_ns, answer)
-        return answer
-
-    def _query(self, question: Question) -> RouteQuery:
+    def query_of(self, question: Question) -> RouteQuery:
+        """What an edge would ask."""
         return RouteQuery(
             question.name,
             question.prompt_tokens,
@@ -90,9 +78,12 @@ class Routing:
             temperature=self._temperature,
             session=question.session,
             tenant=question.tenant,
+            waits=not question.asked,
         )
 
-    def _choose(self, query: RouteQuery, now_ns: int) -> Decision | RouteRefused:
+    def choose(self, query: RouteQuery, now_ns: int) -> Decision | RouteRefused:
+        """Decide and change nothing."""
+        began = time.perf_counter()
         standing = Standing(
             number=self.decisions + 1,
             position=self.state.position,
@@ -102,7 +93,15 @@ class Routing:
             degraded=False,
         )
         state = self.state
-        return decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+        answer = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+        self.decide_s += time.perf_counter() - began
+        return answer
+
+    def commit(self, decision: Decision, now_ns: int) -> Decision:
+        """What was just chosen is in the state at once, as in a router."""
+        self.decisions += 1
+        self.tell(ROUTER, now_ns, decision)
+        return decision
 
 
 def joined(worker: str, role: Any, block_size: int, blocks: int, running: int) -> WorkerJoined:

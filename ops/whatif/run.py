@@ -4,13 +4,14 @@ import time
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from headwater.ops.whatif.door import Door
 from headwater.ops.whatif.fleet import Job, SimWorker
 from headwater.ops.whatif.routing import Question, Routing, joined
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Asked, Trace, check_block_size, hashes_of
 from headwater.schemas.hashing import U64
 from headwater.schemas.kv import BlocksStored
-from headwater.schemas.route import RouteRefused
+from headwater.schemas.route import Decision, RouteRefused
 
 REPORT_NS = 1_000_000_000
 """An engine actor tells its load after a change, and after this time anyway."""
@@ -29,6 +30,7 @@ class Served(NamedTuple):
     worker: str
     prefill_worker: str
     hit_blocks: int
+    given_ns: int
     began_ns: int
     first_ns: int
     done_ns: int
@@ -65,6 +67,7 @@ class Run:
         self._trace = trace.first(setup.requests).faster(setup.speed)
         check_block_size(self._trace.requests, setup.block_size)
         self._routing = Routing(setup.policy, setup.weights, setup.temperature)
+        self._door = Door(self._routing, setup)
         self._workers = {shape.name: SimWorker(shape, skip=setup.skip) for shape in setup.shapes()}
         self._numbers = {name: number for number, name in enumerate(self._workers)}
         self._list = list(self._workers.values())
@@ -75,6 +78,7 @@ class Run:
         self._requests: dict[str, Asked] = {}
         self._legs: dict[str, tuple[Job, SimWorker, str]] = {}
         self._served: list[Served] = []
+        self._places: dict[str, int] = {}
         self._refused = 0
 
     def __call__(self) -> Ran:
@@ -101,6 +105,8 @@ class Run:
                 self._handed(self._hand_overs[number], now_ns)
             elif version == self._versions[number]:
                 self._step_ended(self._list[number], now_ns)
+            if self._door:
+                self._take_turns(now_ns)
         wall_s = time.perf_counter() - began
         return Ran(
             setup,
@@ -119,34 +125,43 @@ class Run:
             if now_ns - worker.reported_ns >= REPORT_NS:
                 self._routing.tell(worker.shape.name, now_ns, worker.report(now_ns))
         size, blocks = self._setup.block_size, self._setup.blocks
-        asked: list[tuple[int, Question]] = []
+        asked: list[Question] = []
         for number in range(first, last):
             request = self._trace.requests[number]
             if -(-(request.prompt_tokens + request.output_tokens) // size) > blocks:
                 self._refused += 1
                 continue
-            question = Question(
-                request.name,
-                request.prompt_tokens,
-                request.output_tokens,
-                hashes_of(request, size),
-                session=request.session,
-                tenant=request.tenant,
-            )
-            asked.append((number, question))
-        for place in self._routing.in_order([question for _, question in asked], now_ns):
-            number, question = asked[place]
-            self._arrive(self._trace.requests[number], number, question, now_ns)
+            self._places[request.name] = number
+            asked.append(self._question(request))
+        for place in self._routing.in_order(asked, now_ns):
+            answer = self._door.ask(asked[place], now_ns)
+            if answer is not None:
+                self._answered(asked[place], answer, now_ns)
 
-    def _arrive(self, request: Asked, number: int, question: Question, now_ns: int) -> None:
-        hashes = question.hashes
-        decision = self._routing.decide(question, now_ns)
+    def _take_turns(self, now_ns: int) -> None:
+        """Questions that waited at the router."""
+        for question, answer in self._door.turn(now_ns):
+            self._answered(question, answer, now_ns)
+
+    def _question(self, request: Asked) -> Question:
+        return Question(
+            request.name,
+            request.prompt_tokens,
+            request.output_tokens,
+            hashes_of(request, self._setup.block_size),
+            session=request.session,
+            tenant=request.tenant,
+        )
+
+    def _answered(self, question: Question, decision: Decision | RouteRefused, now_ns: int) -> None:
+        number = self._places.pop(question.name)
         if isinstance(decision, RouteRefused):
             self._refused += 1
             return
+        request = self._trace.requests[number]
         worker = self._workers[decision.worker]
-        job = self._job(request, request.name, number, hashes)
-        job.leg = decision.leg
+        job = self._job(request, request.name, number, question.hashes)
+        job.leg, job.given_ns = decision.leg, now_ns
         if job.leg == "prefill":
             self._legs[job.name] = (job, worker, decision.pairs_with)
         self._requests[job.name] = request
@@ -200,23 +215,15 @@ class Run:
     def _hand_over(self, leg: Job, worker: SimWorker, now_ns: int) -> None:
         """A prompt is computed: the edge asks who goes on behind it, as it does in a fleet."""
         request = self._requests[leg.name]
-        hashes = hashes_of(request, self._setup.block_size)
-        question = Question(
-            f"{leg.name}/decode",
-            request.prompt_tokens,
-            request.output_tokens,
-            hashes,
-            asked="decode",
-            pairs_with=self._legs[leg.name][2],
-            session=request.session,
-            tenant=request.tenant,
+        question = self._question(request)._replace(
+            name=f"{leg.name}/decode", asked="decode", pairs_with=self._legs[leg.name][2]
         )
-        decision = self._routing.decide(question, now_ns)
-        if isinstance(decision, RouteRefused):
+        decision = self._door.ask(question, now_ns)
+        if not isinstance(decision, Decision):
             worker.let_go(leg)
             self._refused += 1
             return
-        behind = self._job(request, question.name, leg.number, hashes)
+        behind = self._job(request, question.name, leg.number, question.hashes)
         behind.leg, behind.arrived = "decode", request.prompt_tokens
         target = self._workers[decision.worker]
         self._hand_overs.append(_HandOver(request, leg, worker, behind, target))
@@ -239,6 +246,7 @@ class Run:
                 worker.shape.name,
                 other.shape.name if other is not None else "",
                 max(0, before.cached) // self._setup.block_size,
+                before.given_ns,
                 before.began_ns,
                 job.first_ns,
                 job.done_ns,

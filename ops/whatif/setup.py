@@ -1,9 +1,12 @@
 """What one column of a what-if is run with."""
 
+from typing import Literal
+
 import msgspec
 
 from headwater.engines.sim_scheduler import Limits
 from headwater.engines.step_time import StepTime
+from headwater.ops.config import Settings
 from headwater.ops.whatif.fleet import Shape
 from headwater.schemas.fleet import Role
 from headwater.schemas.route import Weights
@@ -14,11 +17,15 @@ BYTES_A_TOKEN = 131_072
 GIGABYTES_A_SECOND = 20.0
 """What one hand-off gets of a link between workers, as the simulated engine has it."""
 
+ROUTER = Settings()
+"""A router's defaults."""
+
 
 class Setup(msgspec.Struct, frozen=True):
     """One column. `workers` do both legs, beside them `prefill_workers` and `decode_workers`.
 
-    `speed` divides arrival times; `temperature` below 0 leaves the router's. `skip` False takes every step by itself:
+    `speed` divides arrival times; `temperature` below 0 leaves the router's. When a worker is busy, and how queries then wait
+    at the router, is as the router's own settings say. `skip` False takes every step by itself:
     the results are the same.
     """
 
@@ -36,6 +43,11 @@ class Setup(msgspec.Struct, frozen=True):
     sequences: int = 256
     bytes_a_token: int = BYTES_A_TOKEN
     gigabytes_a_second: float = GIGABYTES_A_SECOND
+    busy_prefill_tokens: int = ROUTER.busy_prefill_tokens
+    busy_kv: float = ROUTER.busy_kv
+    busy_waiting: int = ROUTER.busy_waiting
+    queue_order: Literal["fcfs", "shortest_uncached"] = ROUTER.queue_order
+    queue_wait_s: float = ROUTER.queue_wait_s
     requests: int = 0
     skip: bool = True
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.ops.whatif.report import Report, report_of
+from headwater.ops.whatif.report import Report, as_data, report_of
 from headwater.ops.whatif.run import Ran, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, Asked, Trace
@@ -55,9 +55,16 @@ def test_tokens_follow_each_other_as_the_peers_do(count: int, wanted_ms: float) 
     blocks=st.sampled_from((40, 90, 400)),
     block_size=st.sampled_from((128, 512)),
     sequences=st.sampled_from((3, 256)),
+    busy=st.sampled_from(((131_072, 0), (3_000, 0), (0, 1))),
 )
 def test_skipping_steps_changes_nothing(
-    seed: int, policy: str, workers: tuple[int, int, int], blocks: int, block_size: int, sequences: int
+    seed: int,
+    policy: str,
+    workers: tuple[int, int, int],
+    blocks: int,
+    block_size: int,
+    sequences: int,
+    busy: tuple[int, int],
 ) -> None:
     """Steps taken together end where they would one by one, with the same decisions on the way."""
     both, prefill, decode = workers
@@ -69,6 +76,8 @@ def test_skipping_steps_changes_nothing(
         blocks=blocks * 512 // block_size,
         block_size=block_size,
         sequences=sequences,
+        busy_prefill_tokens=busy[0],
+        busy_waiting=busy[1],
     )
     trace = conversations(seed, 25)
     skipped, stepped = run(trace, setup), run(trace, msgspec.structs.replace(setup, skip=False))
@@ -117,6 +126,25 @@ def test_a_prompt_computed_elsewhere_is_moved_and_goes_on() -> None:
     assert report_of(ran).handed_over == 1
 
 
+def test_requests_wait_at_the_router_while_all_workers_are_busy() -> None:
+    """Ten at once, one worker that takes a prompt at a time: all wait but the first, in the production queue's order."""
+    sizes = (4_000, 9_000, 2_000, 6_000, 1_000)
+    trace = Trace("burst", tuple(alone(size, 2, number) for number, size in enumerate(sizes)))
+    setup = Setup(workers=1, busy_prefill_tokens=1)
+    ran = run(trace, setup)
+    # The most particular of a burst is decided first; where all would lose the same, who came first.
+    assert [one.request.name for one in ran.served] == ["r0", "r1", "r2", "r3", "r4"]
+    report = report_of(ran)
+    assert report.waited == 4
+    assert report.router_queue_ms.mean > 10 * report.queue_ms.mean
+    shortest = run(trace, msgspec.structs.replace(setup, queue_order="shortest_uncached"))
+    assert [one.request.name for one in shortest.served] == ["r0", "r4", "r2", "r3", "r1"]
+    impatient = run(trace, msgspec.structs.replace(setup, queue_wait_s=0.1))
+    assert impatient.refused > 0
+    assert len(impatient.served) + impatient.refused == 5
+    assert report_of(run(trace, Setup(workers=1))).waited == 0
+
+
 def test_the_state_at_the_end_knows_what_the_caches_hold() -> None:
     """The router was told everything: nobody has work left, and its index is the caches'."""
     ran = run(conversations(3, 120), Setup(workers=3, blocks=60))
@@ -128,11 +156,14 @@ def test_the_state_at_the_end_knows_what_the_caches_hold() -> None:
 
 
 def test_the_report_is_json_of_a_stated_form() -> None:
-    """It goes there and back, and adds up."""
+    """Everything has a name, and it adds up."""
     ran = run(conversations(5, 60), Setup(workers=2))
     report = report_of(ran)
-    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
-    assert again == report
+    data = msgspec.json.decode(msgspec.json.encode(as_data(report)))
+    assert set(data) == set(Report.__struct_fields__)
+    assert set(data["ttft_ms"]) == {"mean", "p50", "p90", "p99"}
+    assert data["setup"]["weights"]["retain"] == Weights().retain
+    assert msgspec.convert(data["setup"]["step_time"], dict[str, tuple[float, float, float]])
     assert sum(report.balance.requests.values()) == report.requests == report.decisions == 60
     assert 0 < report.reuse < 1
     assert report.ttft_ms.p50 <= report.ttft_ms.p90 <= report.ttft_ms.p99

@@ -118,10 +118,10 @@ def run_log(arguments: argparse.Namespace) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """`headwater explain`."""
-    from headwater.ops import process, show
+    from headwater.ops import explain, process
 
     settings = _settings(arguments)
-    return process.run(lambda _: show.explain(settings, arguments.request))
+    return process.run(lambda _: explain.explain(settings, arguments.request))
 
 
 def run_streams(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.ops import show
+from headwater.ops import explain, show
 from headwater.ops.config import Settings
 from headwater.ops.replay import pools
 from headwater.ops.run_actor import operator_world
@@ -109,11 +109,11 @@ async def _explain(settings: Settings, fleet: Fleet, requests: list[str]) -> int
         for request in requests:
             # Decisions are stored a few milliseconds after they were answered.
             for _ in range(100):
-                decisions = await show.decisions_for(log, request)
+                decisions = await explain.decisions_for(log, request)
                 if decisions:
                     break
                 await asyncio.sleep(0.05)
-            found += [show.describe(decision, position) for position, decision in decisions]
+            found += [explain.describe(decision, position, after) for position, decision, after in decisions]
         print("why each went where it went:\n")
         print("\n\n".join(found))
         print()

@@ -15,7 +15,6 @@ from headwater.ops.tables import table
 from headwater.schemas.fleet import WorkerControlled
 from headwater.schemas.inference import Leg
 from headwater.schemas.request import RequestRouted, RequestStepped
-from headwater.schemas.route import Decision
 from headwater.schemas.subjects import pool_kind
 
 LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
@@ -100,75 +99,3 @@ async def summary(world: World, pool: str) -> str:
     ]
     head = f"log of pool {pool}: {sum(events.values())} events in {messages} messages, position {position}"
     return f"{head}\n{table(('kind', 'event', 'count', 'written by'), rows)}"
-
-
-async def explain(settings: Settings, request: str) -> int:
-    """Print every decision made for a request, as a table. 1 if the log holds none."""
-    async with operator_world(settings, "explain") as world:
-        log = await world.pool_log(await pool_of(world, settings))
-        found = await decisions_for(log, request)
-        for position, decision in found:
-            print(describe(decision, position))
-        await _print_life(world, request)
-    if not found:
-        print(f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)")
-    return 0 if found else 1
-
-
-async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision]]:
-    """(log position, decision) for each decision about `request`."""
-    found: list[tuple[int, Decision]] = []
-    async for piece in log.read(0, follow=False):
-        for record in piece.records:
-            for event in record.batch.events:
-                if isinstance(event, Decision) and event.request.startswith(request):
-                    found.append((record.position, event))
-    return found
-
-
-def describe(decision: Decision, position: int) -> str:
-    """A decision for people: what each worker had, what it would have cost, and which was taken."""
-    split = any(candidate.leg for candidate in decision.candidates)
-    rows = [
-        (
-            "->" if candidate.worker == decision.worker else "",
-            candidate.worker,
-            *((LEGS[candidate.leg],) if split else ()),
-            *(("must load" if candidate.loads_lora else "holds",) if decision.lora_name else ()),
-            f"{candidate.cached_blocks} of {decision.blocks}",
-            candidate.lower_blocks,
-            candidate.prefill_tokens,
-            candidate.decode_blocks,
-            candidate.requests,
-            f"{candidate.score:.2f}",
-        )
-        for candidate in decision.candidates
-    ]
-    chosen = decision.chosen
-    ties = sum(1 for c in decision.candidates if c.score == chosen.score)
-    why = f"least cost, {chosen.score:.2f} blocks"
-    if decision.pinned:
-        why = "pinned: another choice of the request is there"
-    elif ties > 1:
-        why += f" (drawn among {ties} equal)"
-    head = (
-        f"{decision.request}: {decision.prompt_tokens} prompt tokens in {decision.blocks} full blocks; "
-        f"decided at log position {decision.position}, stored at {position}"
-    )
-    columns = (
-        "",
-        "worker",
-        *(("does",) if split else ()),
-        *((decision.lora_name,) if decision.lora_name else ()),
-        *("cached", "lower tier", "queued tokens", "held blocks", "requests", "cost"),
-    )
-    does = f" ({LEGS[decision.leg]})" if split else ""
-    return f"{head}\n{table(columns, rows)}\n{decision.worker}{does}: {why}"
-
-
-async def _print_life(world: World, request: str) -> None:
-    async for piece in world.requests.read(0, follow=False):
-        for record in piece.records:
-            for event in record.batch.events:
-                if getattr(event, "request", None) == request:
-                    print(f"  {event}")

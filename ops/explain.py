@@ -1,0 +1,140 @@
+"""`headwater explain REQUEST`: why a request went where it went, as a table."""
+
+from headwater.actors.world import World
+from headwater.events.log import Log
+from headwater.ops.config import Settings
+from headwater.ops.replay import pool_of
+from headwater.ops.run_actor import operator_world
+from headwater.ops.tables import table
+from headwater.schemas.inference import Leg
+from headwater.schemas.load import LoadReported
+from headwater.schemas.route import Candidate, Decision, Shadowed, Weights
+
+LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
+
+
+async def explain(settings: Settings, request: str) -> int:
+    """Print every decision made for a request, as a table. 1 if the log holds none."""
+    async with operator_world(settings, "explain") as world:
+        log = await world.pool_log(await pool_of(world, settings))
+        found = await decisions_for(log, request)
+        for position, decision, after in found:
+            print(describe(decision, position, after))
+        await _print_life(world, request)
+    if not found:
+        print(f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)")
+    return 0 if found else 1
+
+
+async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision, list[str]]]:
+    """(log position, decision, what the log knew of it later) for each decision about `request`."""
+    found: list[tuple[int, Decision, list[str]]] = []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                if isinstance(event, Decision) and event.request.startswith(request):
+                    found.append((record.position, event, []))
+                for _, decision, after in found:
+                    after += afterwards(decision, event)
+    return found
+
+
+def afterwards(decision: Decision, event: object) -> list[str]:
+    """What an event tells of a decision made before."""
+    if isinstance(event, LoadReported) and decision.request in event.prefilled:
+        place = event.prefilled.index(decision.request)
+        cached = event.cached[place] if place < len(event.cached) else -1
+        return [f"the engine found {cached} prompt tokens cached"] if cached >= 0 else []
+    if isinstance(event, Shadowed) and event.request == decision.request:
+        same = "the same" if event.worker == event.chosen else event.worker
+        lost = event.chosen_score - event.least
+        return [
+            f"policy {event.policy} would have taken {same}; by {event.judge} the choice cost {lost:.2f} too much"
+        ]
+    return []
+
+
+def describe(decision: Decision, position: int, after: list[str] | None = None) -> str:
+    """A decision for people: what each worker had, what it would have cost, and which was taken."""
+    split = any(candidate.leg for candidate in decision.candidates)
+    timed = any(candidate.prefill_ms for candidate in decision.candidates)
+    rows = [
+        (
+            "->" if candidate.worker == decision.worker else "",
+            candidate.worker,
+            *((LEGS[candidate.leg],) if split else ()),
+            *(("must load" if candidate.loads_lora else "holds",) if decision.lora_name else ()),
+            f"{candidate.cached_blocks} of {decision.blocks}",
+            *((candidate.assumed_blocks,) if any(one.assumed_blocks for one in decision.candidates) else ()),
+            candidate.lower_blocks,
+            candidate.prefill_tokens,
+            candidate.decode_blocks,
+            candidate.requests,
+            *(_times(candidate, decision.weights, split) if timed else ()),
+            f"{candidate.score:.2f}",
+        )
+        for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
+    ]
+    assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
+    columns = (
+        "",
+        "worker",
+        *(("does",) if split else ()),
+        *((decision.lora_name,) if decision.lora_name else ()),
+        "cached",
+        *(("of those assumed",) if assumed else ()),
+        *("lower tier", "queued tokens", "held blocks", "requests"),
+        *(
+            ("queue ms", "prefill ms", *(("transfer ms",) if split else ()), "others ms", "rest ms")
+            if timed
+            else ()
+        ),
+        "cost ms" if timed else "cost",
+    )
+    waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
+    head = (
+        f"{decision.request}: {decision.prompt_tokens} prompt tokens in {decision.blocks} full blocks; "
+        f"decided at log position {decision.position}, stored at {position}{waited}"
+    )
+    does = f" ({LEGS[decision.leg]})" if split else ""
+    lines = [head, table(columns, rows), f"{decision.worker}{does}: {why(decision, timed=timed)}"]
+    return "\n".join(lines + [f"  later: {line}" for line in after or ()])
+
+
+def why(decision: Decision, *, timed: bool) -> str:
+    """In a few words, why the chosen worker was chosen."""
+    chosen = decision.chosen
+    least = min(candidate.score for candidate in decision.candidates)
+    if decision.pinned:
+        return "the request was for this worker only"
+    if decision.policy != "kv":
+        return f"policy {decision.policy}; its cost is {chosen.score - least:.2f} above the least"
+    if chosen.score > least:
+        if decision.temperature:
+            return f"drawn at temperature {decision.temperature:g}; its cost is {chosen.score - least:.2f} above the least"
+        return f"a prompt with so little to compute is not handed over; the least cost was {least:.2f}"
+    ties = sum(1 for candidate in decision.candidates if candidate.score == chosen.score)
+    unit = "ms" if timed else "blocks"
+    drawn = f" (drawn among {ties} equal)" if ties > 1 else ""
+    return f"least cost, {chosen.score:.2f} {unit}{drawn}"
+
+
+def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ...]:
+    """Queue, prefill, what others lose by it, and the rest of the cost (memory, adapters, tiers)."""
+    others = candidate.prefill_ms * (weights.retain + weights.crowding * candidate.requests)
+    known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
+    return (
+        f"{candidate.queue_ms:.1f}",
+        f"{candidate.prefill_ms:.1f}",
+        *((f"{candidate.transfer_ms:.1f}",) if split else ()),
+        f"{others:.1f}",
+        f"{candidate.score - known:.1f}",
+    )
+
+
+async def _print_life(world: World, request: str) -> None:
+    async for piece in world.requests.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                if getattr(event, "request", None) == request:
+                    print(f"  {event}")

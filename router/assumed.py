@@ -49,9 +49,13 @@ class Beliefs(msgspec.Struct):
     prompts: dict[str, Belief] = {}
     order: list[tuple[int, str]] = []
     blocks: int = 0
+    fallen: tuple[int, str] = (-1, "")
+    """The newest that fell out: what is older has no room either, in whatever order they come."""
 
     def add(self, request: str, belief: Belief, room: int) -> list[Belief]:
         """Take a prompt in; returns those that fall out. The result is the same in whatever order prompts come."""
+        if (belief.decided_ns, request) < self.fallen:
+            return [belief]
         self.prompts[request] = belief
         insort(self.order, (belief.decided_ns, request))
         self.blocks += belief.blocks
@@ -59,7 +63,8 @@ class Beliefs(msgspec.Struct):
         while len(self.order) > 1 and (
             self.blocks > room or self.order[0][0] < self.order[-1][0] - AGE_NS_MAX
         ):
-            fallen.append(self._take(*self.order.pop(0)))
+            self.fallen = self.order.pop(0)
+            fallen.append(self._take(self.fallen[1]))
         return fallen
 
     def remove(self, request: str) -> Belief | None:
@@ -68,9 +73,9 @@ class Beliefs(msgspec.Struct):
         if belief is None:
             return None
         del self.order[bisect_left(self.order, (belief.decided_ns, request))]
-        return self._take(belief.decided_ns, request)
+        return self._take(request)
 
-    def _take(self, _: int, request: str) -> Belief:
+    def _take(self, request: str) -> Belief:
         belief = self.prompts.pop(request)
         self.blocks -= belief.blocks
         return belief

@@ -13,7 +13,7 @@ SAMPLES_MIN = 16
 CLASSES_MIN = 2
 """Before so much was seen nothing is predicted."""
 
-MEMORY = 32
+MEMORY = 16
 """About so many samples of a class count."""
 
 TRUST = 4

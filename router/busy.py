@@ -25,21 +25,24 @@ def busy(worker: Worker, now_ns: int, limits: BusyLimits) -> bool:
     """Is the worker above a limit?"""
     if limits.waiting and worker.waiting > limits.waiting:
         return True
+    most_tokens, most_blocks = limits.prefill_tokens, limits.kv * worker.total_blocks
+    if not _above(worker.prefill_tokens, most_tokens) and not _above(worker.decode_blocks, most_blocks):
+        # Most are not, and what is promised is never more than these.
+        return False
     tokens, blocks = _promised(worker, now_ns)
-    if limits.prefill_tokens and tokens > limits.prefill_tokens:
-        return True
-    return bool(limits.kv and worker.total_blocks and blocks > limits.kv * worker.total_blocks)
+    return _above(tokens, most_tokens) or _above(blocks, most_blocks)
+
+
+def _above(much: int, most: float) -> bool:
+    return bool(most) and much > most
 
 
 def busy_lives(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[str, ...]:
     """The lives that are above a limit, as a query's `exclude` names them; in order."""
     if not any(limits):
         return ()
-    return tuple(
-        f"{name}.{worker.epoch}"
-        for name, worker in sorted(loads.workers.items())
-        if busy(worker, now_ns, limits)
-    )
+    found = [worker for worker in loads.workers.values() if busy(worker, now_ns, limits)]
+    return tuple(sorted(f"{worker.name}.{worker.epoch}" for worker in found))
 
 
 def _promised(worker: Worker, now_ns: int) -> tuple[int, int]:

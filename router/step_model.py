@@ -17,11 +17,11 @@ MEMORY = 16
 """About so many samples of a class count."""
 
 TRUST = 4
-"""After so many samples of a class …"""
+"""Of its first samples a class takes the quickest: what disturbs makes them longer."""
 
 OUTLIER = 1.2
-"""… one that is more than so many times away from it counts as so many times: prompts that were computed beside others, and
-pauses, say little of the next one."""
+"""A later one that is more than so many times away from its class counts as so many times: prompts that were computed beside
+others, and pauses, say little of the next one."""
 
 FLOOR = 0.25
 """No prompt is quicker than this part of the shortest class."""
@@ -49,14 +49,16 @@ class StepModel(msgspec.Struct):
         at = bisect_left(self.kinds, kind)
         if at == len(self.kinds) or self.kinds[at] != kind:
             self.kinds.insert(at, kind)
-            self.tokens.insert(at, 0.0)
-            self.ms.insert(at, 0.0)
+            self.tokens.insert(at, float(tokens))
+            self.ms.insert(at, ms)
             self.counts.insert(at, 0)
-        elif self.counts[at] >= TRUST:
-            ms = min(max(ms, self.ms[at] / OUTLIER), self.ms[at] * OUTLIER)
-        self.counts[at] = min(self.counts[at] + 1, MEMORY)
-        self.tokens[at] += (tokens - self.tokens[at]) / self.counts[at]
-        self.ms[at] += (ms - self.ms[at]) / self.counts[at]
+        known = self.ms[at]
+        count = self.counts[at] = min(self.counts[at] + 1, MEMORY)
+        self.tokens[at] += (tokens - self.tokens[at]) / count
+        if count <= TRUST:
+            self.ms[at] = min(known, ms)
+        else:
+            self.ms[at] += (min(max(ms, known / OUTLIER), known * OUTLIER) - known) / count
         self.samples += 1
 
     def predict(self, tokens: float) -> float:

@@ -1,6 +1,7 @@
 """Blocks that count before they are announced: which are named, for how long they count, and on engines that never tell."""
 
 import random
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -31,7 +32,7 @@ def test_named_places_are_few_and_on_one_grid(first: int, blocks: int) -> None:
     assert (named[0], named[-1]) == (first, blocks - 1)
     assert len(named) <= 2 * PLACES_MAX + 3
     inner = named[1:-1]
-    steps = {after - before for before, after in zip(inner, inner[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(inner)}
     assert len(steps) <= 1
     assert all((place + 1) % step == 0 for step in steps for place in inner)
 

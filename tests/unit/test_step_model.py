@@ -57,7 +57,9 @@ def test_it_follows_an_engine_that_becomes_slower() -> None:
     assert 1.8 < model.predict(4_000) / seconds(4_000) < 2.2
 
 
-@given(st.lists(st.tuples(st.integers(-5, 200_000), st.floats(-5, 1e6)), max_size=200), st.integers(0, 300_000))
+@given(
+    st.lists(st.tuples(st.integers(-5, 200_000), st.floats(-5, 1e6)), max_size=200), st.integers(0, 300_000)
+)
 def test_any_samples_give_times_that_grow_with_the_prompt(
     samples: list[tuple[int, float]], tokens: int
 ) -> None:

@@ -1,0 +1,80 @@
+"""Queries that come together: who is decided first, and what that is good for."""
+
+import asyncio
+import math
+
+import msgspec
+import pytest
+
+from headwater.actors.bus_port import Message
+from headwater.actors.gathered import Gathered
+from headwater.router.together import TOGETHER_MAX, loss_of, most_particular_first
+from headwater.schemas.route import Candidate, Decision, RouteQuery, RouteRefused
+from tests.unit.test_explain import DECISION
+
+
+def decision(*scores: float, policy: str = "kv") -> Decision:
+    """One with candidates of these costs."""
+    candidates = tuple(Candidate(f"w{at}", 1, 0, 0, 0, 0, 0, score) for at, score in enumerate(scores))
+    return msgspec.structs.replace(DECISION, candidates=candidates, worker="w0", policy=policy)
+
+
+def query(name: str) -> RouteQuery:
+    """One of this name."""
+    return RouteQuery(name, 16, 5, b"")
+
+
+def test_whoever_would_lose_most_is_first() -> None:
+    """By how much dearer the second best worker is; who has only one comes before all, equals in their order."""
+    seen = {
+        "alike": decision(10, 10, 10),
+        "little": decision(90, 10, 12),
+        "much": decision(10, 200, 300),
+        "only": decision(10),
+        "refused": RouteRefused("nobody"),
+        "again": None,
+    }
+    names = ["alike", "again", "little", "only", "refused", "much"]
+    order = most_particular_first([query(name) for name in names], lambda one: seen[one.request])
+    assert [names[place] for place in order] == ["only", "much", "little", "alike", "again", "refused"]
+    assert loss_of(decision(5)) == math.inf
+    assert loss_of(decision(5, 50, policy="random")) == 0.0
+
+
+def test_one_query_costs_no_look_and_very_many_are_not_all_looked_at() -> None:
+    """The rest keep their places behind."""
+    looked: list[str] = []
+
+    def look(one: RouteQuery) -> None:
+        looked.append(one.request)
+
+    assert most_particular_first([query("a")], look) == [0]
+    assert looked == []
+    order = most_particular_first([query(f"{number}") for number in range(100)], look)
+    assert order == list(range(100))
+    assert len(looked) == TOGETHER_MAX
+
+
+@pytest.mark.parametrize("count", [1, 5, 150])
+async def test_a_burst_is_answered_whole_and_in_that_order(count: int) -> None:
+    """What comes in one turn is decided together; `settled` waits for all of it."""
+    answered: list[str] = []
+
+    def look(one: RouteQuery) -> Decision:
+        return decision(0, float(one.request))
+
+    async def answer(message: Message, one: RouteQuery) -> None:
+        await asyncio.sleep(0)
+        answered.append(one.request)
+
+    gathered = Gathered(look, answer)
+    task = asyncio.create_task(gathered.run())
+    names = [str((7 * number) % count) for number in range(count)]
+    for name in names:
+        gathered.put(Message("s", b"", "r"), query(name))
+    async with asyncio.timeout(10):
+        await gathered.settled()
+    task.cancel()
+    assert sorted(answered) == sorted(names)
+    first = answered[:TOGETHER_MAX]
+    assert first == sorted(first, key=float, reverse=True)

@@ -39,7 +39,7 @@ def bench() -> Report:
     hot = [chains[at] for at in rng.integers(0, 1_000, FINDS).tolist()]
     cold_s = _timed(lambda: _find_all(index, cold))
     hot_s = _timed(lambda: _find_all(index, hot))
-    bytes_per_block = index.table.nbytes / index.rows
+    bytes_per_block = index.nbytes / index.rows
     return Report(
         "index",
         {"blocks": BLOCKS, "workers": WORKERS, "blocks per call": CHAIN, "cores used": 1},

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.router.index import CAPACITY_MIN, FILL_MAX, PrefixIndex
+from headwater.router.index import ROWS_MIN, PrefixIndex
+from headwater.router.lookup import FILL_MAX
 from headwater.schemas.hashing import U64, chain_plain, seed
 from tests.unit.examples import keys
 
@@ -129,14 +130,17 @@ def test_growing_loses_nothing() -> None:
     for number, (worker, names) in enumerate(prompts.items()):
         index.store(worker, number % 4, 0, names)
     assert index.rows == 20_000
-    assert index.rows <= FILL_MAX * index.table.shape[0]
-    assert index.table.shape[0] & (index.table.shape[0] - 1) == 0
+    assert index.rows <= FILL_MAX * len(index.table)
+    assert index.rows <= index.capacity
     for number, (worker, names) in enumerate(prompts.items()):
         assert depths(index, worker, names) == (100 if number % 4 == 0 else 0, 100)
     for worker in prompts:
         index.clear(worker)
     assert index.rows == 0
     assert not index.table.any(), "nothing is left behind in the table"
+    assert not index.slab[0].any()
+    assert not index.slab[2:].any()
+    assert not index.pages.any()
 
 
 @settings(deadline=None, max_examples=60)
@@ -164,7 +168,7 @@ def test_equal_content_has_an_equal_digest(draw: random.Random, detours: int, wi
     if wide:
         for number in range(70):
             other.add_worker(f"more{number}")
-        other.store("more0", 3, 0, chain(99, int(CAPACITY_MIN * FILL_MAX)))
+        other.store("more0", 3, 0, chain(99, ROWS_MIN))
     for number in range(detours):
         other.store("b", 0, 0, chain(100 + number))
         other.remove("b", 0, chain(100 + number))

@@ -43,7 +43,7 @@ def _release(slab: Any, head: Any, row: Any) -> None:
 
 
 @kernel
-def _acquire(slab: Any, head: Any, previous: Any, left: int) -> Any:
+def _acquire(slab: Any, head: Any, previous: Any, left: Any) -> Any:
     """A free row: the one behind `previous` if it can be had, else the start of some free rows, else a new one.
 
     `left`: how many more blocks will want a row. The caller has made sure that there is one.
@@ -59,9 +59,9 @@ def _acquire(slab: Any, head: Any, previous: Any, left: int) -> Any:
         row = behind
     else:
         # Blocks that left in order, the first one first, freed the last row last: start where they began.
-        while left > 0 and row > _0 and slab[_0, row - _1] == _0:
+        while left > _0 and row > _0 and slab[_0, row - _1] == _0:
             row -= _1
-            left -= 1
+            left -= _1
     links = slab[_1, row]
     after, before = links >> _32, links & _LOW
     if before:
@@ -124,7 +124,7 @@ def store(
                     parent = key
                     row = NONE
                     continue
-                found = _acquire(slab, head, row, np.int64(left))
+                found = _acquire(slab, head, row, left)
                 slab[_0, found] = key
                 slab[_1, found] = parent
                 table[at] = tag_of(key) << _32 | (found + _1)
@@ -211,7 +211,7 @@ def remove_worker(
             break
         if pages[slot, page] == 0:
             continue
-        blocks -= np.int64(pages[slot, page])
+        blocks -= int(pages[slot, page])
         pages[slot, page] = 0
         first, last = page << PAGE_BITS, min(top, (page + 1) << PAGE_BITS)
         gone = 0

@@ -98,9 +98,32 @@ def test_many_free_rows_are_left_out() -> None:
     index.store("b", 0, 0, np.arange(2000, 2100, dtype=np.uint64))
     index.clear("a")
     arrays = index.packed()
-    assert [len(array) for array in arrays.values()] == [100, 100, 100]
+    assert len(arrays["keys"]) == 100
     again = adopted(index, arrays)
     assert (again.head[TOP], again.digest()) == (100, index.digest())
+
+
+def test_chains_take_little_more_than_their_names() -> None:
+    """Parents and owners of neighbours are told once."""
+    index = PrefixIndex()
+    for name in "ab":
+        index.add_worker(name)
+    for at in range(1, 1001, 50):
+        index.store("ab"[at % 2], 0, 0, np.arange(at, at + 50, dtype=np.uint64))
+    arrays = index.packed()
+    assert (len(arrays["parents"]), len(arrays["held-0-0"])) == (20, 1)
+    assert adopted(index, arrays).digest() == index.digest()
+
+
+def test_what_has_no_order_is_kept_as_it_is() -> None:
+    """Single blocks with parents of their own: a whole column is shorter than its parts and their places."""
+    index = PrefixIndex()
+    index.add_worker("a")
+    for number in range(1, 50):
+        index.store("a", 0, number << 20, np.array([number], np.uint64))
+    arrays = index.packed()
+    assert "parents-at" not in arrays
+    assert adopted(index, arrays).digest() == index.digest()
 
 
 def test_rows_of_earlier_releases_are_read() -> None:
@@ -134,6 +157,11 @@ def test_other_arrays_are_refused() -> None:
         {"keys": sound["keys"][1:]},
         {"keys": sound["keys"].astype("f8")},
         {"parents": sound["parents"].reshape(1, -1)},
+        {"parents": sound["parents"][1:]},
+        {"parents-at": np.zeros_like(sound["parents-at"])},
+        {"parents-at": sound["parents-at"] + np.uint32(1)},
+        {"parents-at": sound["parents-at"] * np.uint32(1000)},
+        {"parents-at": sound["parents-at"].astype(np.int64)},
         {"pages": sound["pages"][:, 1:]},
         {"pages": sound["pages"].astype(np.int64)},
         {"pages": other.packed()["pages"]},
@@ -164,9 +192,8 @@ def test_nothing_is_prepared_for_what_is_no_slab() -> None:
         {"table": one},
         {"rows": one, "taken": one},
         {"keys": one},
-        {"keys": one, "parents": one.astype(np.int64)},
-        {"keys": one, "parents": one[1:]},
-        {"keys": one, "parents": one.reshape(3, 1)},
+        {"keys": one.astype(np.int64), "parents": one},
+        {"keys": one.reshape(3, 1), "parents": one},
     ):
         same: dict[str, Any] = dict(arrays)
         packing.prepare(same)

@@ -160,7 +160,7 @@ def test_a_snapshot_that_contradicts_itself_is_no_state() -> None:
     for facts, arrays in (
         ({}, {**sound.arrays, "keys": keys_of[1:]}),
         ({}, {**sound.arrays, "keys": keys_of.astype("f8")}),
-        ({}, {"keys": keys_of, "parents": parents}),
+        ({}, {"keys": keys_of}),
         ({}, {"rows": keys_of, "taken": parents}),
         ({"tiers": 3, "words": 2}, sound.arrays),
         ({"rows": 1}, sound.arrays),

@@ -8,7 +8,7 @@ is never a hit until the missing part comes back: that is how unknown parents ar
 Copies are counted per (worker, tier, block): engines announce each physical copy, and a removal takes one.
 
 Memory. Rows are in the slab (`kernels`), a table of 8 bytes a row finds them (`lookup`). A block takes 16 bytes,
-8 for each tier and each 64 workers, and 10 to 13 in the table, which is filled to 0.8 and grows by 1.3: 34 to 37 for up to 64
+8 for each tier and each 64 workers, and 10 to 11.5 in the table, which is filled to 0.8 and grows by 1.15: 34 to 35.5 for up to 64
 workers on one tier. The slab's memory is given by the system where it is first used, so its spare half costs none. Slots of
 workers that left are given to the next; thousands of workers make rows wide (4,096 workers: 512 bytes for each tier).
 
@@ -28,7 +28,7 @@ MAX_BLOCKS = 1 << 26
 """64 Mi blocks: 2.4 GB, and at 16 tokens a block the cache of a thousand million tokens."""
 
 ROWS_MIN = 1 << 10
-GROWTH = 1.3
+GROWTH = 1.15
 WORD_BITS = 64
 LOW = 0xFFFFFFFF
 

@@ -4,8 +4,8 @@ Open addressing over entries of 8 bytes, an entry being
 
     tag (32 bits of the block's name, mixed) << 32  |  row + 1
 
-and 0 empty. A tag's home is `tag * capacity >> 32`: any capacity will do, so the table grows by a third and not to
-the double, and entries keep their order when it grows, which makes growing one pass from front to back over both
+and 0 empty. A tag's home is `tag * capacity >> 32`: any capacity will do, so the table grows a little at a time and not to the
+double, and entries keep their order when it grows, which makes growing one pass from front to back over both
 tables without a look at the rows. A removal shifts later entries back: there are no tombstones, and a table never
 degrades.
 

@@ -120,17 +120,22 @@ def _touch(hashes: Any, slab: Any, row: Any, columns: Any) -> Any:
     return total
 
 
-@kernel
-def find(slab: Any, table: Any, words: int, hashes: Any, state: Any) -> int:
-    """How far each worker holds the prompt from its start.
+def state_size(words: int) -> int:
+    """Words that `find` needs behind the rows of the slab's first column."""
+    return words * 2 * (1 + 64) + 1
 
-    `state` is uint64 of length words * 2 * (1 + 64) + 1, all written here: the bits of those who hold everything so far, on
-    the GPU and on any tier; for each slot the blocks it holds on the GPU, then those it holds on any tier; a scratch word. Returns the greatest depth
-    on any tier.
+
+@kernel
+def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
+    """How far each worker holds the prompt from its start. Returns the greatest depth on any tier.
+
+    Writes to the end of the slab's first column, behind all rows: the bits of those who hold everything so far, on the GPU and on
+    any tier, `words` each; for each slot the blocks it holds on the GPU, then those it holds on any tier; a scratch word.
     """
     count = hashes.shape[0]
     columns = np.uint64(slab.shape[0])
     step = np.uint64(words)
+    state = slab[0, slab.shape[1] - (words * 130 + 1) :]
     for i in range(2 * words, state.shape[0]):
         state[i] = _0
     if count == 0:

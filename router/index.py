@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router import finding, kernels, lookup, packing
-from headwater.router.kernels import PAD, PAGE_BITS, TOP
+from headwater.router.kernels import CHAINS, PAD, PAGE_BITS, TOP
 from headwater.schemas.hashing import U64
 
 MAX_BLOCKS = 1 << 26
@@ -49,25 +49,23 @@ class PrefixIndex:
         self.slots: dict[str, int] = {}
         self.blocks: dict[str, int] = {}
         self.copies: dict[tuple[str, int], dict[int, int]] = {}
-        self.head: NDArray[np.int64] = np.zeros(2, np.int64)
-        self.slab: U64 = np.zeros((3, ROWS_MIN + PAD), np.uint64)
+        self.desk: U64 = np.zeros(256, np.uint64)
+        self.slab: U64 = packing.empty_slab(1, 1, ROWS_MIN)
         self.table: U64 = np.zeros(lookup.capacity_for(ROWS_MIN), np.uint64)
         self.pages: Pages = _pages(WORD_BITS, ROWS_MIN)
         self.used: set[int] = {2}
-        self._repeated: NDArray[np.int64] = np.zeros(64, np.int64)
-        self._one: U64 = np.zeros((2, 1), np.uint64)
         self._taken = 0
-        self._set_state()
+        self._measure()
 
     @property
     def capacity(self) -> int:
         """Blocks that fit the slab as it is."""
-        return int(self.slab.shape[1]) - PAD
+        return self._capacity
 
     @property
     def nbytes(self) -> int:
         """Memory in use for the rows ever used at once, their table and what is kept of each worker."""
-        top = int(self.head[TOP])
+        top = int(self.desk[TOP])
         pages = len(self.slots) * ((top >> PAGE_BITS) + 1) * self.pages.itemsize
         return 8 * (2 + len(self.used)) * top + self.table.nbytes + pages
 
@@ -93,10 +91,10 @@ class PrefixIndex:
 
     def store(self, worker: str, tier: int, parent: int, hashes: U64) -> None:
         """A chain of blocks behind `parent` is now held by `worker` on `tier`. `hashes`: uint64, shape (n,)."""
-        chains = self._one
-        chains[0, 0] = parent
-        chains[1, 0] = len(hashes)
-        self._store(worker, tier, chains, hashes)
+        desk = self.desk
+        desk[CHAINS] = parent
+        desk[CHAINS + 1] = len(hashes)
+        self._store(worker, tier, 1, hashes)
 
     def store_chains(
         self, worker: str, tier: int, parents: U64, lengths: NDArray[np.int64], hashes: U64
@@ -105,21 +103,24 @@ class PrefixIndex:
 
         As many calls of `store` would do the same, but each costs more than the blocks of a short chain.
         """
-        chains: U64 = np.empty((2, len(parents)), np.uint64)
-        chains[0] = parents
-        chains[1] = lengths
-        self._store(worker, tier, chains, hashes)
+        end = CHAINS + 2 * len(parents)
+        if end > len(self.desk):
+            self._enlarge_desk(end)
+        self.desk[CHAINS:end:2] = parents
+        self.desk[CHAINS + 1 : end : 2] = lengths
+        self._store(worker, tier, len(parents), hashes)
 
-    def _store(self, worker: str, tier: int, chains: U64, hashes: U64) -> None:
+    def _store(self, worker: str, tier: int, chains: int, hashes: U64) -> None:
         slot = self.slots[worker]
         count = len(hashes)
         if tier >= self.tiers:
             self._resize(self.capacity, self.words, tier + 1)
         wanted = self.rows + count
-        if wanted > self.slab.shape[1] - PAD or wanted > lookup.FILL_MAX * len(self.table):
+        if wanted > self._fits:
             self._make_room(min(wanted, self.max_blocks))
-        if count > len(self._repeated):
-            self._repeated = np.zeros(2 * count, np.int64)
+        repeated = CHAINS + 2 * chains
+        if repeated + count > len(self.desk):
+            self._enlarge_desk(repeated + count)
         column = 2 + tier * self.words + slot // WORD_BITS
         if column not in self.used:
             self.used.add(column)
@@ -127,20 +128,19 @@ class PrefixIndex:
             self.slab,
             self.table,
             self.pages,
-            self.head,
+            self.desk,
             slot,
             column,
             self.max_blocks - self.rows,
             chains,
             hashes,
-            self._repeated,
         )
         self.rows += added
-        self.refused += refused
         self.blocks[worker] += count - again - refused
+        self.refused += refused
         if again:
             copies = self.copies.setdefault((worker, tier), {})
-            for block in hashes[self._repeated[:again]].tolist():
+            for block in hashes[self.desk[repeated : repeated + again]].tolist():
                 copies[block] = copies.get(block, 0) + 1
 
     def remove(self, worker: str, tier: int, hashes: U64) -> int:
@@ -153,7 +153,7 @@ class PrefixIndex:
         slot = self.slots[worker]
         column = 2 + tier * self.words + slot // WORD_BITS
         dropped, absent, _ = kernels.remove(
-            self.slab, self.table, self.pages, self.head, slot, column, hashes
+            self.slab, self.table, self.pages, self.desk, slot, column, hashes
         )
         self.rows -= dropped
         self.blocks[worker] -= len(hashes) - absent
@@ -164,7 +164,7 @@ class PrefixIndex:
         if self.blocks[worker]:
             slot, blocks = self.slots[worker], self.blocks[worker]
             dropped, _ = kernels.remove_worker(
-                self.slab, self.table, self.pages, self.head, self.words, slot, blocks
+                self.slab, self.table, self.pages, self.desk, self.words, slot, blocks
             )
             self.rows -= dropped
         self.blocks[worker] = 0
@@ -184,7 +184,7 @@ class PrefixIndex:
         Returns the deepest depth and a uint64 array of shape (2, slots): row 0 on GPU, row 1 on any tier,
         indexed by `slots[worker]`. The array is reused by the next call.
         """
-        return finding.find(self.slab, self.table, self.words, hashes, self._state), self._depths
+        return finding.find(self.slab, self.table, self.words, hashes), self._depths
 
     def path(self, deepest: int, longest: int) -> U64 | None:
         """The hashes from the start of a prompt to block `deepest`, at most `longest` of them.
@@ -197,11 +197,11 @@ class PrefixIndex:
 
     def digest(self) -> int:
         """A number for the content, the same however the index came to hold it."""
-        return int(finding.digest(self.slab, self.words, int(self.head[TOP])))
+        return int(finding.digest(self.slab, self.words, int(self.desk[TOP])))
 
     def packed(self) -> packing.Arrays:
         """All rows as a snapshot's arrays: `packing.pack`."""
-        slab = packing.Slab(self.slab, self.pages, self.head, self.used)
+        slab = packing.Slab(self.slab, self.pages, self.desk, self.used)
         return packing.pack(slab, self.words, self.rows)
 
     def adopt(self, arrays: packing.Arrays, rows: int, words: int, tiers: int) -> None:
@@ -217,10 +217,15 @@ class PrefixIndex:
             )
         if any(int(slab.pages[slot].sum()) != self.blocks[name] for name, slot in self.slots.items()):
             raise ValueError("workers hold other numbers of blocks than the rows say")
-        self.slab, self.pages, self.head, self.used = slab
+        self.slab, self.pages, self.desk[:CHAINS], self.used = (
+            slab.slab,
+            slab.pages,
+            slab.desk[:CHAINS],
+            slab.used,
+        )
         self.table, self.rows, self.words, self.tiers = table, rows, words, tiers
         self._taken = sum(1 << slot for slot in self.slots.values())
-        self._set_state()
+        self._measure()
 
     def _take_copies(self, worker: str, tier: int, copies: dict[int, int], hashes: U64) -> U64:
         """Use up extra copies; returns the blocks of which the last copy goes."""
@@ -247,11 +252,12 @@ class PrefixIndex:
             table: U64 = np.zeros(max(lookup.capacity_for(rows), int(GROWTH * len(self.table))), np.uint64)
             lookup.regrow(self.table, table)
             self.table = table
+        self._measure()
 
     def _resize(self, capacity: int, words: int, tiers: int) -> None:
         """Another slab. Only what was used of the old one is copied, so only that much memory is taken."""
-        top = int(self.head[TOP])
-        slab: U64 = np.zeros((2 + tiers * words, capacity + PAD), np.uint64)
+        top = int(self.desk[TOP])
+        slab = packing.empty_slab(words, tiers, capacity)
         slab[:2, :top] = self.slab[:2, :top]
         used: set[int] = set()
         for column in self.used:
@@ -262,12 +268,20 @@ class PrefixIndex:
         shown = (top >> PAGE_BITS) + 1
         pages[: len(self.pages), :shown] = self.pages[:, :shown]
         self.slab, self.pages, self.used, self.words, self.tiers = slab, pages, used, words, tiers
-        self._set_state()
+        self._measure()
 
-    def _set_state(self) -> None:
+    def _enlarge_desk(self, size: int) -> None:
+        desk: U64 = np.zeros(2 * size, np.uint64)
+        desk[: len(self.desk)] = self.desk
+        self.desk = desk
+
+    def _measure(self) -> None:
+        """What follows from the forms of the arrays."""
+        size = finding.state_size(self.words)
         slots = WORD_BITS * self.words
-        self._state: U64 = np.zeros(2 * self.words + 2 * slots + 1, np.uint64)
-        self._depths: U64 = self._state[2 * self.words : -1].reshape(2, slots)
+        self._capacity = int(self.slab.shape[1]) - PAD - size
+        self._fits = min(self._capacity, int(lookup.FILL_MAX * len(self.table)))
+        self._depths: U64 = self.slab[0, 2 * self.words - size : -1].reshape(2, slots)
 
 
 def _pages(slots: int, capacity: int) -> Pages:

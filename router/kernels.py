@@ -9,7 +9,8 @@ A row with key 0 is free. Free rows below the highest one ever used are a list l
 column: (next + 1) << 32 | (previous + 1). Both ways, because a chain takes the row behind its last block if that
 is free, wherever in the list it is: neighbours in a chain are neighbours in memory, also after much churn.
 
-`head` (int64) holds TOP, the rows ever used, and FREE, the first free row + 1. `pages` (uint16, slots x pages) counts the
+`desk` (uint64) holds TOP, the rows ever used, and FREE, the first free row + 1; what is behind them serves to hand things
+over: each array costs a call from Python about a tenth of a microsecond, so there are few. `pages` (uint16, slots x pages) counts the
 bits that each worker has in each 512 rows: removing a worker looks at no other pages.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 from headwater.router.lookup import AHEAD, NONE, drop, fetch, seek, tag_of
 from headwater.schemas.kernel import kernel
 
-TOP, FREE = 0, 1
+TOP, FREE, CHAINS = 0, 1, 2
 PAGE_BITS = 9
 PAD = 72
 """Rows behind the last one that stay free: loops may look at the next row, or the next few, without asking."""
@@ -32,30 +33,30 @@ _PAGE = np.uint64(PAGE_BITS)
 
 
 @kernel
-def _release(slab: Any, head: Any, row: Any) -> None:
+def _release(slab: Any, desk: Any, row: Any) -> None:
     """Put a row before the free ones."""
-    first = np.uint64(head[FREE])
+    first = desk[FREE]
     slab[_0, row] = _0
     slab[_1, row] = first << _32
     if first:
         slab[_1, first - _1] = (slab[_1, first - _1] & _HIGH) | (row + _1)
-    head[FREE] = np.int64(row + _1)
+    desk[FREE] = row + _1
 
 
 @kernel
-def _acquire(slab: Any, head: Any, previous: Any, left: Any) -> Any:
+def _acquire(slab: Any, desk: Any, previous: Any, left: Any) -> Any:
     """A free row: the one behind `previous` if it can be had, else the start of some free rows, else a new one.
 
     `left`: how many more blocks will want a row. The caller has made sure that there is one.
     """
-    first = np.uint64(head[FREE])
+    first = desk[FREE]
     if first == _0:
-        head[TOP] += 1
-        return np.uint64(head[TOP] - 1)
+        desk[TOP] += _1
+        return desk[TOP] - _1
     row = first - _1
     # NONE + 1 is row 0.
     behind = previous + _1
-    if previous != NONE and behind < np.uint64(head[TOP]) and slab[_0, behind] == _0:
+    if previous != NONE and behind < desk[TOP] and slab[_0, behind] == _0:
         row = behind
     else:
         # Blocks that left in order, the first one first, freed the last row last: start where they began.
@@ -67,7 +68,7 @@ def _acquire(slab: Any, head: Any, previous: Any, left: Any) -> Any:
     if before:
         slab[_1, before - _1] = (slab[_1, before - _1] & _LOW) | after << _32
     else:
-        head[FREE] = np.int64(after)
+        desk[FREE] = after
     if after:
         slab[_1, after - _1] = (slab[_1, after - _1] & _HIGH) | before
     return row
@@ -78,22 +79,23 @@ def store(
     slab: Any,
     table: Any,
     pages: Any,
-    head: Any,
+    desk: Any,
     slot: int,
     column: int,
     room: int,
-    chains: Any,
+    chains: int,
     hashes: Any,
-    repeated: Any,
 ) -> tuple[int, int, int, Any]:
     """A worker holds chains of blocks on a tier; rows are added where needed.
 
-    `column`: where the tier's bits for `slot` are. `room`: rows that may be added. `chains`: uint64 (2, chains), parents
-    and lengths; chain i is the next `chains[1, i]` of `hashes`. Indices of blocks it held already go to `repeated`.
+    `column`: where the tier's bits for `slot` are. `room`: rows that may be added. `chains`: how many; their parents and
+    lengths are in turn on the desk from CHAINS on, and chain i is the next so many of `hashes`. Behind them go the indices of blocks
+    that it held already.
     Returns (rows added, blocks repeated, blocks refused for want of room, nothing of use).
     """
     bits = np.uint64(column)
     bit = _1 << np.uint64(slot % 64)
+    repeated = CHAINS + 2 * chains
     added = 0
     again = 0
     refused = 0
@@ -107,8 +109,8 @@ def store(
             fetched ^= fetch(table, hashes, i)
         while left == _0:
             chain += 1
-            parent = chains[0, chain]
-            left = chains[1, chain]
+            parent = desk[CHAINS + 2 * chain]
+            left = desk[CHAINS + 2 * chain + 1]
             row = NONE
             if parent != _0 and left != _0:
                 row = seek(table, slab, parent)[0]
@@ -124,7 +126,7 @@ def store(
                     parent = key
                     row = NONE
                     continue
-                found = _acquire(slab, head, row, left)
+                found = _acquire(slab, desk, row, left)
                 slab[_0, found] = key
                 slab[_1, found] = parent
                 table[at] = tag_of(key) << _32 | (found + _1)
@@ -133,7 +135,7 @@ def store(
         parent = key
         owners = slab[bits, row]
         if owners & bit:
-            repeated[again] = i
+            desk[repeated + again] = i
             again += 1
         else:
             slab[bits, row] = owners | bit
@@ -154,7 +156,7 @@ def _unheld(slab: Any, row: Any) -> bool:
 
 @kernel
 def remove(
-    slab: Any, table: Any, pages: Any, head: Any, slot: int, column: int, hashes: Any
+    slab: Any, table: Any, pages: Any, desk: Any, slot: int, column: int, hashes: Any
 ) -> tuple[int, int, Any]:
     """Worker `slot`, whose bits of a tier are in `column`, no longer holds these blocks there.
 
@@ -185,14 +187,14 @@ def remove(
         pages[slot, row >> _PAGE] -= 1
         if _unheld(slab, row):
             drop(table, key, row)
-            _release(slab, head, row)
+            _release(slab, desk, row)
             dropped += 1
     return dropped, absent, fetched
 
 
 @kernel
 def remove_worker(
-    slab: Any, table: Any, pages: Any, head: Any, words: int, slot: int, blocks: int
+    slab: Any, table: Any, pages: Any, desk: Any, words: int, slot: int, blocks: int
 ) -> tuple[int, Any]:
     """Worker `slot` holds nothing any more: it held `blocks`, counted on each tier.
 
@@ -203,7 +205,7 @@ def remove_worker(
     step = np.uint64(words)
     capacity = np.uint64(table.shape[0])
     columns = np.uint64(slab.shape[0])
-    top = head[TOP]
+    top = int(desk[TOP])
     dropped = 0
     fetched = _0
     for page in range((top + (1 << PAGE_BITS) - 1) >> PAGE_BITS):
@@ -235,7 +237,7 @@ def remove_worker(
             key = slab[_0, row]
             if key != _0 and _unheld(slab, row):
                 drop(table, key, row)
-                _release(slab, head, row)
+                _release(slab, desk, row)
                 dropped += 1
                 gone -= 1
     return dropped, fetched

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router import lookup
+from headwater.router.finding import state_size
 from headwater.router.kernels import PAD, PAGE_BITS, TOP
 from headwater.router.packing_kernels import (
     count_pages,
@@ -44,7 +45,7 @@ class Slab(NamedTuple):
 
     slab: U64
     pages: NDArray[np.uint16]
-    head: NDArray[np.int64]
+    desk: U64
     used: set[int]
 
 
@@ -53,7 +54,7 @@ def pack(slab: Slab, words: int, rows: int) -> Arrays:
 
     Raises ValueError if it has not `rows` rows in use: then it was changed, or its count is wrong.
     """
-    top = int(slab.head[TOP])
+    top = int(slab.desk[TOP])
     whole = 2 * rows >= top
     keys: U64 = np.empty(top if whole else rows, np.uint64)
     count = squeeze(slab.slab, 0, top, whole, keys)
@@ -93,10 +94,10 @@ def unpack(arrays: Arrays, words: int, tiers: int, rows: int) -> tuple[Slab, U64
     top = len(keys) if keys.ndim == 1 else -1
     _check(arrays, names, top)
     base = keys.base
-    if base is not None and _is_slab(base, keys, columns):
+    if base is not None and _is_slab(base, keys, columns, words):
         slab: U64 = base
     else:
-        slab = _empty(columns, top)
+        slab = _roomy(words, tiers, top)
         slab[0, :top] = keys
     for column, name in ((1, "parents"), *held.items()):
         if name + AT not in arrays:
@@ -114,7 +115,7 @@ def from_rows(table: U64, words: int, tiers: int, rows: int) -> tuple[Slab, U64]
         raise ValueError(f"rows of form {table.shape} for {tiers} tiers of {words} words")
     taken: U64 = table[table[:, 0] != 0].T
     top = taken.shape[1]
-    slab = _empty(2 + tiers * words, top)
+    slab = _roomy(words, tiers, top)
     slab[:, :top] = taken
     return _finish(slab, set(range(2, len(slab))), words, top, rows, None)
 
@@ -124,8 +125,13 @@ def prepare(arrays: Arrays) -> None:
     keys = arrays.get("keys")
     if keys is None or keys.dtype != np.uint64 or keys.ndim != 1 or "parents" not in arrays:
         return
-    held = [name for name in arrays if name.startswith("held-") and not name.endswith(AT)]
-    arrays["keys"] = _empty(2 + len(held), len(keys))[0, : len(keys)]
+    held = [name.split("-") for name in arrays if name.startswith("held-") and not name.endswith(AT)]
+    if not all(len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal() for parts in held):
+        return
+    tiers = 1 + max((int(parts[1]) for parts in held), default=0)
+    words = 1 + max((int(parts[2]) for parts in held), default=0)
+    if tiers * words == max(1, len(held)):
+        arrays["keys"] = _roomy(words, tiers, len(keys))[0, : len(keys)]
 
 
 def _name(column: int, words: int) -> str:
@@ -151,19 +157,24 @@ def _check(arrays: Arrays, names: list[str], top: int) -> None:
             raise ValueError(f"array {name} does not fit the {top} rows of this index")
 
 
-def _empty(columns: int, top: int) -> U64:
-    made: U64 = np.zeros((columns, max(top + top // SPARE, ROWS_MIN) + PAD), np.uint64)
+def empty_slab(words: int, tiers: int, capacity: int) -> U64:
+    """Room for so many rows, and behind them for what `kernels` and `finding` want there."""
+    made: U64 = np.zeros((2 + tiers * words, capacity + PAD + state_size(words)), np.uint64)
     return made
 
 
-def _is_slab(base: NDArray[Any], keys: NDArray[Any], columns: int) -> bool:
+def _roomy(words: int, tiers: int, top: int) -> U64:
+    return empty_slab(words, tiers, max(top + top // SPARE, ROWS_MIN))
+
+
+def _is_slab(base: NDArray[Any], keys: NDArray[Any], columns: int, words: int) -> bool:
     """Did `prepare` make this room, and for so many columns?"""
     return (
         base.dtype == np.uint64
         and base.ndim == 2
         and len(base) == columns
         and base.flags.c_contiguous
-        and base.shape[1] >= len(keys) + PAD
+        and base.shape[1] >= len(keys) + PAD + state_size(words)
         and keys.ctypes.data == base.ctypes.data
     )
 
@@ -171,7 +182,7 @@ def _is_slab(base: NDArray[Any], keys: NDArray[Any], columns: int) -> bool:
 def _finish(
     slab: U64, used: set[int], words: int, top: int, rows: int, told: NDArray[Any] | None
 ) -> tuple[Slab, U64]:
-    capacity = slab.shape[1] - PAD
+    capacity = slab.shape[1] - PAD - state_size(words)
     pages: NDArray[np.uint16] = np.zeros((64 * words, (capacity >> PAGE_BITS) + 1), np.uint16)
     shown = (top >> PAGE_BITS) + 1
     if told is None:
@@ -180,10 +191,10 @@ def _finish(
         raise ValueError(f"pages of form {told.shape} for {top} rows")
     else:
         pages[:, :shown] = told
-    head: NDArray[np.int64] = np.zeros(2, np.int64)
-    taken = link(slab, head, top)
+    desk: U64 = np.zeros(2, np.uint64)
+    taken = link(slab, desk, top)
     if taken != rows:
         raise ValueError(f"{taken} rows are there, {rows} were expected")
     table: U64 = np.zeros(lookup.capacity_for(max(capacity, rows)), np.uint64)
     lookup.build(table, slab[0, :top])
-    return Slab(slab, pages, head, used), table
+    return Slab(slab, pages, desk, used), table

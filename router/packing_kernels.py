@@ -85,7 +85,7 @@ def fill_runs(slab: Any, column: int, top: int, at: Any, values: Any) -> None:
 
 
 @kernel
-def link(slab: Any, head: Any, top: int) -> int:
+def link(slab: Any, desk: Any, top: int) -> int:
     """Make the list of free rows anew, the first one first. Returns how many rows are in use."""
     after = _0
     taken = 0
@@ -98,8 +98,8 @@ def link(slab: Any, head: Any, top: int) -> int:
         if after:
             slab[_1, after - _1] |= row + _1
         after = row + _1
-    head[TOP] = top
-    head[FREE] = np.int64(after)
+    desk[TOP] = top
+    desk[FREE] = after
     return taken
 
 

@@ -162,7 +162,7 @@ def _walk(under: Rows, weight: Rows, shown: set[int]) -> list[int]:
 
 def _runs(index: PrefixIndex) -> tuple[Rows, Rows, Rows, Rows, Rows]:
     """Of each run the first row, the last, how many, the run it hangs under (-1: none); and an order, parents first."""
-    top = int(index.head[TOP])
+    top = int(index.desk[TOP])
     up: Rows = np.full(top, -1, np.int64)
     only: Rows = np.full(top, -1, np.int64)
     first: Rows = np.empty(top, np.int64)

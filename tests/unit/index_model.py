@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from headwater.router.index import MAX_BLOCKS, ROWS_MIN, PrefixIndex
-from headwater.router.kernels import FREE, PAGE_BITS, TOP
+from headwater.router.kernels import FREE, PAD, PAGE_BITS, TOP
 from headwater.router.lookup import tag_of
 from headwater.schemas.hashing import U64
 
@@ -133,16 +133,16 @@ class IndexModel:
     def check_layout(self) -> None:
         """Rows, free rows, table and pages agree."""
         index = self.index
-        top = int(index.head[TOP])
-        keys = index.slab[0]
+        top = int(index.desk[TOP])
+        keys = index.slab[0, : index.capacity + PAD]
         assert set(keys[keys != 0].tolist()) == self.known()
-        assert not keys[top:].any()
-        assert not index.slab[2:, keys == 0].any(), "nobody holds a free row"
+        assert not keys[top : index.capacity + PAD].any()
+        assert not index.slab[2:, : len(keys)][:, keys == 0].any(), "nobody holds a free row"
         entries = index.table[index.table != 0].tolist()
         assert sorted((entry & LOW) - 1 for entry in entries) == np.flatnonzero(keys).tolist()
         assert all(entry >> 32 == tag_of(keys[(entry & LOW) - 1]) for entry in entries)
         free, before = [], 0
-        after = int(index.head[FREE])
+        after = int(index.desk[FREE])
         while after:
             links = int(index.slab[1, after - 1])
             assert links & LOW == before

@@ -100,7 +100,7 @@ def test_many_free_rows_are_left_out() -> None:
     arrays = index.packed()
     assert len(arrays["keys"]) == 100
     again = adopted(index, arrays)
-    assert (again.head[TOP], again.digest()) == (100, index.digest())
+    assert (again.desk[TOP], again.digest()) == (100, index.digest())
 
 
 def test_chains_take_little_more_than_their_names() -> None:
@@ -130,7 +130,7 @@ def test_rows_of_earlier_releases_are_read() -> None:
     """Key, parent and bits side by side, with empty rows among them or without."""
     model = filled(7, 70)
     index = model.index
-    rows = index.slab[:, index.slab[0] != 0].T.copy()
+    rows = index.slab[:, : int(index.desk[TOP])][:, index.slab[0, : int(index.desk[TOP])] != 0].T.copy()
     table = np.zeros((4 * len(rows), rows.shape[1]), np.uint64)
     table[1::4] = rows
     for arrays in ({"rows": rows, "taken": np.zeros(2, np.uint64)}, {"table": table}):

@@ -58,8 +58,8 @@ def _acquire(slab: Any, desk: Any, previous: Any, left: Any) -> Any:
     behind = previous + _1
     if previous != NONE and behind < desk[TOP] and slab[_0, behind] == _0:
         row = behind
-    else:
-        # Blocks that left in order, the first one first, freed the last row last: start where they began.
+    elif row + _1 == desk[TOP] or slab[_0, row + _1] != _0:
+        # The end of some free rows: blocks that left the first one first freed it last. Start where they began.
         while left > _0 and row > _0 and slab[_0, row - _1] == _0:
             row -= _1
             left -= _1

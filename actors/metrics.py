@@ -23,6 +23,9 @@ _LAG_SECONDS = Gauge(
 )
 _BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of place", ["pool"])
 _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index", ["pool"])
+_BLOCKS_REFUSED = Gauge(
+    "headwater_router_index_blocks_refused", "Blocks not noted since the index is at its bound", ["pool"]
+)
 _WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
 
 
@@ -42,6 +45,7 @@ class RouterMetrics:
         self.lag_seconds = _LAG_SECONDS.labels(pool)
         self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)
+        self.blocks_refused = _BLOCKS_REFUSED.labels(pool)
         self.workers = _WORKERS.labels(pool)
 
 

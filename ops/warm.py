@@ -42,5 +42,6 @@ def compile_kernels() -> None:
         index.remove("a", 2, view)
     index.store("a", 0, 0, hashes)
     index.digest()
+    index.reserve(2 * index.capacity)
     index.adopt(index.packed(), index.rows, index.words, index.tiers)
     index.clear("a")

@@ -2,9 +2,12 @@
 
 A prompt's blocks mostly lie in neighbouring rows, so after one look into the table a find is a scan of memory from
 front to back, 32 blocks at a time: are the names the prompt's, and what do all of these rows have in common? Only
-where somebody stops are rows looked at one by one. Names are compared for every block and owners read for every
-row: a jump over a row would miss the worker that lost just that block, and any summary of rows that would tell would have
-to be kept up by each store and removal.
+where somebody stops are rows looked at one by one, and only where the guess at the next row fails is the table asked again.
+
+Why nothing is jumped over: workers lose blocks out of the middle of a chain, and a jump would miss the one that lost
+just that block. What tells of such holes (a summary for each run of rows) would have to be kept up by every store and
+removal, which are as many as the finds. Nor is there much to gain: a prompt of 8,192 blocks of which 32 of 256 workers hold
+the most is 380 KB to read, 26 microseconds in an index of 10 M blocks, 19 where the prompt was asked for just before.
 """
 
 from typing import Any

@@ -95,6 +95,8 @@ def _some(events: Iterable[dict[str, Any]]) -> Iterator[list[tuple[int, bytes]]]
 
 def _find(tree: Any, queries: list[U64]) -> float:
     lists = [query.tolist() for query in queries]
+    if max(tree.find_matches(lists[0]).scores.values(), default=0) != len(lists[0]):
+        raise RuntimeError("the peer does not find what was stored: its figures would mean nothing")
     began = time.perf_counter()
     for query in lists:
         tree.find_matches(query)

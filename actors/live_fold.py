@@ -180,4 +180,5 @@ class LiveFold:
         metrics.lag_events.set(piece.lag * self._events_a_message)
         metrics.lag_seconds.set(self._lag_s)
         metrics.blocks.set(self.state.index.rows)
+        metrics.blocks_refused.set(self.state.index.refused)
         metrics.workers.set(len(self.state.loads.workers))

@@ -27,6 +27,9 @@ _LAG_SECONDS = Gauge(
 )
 _BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of place", ["pool"])
 _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index", ["pool"])
+_BLOCKS_REFUSED = Gauge(
+    "headwater_router_index_blocks_refused", "Blocks not noted since the index is at its bound", ["pool"]
+)
 _WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
 _QUEUE_REQUESTS = Gauge("headwater_router_queue_requests", "Queries that wait for a worker", ["pool"])
 _QUEUE_TOKENS = Gauge("headwater_router_queue_tokens", "Prompt tokens of those", ["pool"])
@@ -71,6 +74,7 @@ class RouterMetrics:
         self.lag_seconds = _LAG_SECONDS.labels(pool)
         self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)
+        self.blocks_refused = _BLOCKS_REFUSED.labels(pool)
         self.workers = _WORKERS.labels(pool)
         self.queue_requests = _QUEUE_REQUESTS.labels(pool)
         self.queue_tokens = _QUEUE_TOKENS.labels(pool)

@@ -139,6 +139,15 @@ def parser() -> argparse.ArgumentParser:
     add("admin", "run the admin port: control over HTTP", (*STREAMS, "name", *ADMIN), commands.run_admin)
     explain = add("explain", "why a request went where it went", LOG, commands.run_explain)
     explain.add_argument("request", metavar="REQUEST", help="request id, as in the header x-request-id")
+    tree = add("tree", "what a pool's workers hold, as a tree of prefixes", LOG, commands.run_tree)
+    tree.add_argument(
+        "--worker", default="", metavar="W", help="only what this worker holds, and what leads there"
+    )
+    tree.add_argument(
+        "--depth", type=int, default=-1, metavar="D", help="only what begins before block D of a prompt"
+    )
+    tree.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many runs, the largest")
+    tree.add_argument("--json", action="store_true", help="print JSON")
     streams = add(
         "streams", "every stream: how full, and whether it is as it should be", STREAMS, commands.run_streams
     )
@@ -164,6 +173,9 @@ def parser() -> argparse.ArgumentParser:
         "what", choices=("hash", "index", "edge", "route", "snapshot", "log", "nixl", "whatif")
     )
     bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.add_argument(
+        "--peer", action="store_true", help="with index: the same on a peer's, if it is installed"
+    )
     bench.set_defaults(run=commands.run_bench)
     sim = subparsers.add_parser("sim", help="run a simulated fleet under faults from a seed, on virtual time")
     which = sim.add_mutually_exclusive_group(required=True)

@@ -124,6 +124,22 @@ def run_explain(arguments: argparse.Namespace) -> int:
     return process.run(lambda _: explain.explain(settings, arguments.request))
 
 
+def run_tree(arguments: argparse.Namespace) -> int:
+    """`headwater tree`."""
+    from headwater.ops import process, tree
+
+    settings = _settings(arguments)
+    return process.run(
+        lambda _: tree.show_tree(
+            settings,
+            worker=arguments.worker,
+            depth=arguments.depth,
+            limit=arguments.limit,
+            as_json=arguments.json,
+        )
+    )
+
+
 def run_streams(arguments: argparse.Namespace) -> int:
     """`headwater streams`."""
     from headwater.ops import process, streams
@@ -149,10 +165,12 @@ def run_bench(arguments: argparse.Namespace) -> int:
     """`headwater bench`."""
     from headwater.ops.bench import report
 
+    if arguments.peer and arguments.what != "index":
+        raise config.ConfigError("--peer is for bench index")
     if arguments.what in ("hash", "index"):
         from headwater.ops.bench import hashing, index
 
-        result = (hashing if arguments.what == "hash" else index).bench()
+        result = hashing.bench() if arguments.what == "hash" else index.bench(peer=arguments.peer)
         report.show(result, as_json=arguments.json)
         return 0
     if arguments.what == "whatif":

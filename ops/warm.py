@@ -27,7 +27,6 @@ def warm() -> int:
 
 def compile_kernels() -> None:
     """Call every kernel with the types it is used with."""
-    from headwater.router import packing
     from headwater.router.index import PrefixIndex
     from headwater.schemas import hashing
 
@@ -43,5 +42,6 @@ def compile_kernels() -> None:
         index.remove("a", 2, view)
     index.store("a", 0, 0, hashes)
     index.digest()
-    packing.unpack(packing.pack(index.table, index.rows))
+    index.reserve(2 * index.capacity)
+    index.adopt(index.packed(), index.rows, index.words, index.tiers)
     index.clear("a")

@@ -1,138 +1,200 @@
-"""The index's table without its empty rows: what a snapshot holds of it.
+"""What a snapshot holds of the index's slab.
 
-A table is at most seven tenths full, often much less. Packed, it is the occupied rows in their order and one
-bit per row of the table; unpacked, every row is where it was, so the copy is exact, and both ways are one pass
-over memory.
+Neighbouring rows are mostly neighbours in a chain and held by the same workers. So of the parents only those are kept
+that are not the row before, of owners the first of each run of equal ones, both with the rows where they stand
+(`<name>-at`); where that would be no shorter, the whole column is. Unused columns are left out, and so is the table that finds
+rows: it is built anew from the names. Where more than half of the rows are free they are left out too; else
+rows keep their places, and the counts of each worker's bits by pages are kept with them.
 
 Opening a large snapshot spends much of its time on memory that was not used before, which the system has to
-give first. So rows are read into the end of what becomes their table (`prepare`) and move forward within it: a row never has more
-empty ones before it than the table has in all, so no row is written over before it has moved.
+give first. So names are read into what becomes the slab (`prepare`).
+
+Earlier releases wrote their table row by row, whole (0.1) or without its empty rows: `from_rows` reads both.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.router import lookup
+from headwater.router.finding import state_size
+from headwater.router.kernels import PAD, PAGE_BITS, TOP
+from headwater.router.packing_kernels import (
+    count_pages,
+    fill_parents,
+    fill_runs,
+    link,
+    parents,
+    runs,
+    squeeze,
+)
 from headwater.schemas.hashing import U64
-from headwater.schemas.kernel import kernel
 
-_0, _1 = np.uint64(0), np.uint64(1)
-WORD_BITS = 64
-PART_WORDS = 1 << 14
-"""Words of the bit map that one thread unpacks at a time: a million rows."""
+SPARE = 8
+"""A slab that is read has room for one row more to each so many."""
 
-THREADS = 2
+ROWS_MIN = 1 << 10
+AT = "-at"
 
-
-class Packed(NamedTuple):
-    """`rows`: uint64 (occupied rows, columns). `taken`: uint64 (table rows / 64), bit i of word w: row 64 w + i."""
-
-    rows: U64
-    taken: U64
+Arrays = dict[str, NDArray[Any]]
 
 
-@kernel
-def _pack(table: Any, rows: Any, taken: Any) -> int:
-    """Copy occupied rows to `rows` and mark them in `taken`. Returns how many there are; copies what fits."""
-    width = table.shape[1]
-    count = 0
-    for word in range(taken.shape[0]):
-        bits = _0
-        for bit in range(64):
-            at = word * 64 + bit
-            if table[at, 0] != _0:
-                bits |= _1 << np.uint64(bit)
-                if count < rows.shape[0]:
-                    for column in range(width):
-                        rows[count, column] = table[at, column]
-                count += 1
-        taken[word] = bits
-    return count
+class Slab(NamedTuple):
+    """An index's arrays, as `kernels` describes them. `used`: its columns that were written to."""
+
+    slab: U64
+    pages: NDArray[np.uint16]
+    desk: U64
+    used: set[int]
 
 
-@kernel
-def _unpack(rows: Any, taken: Any, table: Any, first: int, last: int, start: int) -> None:
-    """Write the table's rows of words `first` to `last` of `taken`; `rows[start]` is the first of them."""
-    width = table.shape[1]
-    row = start
-    for word in range(first, last):
-        bits = taken[word]
-        for bit in range(64):
-            at = word * 64 + bit
-            if bits & (_1 << np.uint64(bit)):
-                for column in range(width):
-                    table[at, column] = rows[row, column]
-                row += 1
-            else:
-                for column in range(width):
-                    table[at, column] = _0
+def pack(slab: Slab, words: int, rows: int) -> Arrays:
+    """The arrays of a snapshot, sharing nothing. Nobody may change the slab meanwhile; other threads run.
 
-
-def pack(table: U64, count: int) -> Packed:
-    """Pack a table with `count` occupied rows. Nobody may change it meanwhile; other threads run.
-
-    Raises ValueError if it has another number of rows: then it was changed, or its count is wrong.
+    Raises ValueError if it has not `rows` rows in use: then it was changed, or its count is wrong.
     """
-    rows: U64 = np.empty((count, table.shape[1]), np.uint64)
-    taken: U64 = np.empty(table.shape[0] // WORD_BITS, np.uint64)
-    found = _pack(table, rows, taken)
-    if found != count:
-        raise ValueError(f"the table has {found} rows, {count} were expected")
-    return Packed(rows, taken)
+    top = int(slab.desk[TOP])
+    whole = 2 * rows >= top
+    keys: U64 = np.empty(top if whole else rows, np.uint64)
+    count = squeeze(slab.slab, 0, top, whole, keys)
+    if count != rows:
+        raise ValueError(f"the index has {count} rows, {rows} were expected")
+    found: Arrays = {"keys": keys}
+    # Memory that is not written to is none: these are as long as they could get, and mostly little is used.
+    at: NDArray[np.uint32] = np.empty(len(keys), np.uint32)
+    values: U64 = np.empty(len(keys), np.uint64)
+    for column in (1, *sorted(slab.used)):
+        name = _name(column, words)
+        if column == 1:
+            length = parents(slab.slab, top, whole, at, values)
+        else:
+            length = runs(slab.slab, column, top, whole, at, values)
+        if 3 * length > 2 * len(keys):
+            found[name] = np.empty(len(keys), np.uint64)
+            squeeze(slab.slab, column, top, whole, found[name])
+        else:
+            found[name], found[name + AT] = values[:length].copy(), at[:length].copy()
+    if whole:
+        found["pages"] = slab.pages[:, : (top >> PAGE_BITS) + 1].copy()
+    return found
 
 
-def unpack(packed: Packed) -> U64:
-    """The table. Raises ValueError where bits and rows do not fit each other or a table's form.
+def unpack(arrays: Arrays, words: int, tiers: int, rows: int) -> tuple[Slab, U64]:
+    """The index's arrays and its table. Raises ValueError or LookupError where they do not fit each other.
 
-    Rows from `prepare` are used up.
+    Names from `prepare` are used up.
     """
-    rows, taken = packed
-    capacity = taken.shape[0] * WORD_BITS
-    if rows.ndim != 2 or taken.ndim != 1 or rows.dtype != np.uint64 or taken.dtype != np.uint64:
-        raise ValueError("packed rows are not of the form of a table")
-    if not capacity or capacity & (capacity - 1):
-        raise ValueError(f"a table of {capacity} rows: that is no power of two")
-    firsts = np.arange(0, taken.shape[0], PART_WORDS)
-    counts: NDArray[np.int64] = np.add.reduceat(np.bitwise_count(taken).astype(np.int64), firsts)
-    if int(counts.sum()) != rows.shape[0]:
-        raise ValueError(f"{int(counts.sum())} rows are marked and {rows.shape[0]} are there")
-    prepared = rows.base
-    if prepared is not None and _is_end_of(rows, prepared, capacity):
-        _unpack(rows, taken, prepared, 0, taken.shape[0], 0)
-        return prepared
-    starts = np.cumsum(counts) - counts
-    table: U64 = np.empty((capacity, rows.shape[1]), np.uint64)
-
-    def part(first: int, start: int) -> None:
-        _unpack(rows, taken, table, first, min(first + PART_WORDS, taken.shape[0]), start)
-
-    if len(firsts) == 1:
-        part(0, 0)
-        return table
-    with ThreadPoolExecutor(THREADS, "unpack") as threads:
-        list(threads.map(part, firsts.tolist(), starts.tolist()))
-    return table
+    columns = 2 + words * tiers
+    held = {column: name for column in range(2, columns) if (name := _name(column, words)) in arrays}
+    names = ["keys", "parents", *held.values()]
+    if not set(arrays) <= {"pages", *names, *(name + AT for name in names[1:])}:
+        raise ValueError(f"arrays {sorted(arrays)} are no index of {tiers} tiers of {words} words")
+    keys = arrays["keys"]
+    top = len(keys) if keys.ndim == 1 else -1
+    _check(arrays, names, top)
+    base = keys.base
+    if base is not None and _is_slab(base, keys, columns, words):
+        slab: U64 = base
+    else:
+        slab = _roomy(words, tiers, top)
+        slab[0, :top] = keys
+    for column, name in ((1, "parents"), *held.items()):
+        if name + AT not in arrays:
+            slab[column, :top] = arrays[name]
+        elif column == 1:
+            fill_parents(slab, top, arrays[name + AT], arrays[name])
+        else:
+            fill_runs(slab, column, top, arrays[name + AT], arrays[name])
+    return _finish(slab, set(held), words, top, rows, arrays.get("pages"))
 
 
-def prepare(arrays: dict[str, NDArray[Any]]) -> None:
-    """Before they are read: replace `rows` by room for them at the end of a table. Anything else stays."""
-    rows, taken = arrays.get("rows"), arrays.get("taken")
-    if rows is None or taken is None or rows.dtype != np.uint64 or (rows.ndim, taken.ndim) != (2, 1):
+def from_rows(table: U64, words: int, tiers: int, rows: int) -> tuple[Slab, U64]:
+    """The same from rows of key, parent and bits as earlier releases wrote them, empty ones among them."""
+    if table.dtype != np.uint64 or table.shape[1:] != (2 + tiers * words,):
+        raise ValueError(f"rows of form {table.shape} for {tiers} tiers of {words} words")
+    taken: U64 = table[table[:, 0] != 0].T
+    top = taken.shape[1]
+    slab = _roomy(words, tiers, top)
+    slab[:, :top] = taken
+    return _finish(slab, set(range(2, len(slab))), words, top, rows, None)
+
+
+def prepare(arrays: Arrays) -> None:
+    """Before they are read: replace the names by room for them in a slab. Anything else stays."""
+    keys = arrays.get("keys")
+    if keys is None or keys.dtype != np.uint64 or keys.ndim != 1 or "parents" not in arrays:
         return
-    capacity = taken.shape[0] * WORD_BITS
-    if 0 < rows.shape[0] <= capacity:
-        table: U64 = np.empty((capacity, rows.shape[1]), np.uint64)
-        arrays["rows"] = table[capacity - rows.shape[0] :]
+    held = [name.split("-") for name in arrays if name.startswith("held-") and not name.endswith(AT)]
+    if not all(len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal() for parts in held):
+        return
+    tiers = 1 + max((int(parts[1]) for parts in held), default=0)
+    words = 1 + max((int(parts[2]) for parts in held), default=0)
+    if tiers * words == max(1, len(held)):
+        arrays["keys"] = _roomy(words, tiers, len(keys))[0, : len(keys)]
 
 
-def _is_end_of(rows: U64, table: NDArray[Any], capacity: int) -> bool:
-    """Did `prepare` make these rows for a table of this size?"""
+def _name(column: int, words: int) -> str:
+    if column == 1:
+        return "parents"
+    tier, word = divmod(column - 2, words)
+    return f"held-{tier}-{word}"
+
+
+def _check(arrays: Arrays, names: list[str], top: int) -> None:
+    """Types, lengths, and that places are in order and within the rows: compiled loops rely on it."""
+    for name in names:
+        values, at = arrays[name], arrays.get(name + AT)
+        sound = values.dtype == np.uint64 and values.ndim == 1
+        if at is None:
+            sound = sound and len(values) == top
+        else:
+            sound = sound and at.dtype == np.uint32 and at.shape == values.shape
+            # The first row is always told: it has none before it.
+            sound = sound and (not top or (len(at) > 0 and at[0] == 0 and int(at[-1]) < top))
+            sound = sound and bool((at[1:] > at[:-1]).all())
+        if not sound:
+            raise ValueError(f"array {name} does not fit the {top} rows of this index")
+
+
+def empty_slab(words: int, tiers: int, capacity: int) -> U64:
+    """Room for so many rows, and behind them for what `kernels` and `finding` want there."""
+    made: U64 = np.zeros((2 + tiers * words, capacity + PAD + state_size(words)), np.uint64)
+    return made
+
+
+def _roomy(words: int, tiers: int, top: int) -> U64:
+    return empty_slab(words, tiers, max(top + top // SPARE, ROWS_MIN))
+
+
+def _is_slab(base: NDArray[Any], keys: NDArray[Any], columns: int, words: int) -> bool:
+    """Did `prepare` make this room, and for so many columns?"""
     return (
-        table.dtype == np.uint64
-        and table.shape == (capacity, rows.shape[1])
-        and table.flags.c_contiguous
-        and rows.flags.c_contiguous
-        and rows.ctypes.data + rows.nbytes == table.ctypes.data + table.nbytes
+        base.dtype == np.uint64
+        and base.ndim == 2
+        and len(base) == columns
+        and base.flags.c_contiguous
+        and base.shape[1] >= len(keys) + PAD + state_size(words)
+        and keys.ctypes.data == base.ctypes.data
     )
+
+
+def _finish(
+    slab: U64, used: set[int], words: int, top: int, rows: int, told: NDArray[Any] | None
+) -> tuple[Slab, U64]:
+    capacity = slab.shape[1] - PAD - state_size(words)
+    pages: NDArray[np.uint16] = np.zeros((64 * words, (capacity >> PAGE_BITS) + 1), np.uint16)
+    shown = (top >> PAGE_BITS) + 1
+    if told is None:
+        count_pages(slab, words, top, pages)
+    elif told.dtype != np.uint16 or told.shape != (64 * words, shown):
+        raise ValueError(f"pages of form {told.shape} for {top} rows")
+    else:
+        pages[:, :shown] = told
+    desk: U64 = np.zeros(2, np.uint64)
+    taken = link(slab, desk, top)
+    if taken != rows:
+        raise ValueError(f"{taken} rows are there, {rows} were expected")
+    table: U64 = np.zeros(lookup.capacity_for(max(capacity, rows)), np.uint64)
+    lookup.build(table, slab[0, :top])
+    return Slab(slab, pages, desk, used), table

@@ -17,9 +17,8 @@ from headwater.events.chain import Break, Chains, Head
 from headwater.events.log import Record, Slice, Unreadable
 from headwater.events.snapshots import Snapshot
 from headwater.router.assumed import Assumed
-from headwater.router.index import PrefixIndex
+from headwater.router.index import MAX_BLOCKS, PrefixIndex
 from headwater.router.load import Loads
-from headwater.router.packing import Packed, pack, unpack
 from headwater.schemas.envelope import Batch, Event
 from headwater.schemas.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
@@ -48,11 +47,11 @@ class RouterState:
     it anew. `log` is the identity of the log that `position` is in. `whole` is False for a fold that does not begin at the log's first message.
     """
 
-    def __init__(self, *, whole: bool = True) -> None:
+    def __init__(self, *, whole: bool = True, max_blocks: int = MAX_BLOCKS) -> None:
         self.position = 0
         self.log = ""
         self.chains = Chains(whole=whole)
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(max_blocks)
         self.loads = Loads()
         self.cold: set[str] = set()
 
@@ -156,13 +155,15 @@ class RouterState:
         May run in a thread beside decisions, though not beside the fold: decisions change nothing but the loads,
         so those are then passed as plain types (`msgspec.to_builtins`), taken before.
         """
-        packed = pack(self.index.table, self.index.rows)
+        arrays = self.index.packed()
         loads = msgspec.to_builtins(self.loads) if loads is None else loads
         digest = self.digest(msgspec.convert(loads, Loads))
         facts = {
             "rows": self.index.rows,
             "words": self.index.words,
             "tiers": self.index.tiers,
+            "max_blocks": self.index.max_blocks,
+            "refused": self.index.refused,
             "slots": dict(self.index.slots),
             "blocks": dict(self.index.blocks),
             "copies": [(list(key), list(copies.items())) for key, copies in self.index.copies.items()],
@@ -172,24 +173,20 @@ class RouterState:
             "whole": self.chains.whole,
             "log": self.log,
         }
-        return Snapshot(self.position, facts, packed._asdict(), digest, made_ns)
+        return Snapshot(self.position, facts, arrays, digest, made_ns)
 
     @classmethod
     def restore(cls, snapshot: Snapshot) -> "RouterState":
         """The state that `snapshot` was made from. Raises ValueError or LookupError if it is none of ours."""
         state = cls()
-        facts, arrays = snapshot.facts, snapshot.arrays
-        # Release 0.1 wrote the table as it is.
-        table = arrays["table"] if "table" in arrays else unpack(Packed(arrays["rows"], arrays["taken"]))
-        if table.shape[1:] != (2 + facts["tiers"] * facts["words"],):
-            raise ValueError(
-                f"a table of form {table.shape} for {facts['tiers']} tiers of {facts['words']} words"
-            )
+        facts = snapshot.facts
         state.position = snapshot.position
+        state.index = PrefixIndex(facts.get("max_blocks", MAX_BLOCKS))
+        state.index.refused = facts.get("refused", 0)
         state.index.slots = dict(facts["slots"])
         state.index.blocks = dict(facts["blocks"])
         state.index.copies = {(key[0], key[1]): dict(copies) for key, copies in facts["copies"]}
-        state.index.adopt(table, facts["rows"], facts["words"], facts["tiers"])
+        state.index.adopt(snapshot.arrays, facts["rows"], facts["words"], facts["tiers"])
         state.cold = set(facts["cold"])
         state.loads = msgspec.convert(facts["loads"], Loads)
         state.log = facts.get("log", "")

@@ -1,67 +1,131 @@
-"""`headwater bench index`: the prefix index alone, on one core."""
+"""`headwater bench index`: the prefix index alone, on one core; with --peer beside another one."""
 
 import time
 from collections.abc import Callable
 
-import numpy as np
-
+from headwater.ops.bench.index_shapes import Chain, Shape, long_prompts, short_prompts
 from headwater.ops.bench.report import Measure, Report
 from headwater.router.index import PrefixIndex
 from headwater.schemas.hashing import U64
 
-BLOCKS = 8_000_000
-WORKERS = 16
-CHAIN = 64
-FINDS = 200_000
+BLOCKS = 10_000_000
+SHORT_FINDS = 200_000
+LONG_FINDS = 2_000
+LONG_ROUNDS = 2
+REPLACED = 4
 
 
-def bench() -> Report:
-    """Inserts, finds and removals of chains of 64 blocks over 16 workers, in a table with room for them.
+def bench(*, peer: bool = False, blocks: int = BLOCKS) -> Report:
+    """Inserts, removals and finds of prompts of 64 blocks, then finds of prompts of 8,192, all with a full index.
 
-    Finds are measured twice: on prompts drawn from the whole table (each block a cache miss), and on 1,000
-    popular prompts (what a fleet mostly sees).
+    The shapes are told in `index_shapes`. `peer`: the same stores and finds on another index, if it is installed.
     """
-    rng = np.random.default_rng(0)
-    hashes: U64 = rng.integers(1, 2**63, BLOCKS, dtype=np.uint64)
-    chains = [hashes[at : at + CHAIN] for at in range(0, BLOCKS, CHAIN)]
-    names = [f"w{number}" for number in range(WORKERS)]
+    # Before anything is measured, so that it says at once if it is missing.
+    from headwater.ops.bench import index_peer
+
+    other = index_peer.Peer() if peer else None
+    short = short_prompts(blocks, min(SHORT_FINDS, blocks))
+    ours = _short(short)
+    theirs = index_peer.short(other, short) if other else {}
+    del short
+    long = long_prompts(blocks, LONG_FINDS)
+    ours += _long(long)
+    if other:
+        theirs |= index_peer.long(other, long)
+    measures: list[Measure] = []
+    for measure in ours:
+        measures.append(measure)
+        if other and measure.name in theirs:
+            value = theirs[measure.name]
+            measures.append(Measure(f"  {other.name}", value, measure.unit))
+            measures.append(Measure("  ratio", measure.value / value, "times"))
+    conditions = {"blocks": blocks, "64 blocks": "16 workers", "8192 blocks": "256 workers", "cores used": 1}
+    return Report("index", conditions | ({"peer": other.name} if other else {}), measures)
+
+
+def _short(shape: Shape) -> list[Measure]:
+    names = [f"w{number}" for number in range(shape.workers)]
+    _warm(shape)
+    index = _index(names)
+    before = _resident()
+    growing_s = _timed(lambda: _insert(index, names, shape.chains))
+    resident = (_resident() - before) / index.rows
+    _remove(index, names, shape.chains)
+    insert_s = _timed(lambda: _insert(index, names, shape.chains))
+    part = shape.chains[: len(shape.chains) // REPLACED]
+    part_s = _timed(lambda: _remove(index, names, part))
+    remove_s = part_s + _timed(lambda: _remove(index, names, shape.chains[len(part) :]))
+    _insert(index, names, shape.chains)
+    drawn_s = _timed(lambda: _find_all(index, shape.drawn))
+    stored = [chain.blocks for chain in shape.chains]
+    step = max(1, len(stored) * 7 // 11)
+    cold = [stored[at * step % len(stored)] for at in range(len(shape.drawn))]
+    cold_s = _timed(lambda: _find_all(index, cold))
+    popular_s = _timed(lambda: _find_all(index, shape.popular))
+    held = index.blocks[names[0]]
+    clear_s = _timed(lambda: index.clear(names[0]))
+    index.store(names[0], 0, 0, stored[0])
+    small_s = _timed(lambda: index.clear(names[0]))
+    finds = len(shape.drawn)
+    return [
+        Measure("inserts", shape.blocks / insert_s / 1e6, "M blocks/s", "at least 10"),
+        Measure("inserts, growing from nothing", shape.blocks / growing_s / 1e6, "M blocks/s"),
+        Measure("removals", shape.blocks / remove_s / 1e6, "M blocks/s", "at least 10"),
+        Measure("finds of 64, drawn from all", finds / drawn_s / 1e3, "k finds/s", "at least 500"),
+        Measure("finds of 64, the query in cold memory too", finds / cold_s / 1e3, "k finds/s"),
+        Measure("finds of 64, popular prompts", finds / popular_s / 1e3, "k finds/s"),
+        Measure(f"removal of a worker with {held} blocks", clear_s * 1e3, "ms"),
+        Measure("removal of a worker with 64 blocks", small_s * 1e6, "us"),
+        Measure("memory, right after the table grew", _worst(names, shape), "bytes/block", "at most 40"),
+        Measure("memory, resident when grown to this", resident, "bytes/block", "at most 40"),
+    ]
+
+
+def _long(shape: Shape) -> list[Measure]:
+    names = [f"w{number}" for number in range(shape.workers)]
+    index = _index(names)
+    _insert(index, names, shape.chains)
+    _find_all(index, shape.drawn[:1])
+    drawn_s = _timed(lambda: _find_all(index, shape.drawn * LONG_ROUNDS)) / LONG_ROUNDS
+    often = shape.popular * (len(shape.drawn) // len(shape.popular))
+    popular_s = _timed(lambda: _find_all(index, often))
+    return [
+        Measure(
+            "finds of 8192, drawn from all", len(shape.drawn) / drawn_s / 1e3, "k finds/s", "at least 20"
+        ),
+        Measure("finds of 8192, popular prompts", len(often) / popular_s / 1e3, "k finds/s"),
+        Measure("memory with 256 workers", index.nbytes / index.rows, "bytes/block"),
+    ]
+
+
+def _worst(names: list[str], shape: Shape) -> float:
+    """Bytes a block at the moment when the table has just grown, the last time before all blocks are in."""
+    index = _index(names)
+    worst = 0.0
+    capacity = len(index.table)
+    for chain in shape.chains[: len(shape.chains) // REPLACED]:
+        index.store(names[chain.worker], 0, chain.parent, chain.blocks)
+        if len(index.table) != capacity:
+            capacity = len(index.table)
+            worst = index.nbytes / index.rows
+    return worst or index.nbytes / max(1, index.rows)
+
+
+def _index(names: list[str]) -> PrefixIndex:
     index = PrefixIndex()
     for name in names:
         index.add_worker(name)
-    growing_s = _timed(lambda: _insert(index, names, chains[: len(chains) // 4]))
-    _remove(index, names, chains[: len(chains) // 4])
-    index.reserve(BLOCKS)
-    _warm(index, chains[0])
-    insert_s = _timed(lambda: _insert(index, names, chains))
-    remove_s = _timed(lambda: _remove(index, names, chains))
-    _insert(index, names, chains)
-    cold = [chains[at] for at in rng.integers(0, len(chains), FINDS).tolist()]
-    hot = [chains[at] for at in rng.integers(0, 1_000, FINDS).tolist()]
-    cold_s = _timed(lambda: _find_all(index, cold))
-    hot_s = _timed(lambda: _find_all(index, hot))
-    bytes_per_block = index.table.nbytes / index.rows
-    return Report(
-        "index",
-        {"blocks": BLOCKS, "workers": WORKERS, "blocks per call": CHAIN, "cores used": 1},
-        [
-            Measure("inserts", BLOCKS / insert_s / 1e6, "M blocks/s", "at least 10"),
-            Measure("inserts, table growing from nothing", BLOCKS / 4 / growing_s / 1e6, "M blocks/s"),
-            Measure("removals", BLOCKS / remove_s / 1e6, "M blocks/s"),
-            Measure("finds, drawn from all", FINDS / cold_s / 1e3, "k finds/s", "at least 500"),
-            Measure("finds, popular prompts", FINDS / hot_s / 1e3, "k finds/s"),
-            Measure("memory", bytes_per_block, "bytes/block"),
-        ],
-    )
+    return index
 
 
-def _insert(index: PrefixIndex, names: list[str], chains: list[U64]) -> None:
-    for number, chain in enumerate(chains):
-        index.store(names[number % WORKERS], 0, 0, chain)
+def _insert(index: PrefixIndex, names: list[str], chains: list[Chain]) -> None:
+    for worker, parent, blocks in chains:
+        index.store(names[worker], 0, parent, blocks)
 
 
-def _remove(index: PrefixIndex, names: list[str], chains: list[U64]) -> None:
-    for number, chain in enumerate(chains):
-        index.remove(names[number % WORKERS], 0, chain)
+def _remove(index: PrefixIndex, names: list[str], chains: list[Chain]) -> None:
+    for worker, _, blocks in chains:
+        index.remove(names[worker], 0, blocks)
 
 
 def _find_all(index: PrefixIndex, queries: list[U64]) -> None:
@@ -69,13 +133,28 @@ def _find_all(index: PrefixIndex, queries: list[U64]) -> None:
         index.find(query)
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
-def _warm(index: PrefixIndex, chain: U64) -> None:
-    index.store("w0", 0, 0, chain)
-    index.find(chain)
-    index.remove("w0", 0, chain)
+def _resident() -> int:
+    """Bytes of memory that this process uses. Linux; 0 elsewhere."""
+    try:
+        with open("/proc/self/smaps_rollup") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def _warm(shape: Shape) -> None:
+    """Compile, or load what was compiled, outside of what is measured."""
+    index = _index(["w"])
+    blocks = shape.chains[0].blocks
+    index.store("w", 0, 0, blocks)
+    index.find(blocks)
+    index.remove("w", 0, blocks)
+    index.store("w", 0, 0, blocks)
+    index.clear("w")
+    index.reserve(2 * index.capacity)

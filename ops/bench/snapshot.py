@@ -36,7 +36,7 @@ async def bench(blocks: int = BLOCKS) -> Report:
     the slowest rounds are among the conditions.
     """
     state = filled(blocks)
-    _touch_memory(4 * state.index.table.nbytes)
+    _touch_memory(4 * state.index.nbytes)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     try:
         async with servers(folder / "nats", 1) as url:
@@ -131,7 +131,7 @@ async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> R
         {
             "blocks": rows,
             "workers": WORKERS,
-            "table": f"{state.index.table.nbytes / 1e6:.0f} MB",
+            "index": f"{state.index.nbytes / 1e6:.0f} MB",
             "median of": ROUNDS,
             "the slowest, in s": {name: round(max(values), 3) for name, values in times.items()},
             "server and client share": "this machine",

@@ -1,41 +1,49 @@
 """The simplest thing that could be right: a dictionary of counts per worker, beside a real prefix index.
 
-Block names are chosen so that many share a home row at the table's end: long probe sequences that wrap around,
-and removals out of their middle, happen all the time instead of almost never.
+Block names are chosen so that many share a home at the two ends of the table: long probe sequences that wrap around,
+equal tags, and removals out of their middle, happen all the time instead of almost never.
 """
 
 from collections import Counter
 
 import numpy as np
 
-from headwater.router.index import CAPACITY_MIN, FILL_MAX, PrefixIndex
+from headwater.router.index import MAX_BLOCKS, ROWS_MIN, PrefixIndex
+from headwater.router.kernels import FREE, PAD, PAGE_BITS, TOP
+from headwater.router.lookup import tag_of
 from headwater.schemas.hashing import U64
 
 TIERS = 4
 LENGTH = 12
-HOMES = (CAPACITY_MIN - 2, 0, CAPACITY_MIN - 1, 1)
+LOW = 0xFFFFFFFF
+TAGS = (LOW, 0, LOW - 1, 1)
+UNMIX = pow(0x9E3779B1, -1, 1 << 32)
 UNKNOWN = 7 << 40
+
+
+def named(number: int, tag: int) -> int:
+    """A block's name with this tag in the table."""
+    return number << 32 | (number ^ tag * UNMIX & LOW)
 
 
 def _chain(number: int) -> list[int]:
     """Block names of a prompt. Prompts of one family share their first four blocks."""
     shared = [(1 + number // 3) * 1000 + depth for depth in range(4)]
     own = [50_000 + number * 100 + depth for depth in range(4, LENGTH)]
-    return [(name << 13) | HOMES[name % len(HOMES)] for name in shared + own]
+    return [named(name, TAGS[name % len(TAGS)]) for name in shared + own]
 
 
 CHAINS = [_chain(number) for number in range(6)]
 PARENTS = {name: parent for chain in CHAINS for parent, name in zip([0, *chain], chain, strict=False)}
-FILLER: U64 = (np.arange(1, int(CAPACITY_MIN * FILL_MAX) + 2, dtype=np.uint64) << np.uint64(32)) | np.uint64(
-    5
-)
+FILLER: U64 = (np.arange(1, ROWS_MIN + 2, dtype=np.uint64) << np.uint64(32)) | np.uint64(5)
 
 
 class IndexModel:
     """`held[worker][tier, block]` counts copies; the index must tell the same at any time."""
 
-    def __init__(self) -> None:
-        self.index = PrefixIndex()
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self.index = PrefixIndex(max_blocks)
+        self.refused = 0
         self.held: dict[str, Counter[tuple[int, int]]] = {}
         self.joined = 0
 
@@ -50,7 +58,16 @@ class IndexModel:
     def store(self, worker: str, tier: int, run: list[int]) -> None:
         """A part of a chain is stored."""
         self.index.store(worker, tier, PARENTS[run[0]], np.array(run, np.uint64))
-        self.held[worker].update((tier, block) for block in run)
+        for block in run:
+            known = self.known()
+            if block in known or len(known) < self.index.max_blocks:
+                self.held[worker][tier, block] += 1
+            else:
+                self.refused += 1
+
+    def known(self) -> set[int]:
+        """Blocks that anybody holds."""
+        return {block for held in self.held.values() for _, block in held}
 
     def remove(self, worker: str, tier: int, blocks: list[int]) -> None:
         """One copy of each block goes; what was not there is counted."""
@@ -75,7 +92,7 @@ class IndexModel:
     def fill(self, worker: str) -> None:
         """So much is stored, and taken away again, that the table must have grown."""
         self.index.store(worker, 0, 0, FILLER)
-        assert self.index.table.shape[0] > CAPACITY_MIN
+        assert self.index.capacity > ROWS_MIN
         assert self.index.remove(worker, 0, FILLER) == 0
 
     def check_depths(self) -> None:
@@ -98,8 +115,8 @@ class IndexModel:
         """Rows are distinct blocks that anybody holds; blocks and copies are counted per worker and tier."""
         index = self.index
         assert set(index.slots) == set(index.blocks) == set(self.held)
-        assert index.rows == len({block for held in self.held.values() for _, block in held})
-        assert index.rows == np.count_nonzero(index.table[:, 0])
+        assert index.rows == len(self.known())
+        assert index.refused == self.refused
         assert index.blocks == {worker: len(held) for worker, held in self.held.items()}
         told = {
             (worker, tier, block): count
@@ -112,6 +129,32 @@ class IndexModel:
             for (tier, block), count in held.items()
             if count > 1
         }
+
+    def check_layout(self) -> None:
+        """Rows, free rows, table and pages agree."""
+        index = self.index
+        top = int(index.desk[TOP])
+        keys = index.slab[0, : index.capacity + PAD]
+        assert set(keys[keys != 0].tolist()) == self.known()
+        assert not keys[top : index.capacity + PAD].any()
+        assert not index.slab[2:, : len(keys)][:, keys == 0].any(), "nobody holds a free row"
+        entries = index.table[index.table != 0].tolist()
+        assert sorted((entry & LOW) - 1 for entry in entries) == np.flatnonzero(keys).tolist()
+        assert all(entry >> 32 == tag_of(keys[(entry & LOW) - 1]) for entry in entries)
+        free, before = [], 0
+        after = int(index.desk[FREE])
+        while after:
+            links = int(index.slab[1, after - 1])
+            assert links & LOW == before
+            free.append(after - 1)
+            before, after = after, links >> 32
+        assert sorted(free) == np.flatnonzero(keys[:top] == 0).tolist()
+        assert top <= index.capacity
+        for worker, slot in index.slots.items():
+            bits = index.slab[2 + slot // 64 :: index.words] >> np.uint64(slot % 64) & np.uint64(1)
+            rows = np.nonzero(bits)[1] >> PAGE_BITS
+            wanted = np.bincount(rows, minlength=index.pages.shape[1])
+            assert index.pages[slot].tolist() == wanted.tolist(), worker
 
     def check_digest(self) -> None:
         """Rebuilt from the model in another order, an index has the same digest."""

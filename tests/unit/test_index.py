@@ -1,13 +1,16 @@
 """The prefix index: paths, parked blocks, tiers, growth, and digests that depend on content alone."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.router.index import CAPACITY_MIN, FILL_MAX, PrefixIndex
+from headwater.router.index import ROWS_MIN, PrefixIndex
+from headwater.router.kernels import TOP
+from headwater.router.lookup import FILL_MAX
 from headwater.schemas.hashing import U64, chain_plain, seed
 from tests.unit.examples import keys
 
@@ -129,14 +132,17 @@ def test_growing_loses_nothing() -> None:
     for number, (worker, names) in enumerate(prompts.items()):
         index.store(worker, number % 4, 0, names)
     assert index.rows == 20_000
-    assert index.rows <= FILL_MAX * index.table.shape[0]
-    assert index.table.shape[0] & (index.table.shape[0] - 1) == 0
+    assert index.rows <= FILL_MAX * len(index.table)
+    assert index.rows <= index.capacity
     for number, (worker, names) in enumerate(prompts.items()):
         assert depths(index, worker, names) == (100 if number % 4 == 0 else 0, 100)
     for worker in prompts:
         index.clear(worker)
     assert index.rows == 0
     assert not index.table.any(), "nothing is left behind in the table"
+    assert not index.slab[0, : index.capacity].any()
+    assert not index.slab[2:].any()
+    assert not index.pages.any()
 
 
 @settings(deadline=None, max_examples=60)
@@ -164,7 +170,7 @@ def test_equal_content_has_an_equal_digest(draw: random.Random, detours: int, wi
     if wide:
         for number in range(70):
             other.add_worker(f"more{number}")
-        other.store("more0", 3, 0, chain(99, int(CAPACITY_MIN * FILL_MAX)))
+        other.store("more0", 3, 0, chain(99, ROWS_MIN))
     for number in range(detours):
         other.store("b", 0, 0, chain(100 + number))
         other.remove("b", 0, chain(100 + number))
@@ -185,3 +191,110 @@ def test_the_digest_sees_who_holds_a_block_where_and_behind_what(worker: str, ti
     one.store("a", 0, 0, keys(9))
     other.store(worker, tier, parent, keys(9))
     assert one.digest() != other.digest()
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.randoms(use_true_random=False), st.sampled_from([1, 5, 70, 130]), st.booleans())
+def test_long_prompts_with_holes_anywhere(draw: random.Random, workers: int, in_order: bool) -> None:
+    """Hundreds of blocks, stored in pieces that do or do not lie in order; each worker ends where it lost a block."""
+    index = index_with(*(f"w{number}" for number in range(workers)))
+    names = chain(1, 300)
+    length = draw.choice((1, 31, 32, 33, 64, 65, 127, 200, 300))
+    names = names[:length]
+    tellers = draw.sample(sorted(index.slots), min(4, workers))
+    held: dict[str, list[set[int]]] = {worker: [set(), set()] for worker in tellers}
+    for worker in tellers:
+        cuts = sorted({0, length, *(draw.randrange(length + 1) for _ in range(draw.choice((0, 3, 20))))})
+        pieces = list(pairwise(cuts))
+        if not in_order:
+            draw.shuffle(pieces)
+        for first, last in pieces:
+            tier = draw.choice((0, 0, 0, 3))
+            index.store(worker, tier, int(names[first - 1]) if first else 0, names[first:last])
+            held[worker][tier > 0] |= set(range(first, last))
+        for at in draw.sample(range(length), draw.choice((0, 0, 1, min(length, 3)))):
+            tier = 0 if at in held[worker][0] else 3
+            assert index.remove(worker, tier, names[at : at + 1]) == 0
+            held[worker][tier > 0].discard(at)
+    asked = np.concatenate([names, chain(2, draw.choice((0, 1, 40)))])
+    for worker in index.slots:
+        on_gpu, below = held.get(worker, [set(), set()])
+        wanted = (
+            next(at for at in range(length + 1) if at not in on_gpu),
+            next(at for at in range(length + 1) if at not in on_gpu | below),
+        )
+        assert depths(index, worker, asked) == wanted
+    assert index.find(asked)[0] == max(depths(index, worker, asked)[1] for worker in tellers)
+
+
+def test_rows_that_were_freed_are_taken_in_order_again() -> None:
+    """Whichever end of a chain went first, the next chain lies in neighbouring rows, and no memory is added."""
+    for order in (slice(None), slice(None, None, -1)):
+        index = index_with("a")
+        for number in range(4):
+            index.store("a", 0, 0, chain(number, 64))
+        for number in (1, 2):
+            assert index.remove("a", 0, chain(number, 64)[order]) == 0
+        for number in (5, 6):
+            index.store("a", 0, 0, chain(number, 64))
+            rows = [
+                index.slab[0, : index.capacity].tolist().index(name) for name in chain(number, 64).tolist()
+            ]
+            assert rows == list(range(rows[0], rows[0] + 64))
+        assert (index.rows, index.desk[TOP]) == (256, 256)
+
+
+def test_a_block_decoded_later_lies_behind_the_one_before_it() -> None:
+    """Single blocks are told as they are decoded: each takes the row behind its parent where that is free."""
+    index = index_with("a")
+    index.store("a", 0, 0, chain(1, 64))
+    index.remove("a", 0, chain(1, 64)[32:])
+    for depth in range(32, 64):
+        index.store("a", 0, int(chain(1, 64)[depth - 1]), chain(1, 64)[depth : depth + 1])
+    assert index.slab[0, :64].tolist() == chain(1, 64).tolist()
+
+
+def test_blocks_beyond_the_bound_are_refused_and_counted() -> None:
+    """A new block is not noted, a known one is; room that comes back is given again; a hole is no hit."""
+    index = PrefixIndex(10)
+    for worker in "ab":
+        index.add_worker(worker)
+    index.store("a", 0, 0, chain(1, 8))
+    index.store("b", 0, 0, chain(2, 8))
+    assert (index.rows, index.refused, index.blocks) == (10, 6, {"a": 8, "b": 2})
+    assert depths(index, "b", chain(2, 8)) == (2, 2)
+    index.store("b", 0, 0, chain(1, 8))
+    assert (index.refused, depths(index, "b", chain(1, 8))) == (6, (8, 8))
+    assert index.remove("b", 0, chain(2, 8)) == 6
+    index.store("b", 0, int(chain(2, 8)[1]), chain(2, 8)[2:4])
+    assert (index.rows, index.refused, depths(index, "b", chain(2, 8))) == (10, 6, (0, 0))
+    with pytest.raises(ValueError, match="max_blocks is 0"):
+        PrefixIndex(0)
+
+
+def test_a_worker_is_removed_without_a_look_at_the_others_pages() -> None:
+    """Only pages where it is counted are looked at: a bit of it elsewhere would stay."""
+    index = index_with("a", "b")
+    index.store("a", 0, 0, chain(1, 100))
+    index.store("b", 0, 0, chain(2, 10_000))
+    index.store("a", 2, int(chain(2, 10_000)[-2]), chain(2, 10_000)[-1:])
+    assert sorted(np.flatnonzero(index.pages[index.slots["a"]]).tolist()) == [0, 19]
+    index.clear("a")
+    assert not index.pages[index.slots["a"]].any()
+    assert (index.rows, index.blocks) == (10_000, {"a": 0, "b": 10_000})
+    assert depths(index, "b", chain(2, 10_000)) == (10_000, 10_000)
+
+
+def test_thousands_of_workers_have_places_and_those_of_the_gone_are_given_again() -> None:
+    """The lowest free one first."""
+    index = index_with(*(f"w{number}" for number in range(2_100)))
+    for number in (0, 63, 64, 1_000, 2_099):
+        index.store(f"w{number}", number % 4, 0, chain(3, 40))
+    for number in (0, 63, 64, 1_000, 2_099):
+        assert depths(index, f"w{number}", chain(3, 40)) == (40 if number % 4 == 0 else 0, 40)
+    for number in (64, 1_000, 5):
+        index.drop_worker(f"w{number}")
+    for name, slot in (("x", 5), ("y", 64), ("z", 1_000), ("more", 2_100)):
+        index.add_worker(name)
+        assert index.slots[name] == slot
+        assert depths(index, name, chain(3, 40)) == (0, 0)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,10 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headwater.router.index import CAPACITY_MIN
-from tests.unit.index_model import CHAINS, HOMES, LENGTH, PARENTS, TIERS, UNKNOWN, IndexModel
+from headwater.router.index import MAX_BLOCKS, PrefixIndex
+from headwater.router.lookup import tag_of
+from tests.unit.index_model import CHAINS, LENGTH, PARENTS, TAGS, TIERS, UNKNOWN, IndexModel
 
-EVEN = ~1
 chains = st.sampled_from(CHAINS)
 tiers = st.integers(0, TIERS - 1)
 any_blocks = st.lists(st.sampled_from([*PARENTS, UNKNOWN, UNKNOWN + 1]), max_size=8)
@@ -36,9 +37,10 @@ class IndexAgainstModel(RuleBasedStateMachine):
         names = list(self.model.held)
         return data.draw(st.sampled_from(names[:2] + names[-2:]))
 
-    @initialize(count=st.sampled_from([1, 3, 66, 130]))
-    def begin(self, count: int) -> None:
-        """Some workers are there from the start."""
+    @initialize(count=st.sampled_from([1, 3, 66, 130]), most=st.sampled_from([MAX_BLOCKS, MAX_BLOCKS, 20]))
+    def begin(self, count: int, most: int) -> None:
+        """Some workers are there from the start, and maybe not much room."""
+        self.model = IndexModel(most)
         self.model.join(count)
 
     @rule(count=st.sampled_from([1, 1, 62]))
@@ -76,13 +78,15 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["clear", "drop", "fill"]))
     def lose(self, data: st.DataObject, what: str) -> None:
         """A worker loses what it has, or leaves, or makes the table grow."""
-        getattr(self.model, what)(self.pick(data))
+        if what != "fill" or self.model.index.max_blocks == MAX_BLOCKS:
+            getattr(self.model, what)(self.pick(data))
 
     @invariant()
     def it_tells_the_same(self) -> None:
-        """Depths and counts."""
+        """Depths and counts, and its parts fit each other."""
         self.model.check_depths()
         self.model.check_counts()
+        self.model.check_layout()
 
     def teardown(self) -> None:
         """The digest at the end."""
@@ -96,11 +100,11 @@ def test_the_index_agrees_with_its_model() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_index_agrees_with_its_model_over_a_long_life(seed: int) -> None:
     """Well filled, with many copies and many workers, it still tells the same after each change."""
-    draw, model = random.Random(seed), IndexModel()
-    model.join((2, 3, 66, 130)[seed])
+    draw, model = random.Random(seed), IndexModel(30 if seed == 4 else MAX_BLOCKS)
+    model.join((2, 3, 66, 130, 5)[seed])
     for number in range(500):
         names = list(model.held)
         worker = draw.choice(names[:2] + names[-2:])
@@ -118,15 +122,20 @@ def test_the_index_agrees_with_its_model_over_a_long_life(seed: int) -> None:
             model.drop(worker)
         elif chance < 0.99:
             model.join(1)
-        elif number > 400:
+        elif number > 400 and seed != 4:
             model.fill(worker)
         model.check_depths()
         model.check_counts()
+        if number % 10 == 0:
+            model.check_layout()
+    assert (model.refused > 0) == (seed == 4)
     model.check_digest()
 
 
 def test_the_blocks_of_the_model_crowd_together() -> None:
-    """Two homes at the two ends of a table that is not grown, for all of them: the hard case."""
-    homes = Counter((name ^ (name >> 32)) % CAPACITY_MIN & EVEN for name in PARENTS)
-    assert set(homes) == {home & EVEN for home in HOMES}
-    assert min(homes.values()) > 15
+    """Homes at the two ends of a table that is not grown, for all of them: the hard case."""
+    tags = Counter(int(tag_of(np.uint64(name))) for name in PARENTS)
+    assert set(tags) == set(TAGS)
+    assert min(tags.values()) > 10
+    capacity = len(PrefixIndex().table)
+    assert {tag * capacity >> 32 for tag in TAGS} == {0, capacity - 1}

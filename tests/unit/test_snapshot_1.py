@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.events.memory import MemoryBlobs
-from headwater.events.snapshot_format import UnreadableSnapshot, decode_1
+from headwater.events.snapshot_format import Snapshot, UnreadableSnapshot, decode_1
 from headwater.events.snapshots import SnapshotStore
 from headwater.router.state import RouterState
 from headwater.schemas.subjects import snapshot_name
@@ -51,6 +52,18 @@ async def test_a_snapshot_of_release_0_1_is_read_from_the_store() -> None:
     again = await store.newest(lambda _: True)
     assert again is not None
     assert RouterState.restore(again).digest() == state.digest() == again.digest
+
+
+def test_a_snapshot_of_packed_rows_is_read() -> None:
+    """As the release behind 0.1 wrote them: rows without the empty ones between them, and where they were."""
+    told = msgspec.msgpack.decode(gzip.decompress(GOLDEN.with_name("snapshot-rows.gz").read_bytes()))
+    arrays: dict[str, Any] = {
+        name: np.frombuffer(data, kind).reshape(shape) for name, kind, shape, data in told["arrays"]
+    }
+    assert sorted(arrays) == ["rows", "taken"]
+    state = RouterState.restore(Snapshot(told["position"], told["facts"], arrays))
+    assert (state.position, state.index.rows, state.index.digest()) == (120, 88, INDEX_DIGEST)
+    assert (state.index.blocks, state.index.copies) == (BLOCKS, {("w3", 0): COPIES})
 
 
 def test_what_was_read_can_be_written_to_and_shares_nothing() -> None:

@@ -154,15 +154,17 @@ def test_a_snapshot_stays_what_it_was_while_the_fold_goes_on(number: int, before
 
 
 def test_a_snapshot_that_contradicts_itself_is_no_state() -> None:
-    """Rows, marks, columns and counts of another table: a router then folds the log instead."""
+    """Columns and counts of another index: a router then folds the log instead."""
     sound = two_workers().snapshot()
-    rows, taken = sound.arrays["rows"], sound.arrays["taken"]
+    keys_of, parents = sound.arrays["keys"], sound.arrays["parents"]
     for facts, arrays in (
-        ({}, {"rows": rows[1:], "taken": taken}),
-        ({}, {"rows": rows, "taken": taken[:-1]}),
-        ({}, {"rows": rows[:, 1:], "taken": taken}),
-        ({}, {"rows": rows.astype("f8"), "taken": taken}),
-        ({"tiers": 3}, sound.arrays),
+        ({}, {**sound.arrays, "keys": keys_of[1:]}),
+        ({}, {**sound.arrays, "keys": keys_of.astype("f8")}),
+        ({}, {"keys": keys_of}),
+        ({}, {"rows": keys_of, "taken": parents}),
+        ({"tiers": 3, "words": 2}, sound.arrays),
+        ({"rows": 1}, sound.arrays),
+        ({"blocks": {"w1": 1, "w2": 1}}, sound.arrays),
         ({}, {}),
     ):
         with pytest.raises((ValueError, LookupError)):

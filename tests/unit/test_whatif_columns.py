@@ -107,6 +107,6 @@ def test_a_small_trace_from_the_command_line(
     assert kv["reuse"] > robin["reuse"]
     root = ElementTree.fromstring(drawing.read_text())
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
-    assert any(text.startswith("round_robin, busy prefill tokens 0: reuse") for text in texts)
+    assert any(text.startswith("round_robin: reuse") for text in texts)
     assert len(list(root.iter(f"{SVG}polyline"))) == 2
     assert len(list(root.iter(f"{SVG}title"))) == 2 * 2 * 2

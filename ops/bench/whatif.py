@@ -22,7 +22,7 @@ from headwater.ops.bench.whatif_peer import (
     Row,
 )
 from headwater.ops.tables import table
-from headwater.ops.whatif.command import run_all
+from headwater.ops.whatif.command import as_it_stands, run_all
 from headwater.ops.whatif.report import Report
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import read
@@ -60,10 +60,11 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Comparison:
     """Run all rows. With `requests` only so many of the trace: then nothing is comparable."""
-    setups = [
+    given = [
         Setup(policy=row.policy, workers=row.workers, blocks=row.blocks, speed=row.speed, requests=requests)
         for row in rows
     ]
+    setups = [as_it_stands(setup) for setup in given]
     reports = [result.report for result in run_all(read(TRACE), setups, jobs)]
     compared = [_compare(row, ours) for row, ours in zip(rows, reports, strict=True)]
     furthest = [

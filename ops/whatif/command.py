@@ -131,12 +131,19 @@ def columns(arguments: argparse.Namespace, base: Setup = DEFAULTS) -> list[Setup
         )
         for at in range(count)
     ]
+    if "policy" in given and "busy_prefill_tokens" not in given:
+        setups = [as_it_stands(setup) for setup in setups]
     for setup in setups:
         if not setup.workers + setup.prefill_workers + setup.decode_workers:
             raise ConfigError("--workers 0: there must be a worker")
         if not setup.workers + setup.decode_workers:
             raise ConfigError("--prefill-workers without --decode-workers or --workers: nobody would decode")
     return setups
+
+
+def as_it_stands(setup: Setup) -> Setup:
+    """Policies that do not look at load stand for routers that have no queue either, unless one is asked for."""
+    return setup if setup.policy == "kv" else msgspec.structs.replace(setup, busy_prefill_tokens=0)
 
 
 def _check(name: str, values: list[Any]) -> None:

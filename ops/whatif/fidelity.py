@@ -67,7 +67,7 @@ def fidelity(recorded: Recording, ran: Ran) -> Fidelity:
         recorded.partly,
         recorded.unknown,
         recorded.left_out,
-        recorded.fitted,
+        recorded.fitted and ran.setup.step_time == recorded.setup.step_time,
         [gap for gap in gaps if gap is not None],
     )
 

@@ -11,7 +11,7 @@ COUNTS = {
     "step_tokens": "tokens that a worker computes in one step at most (default: 8192)",
     "sequences": "requests that a worker runs at once at most (default: 256)",
     "busy_prefill_tokens": "the router gives a worker nothing more above so many prompt tokens to compute, 0: no limit "
-    "(default: the router's, 131072)",
+    "(default: with policy kv the router's, 131072; the others stand for routers without a queue)",
     "busy_waiting": "nor above so many requests that wait at it, 0: no limit (default: 0)",
     "bytes_a_token": "KV bytes of one token, for what a hand-off costs (default: 131072, an 8B-class model)",
 }

@@ -14,7 +14,7 @@ COLOURS = ("#1f5fbf", "#d1495b", "#2e8b57", "#b8860b", "#6a4c93", "#008b8b", "#8
 WIDTH, MARGIN = 900, 60
 CHART_HEIGHT, BARS_HEIGHT = 340, 130
 POINTS = 240
-SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 def write(path: Path, results: Sequence[Result], names: Sequence[str]) -> None:

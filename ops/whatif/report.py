@@ -208,6 +208,8 @@ def names_of(reports: Sequence[Report]) -> list[str]:
         for name in Setup.__struct_fields__
         if len({_short(getattr(report.setup, name)) for report in reports}) > 1
     ]
+    if all(_goes_with_policy(report.setup) for report in reports):
+        names = [name for name in names if name != "busy_prefill_tokens"]
     chosen = ("policy", *(name for name in names if name != "policy"))
     return [
         ", ".join(
@@ -218,6 +220,11 @@ def names_of(reports: Sequence[Report]) -> list[str]:
         )
         for report in reports
     ]
+
+
+def _goes_with_policy(setup: Setup) -> bool:
+    """Is the router's queue as it is for this policy unless asked for otherwise?"""
+    return setup.busy_prefill_tokens == (Setup().busy_prefill_tokens if setup.policy == "kv" else 0)
 
 
 def _short(value: object) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.engines.step_time import StepTime
 from headwater.ops import cli
-from headwater.ops.config import ConfigError
+from headwater.ops.config import ConfigError, Settings
 from headwater.ops.whatif.command import columns
 from headwater.ops.whatif.setup import Setup
 from headwater.schemas.route import Weights
@@ -46,6 +46,14 @@ def test_weights_and_step_times_are_read(tmp_path: Path) -> None:
     )
     assert [setup.weights for setup in found] == [Weights(crowding=0.5, apart=True)] * 2
     assert [setup.step_time for setup in found] == [StepTime((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))] * 2
+
+
+def test_only_kv_has_the_routers_queue_unless_it_is_asked_for() -> None:
+    """A baseline is a router without one: the peer's round robin has none."""
+    found = setups("--policy", "kv", "--policy", "round_robin")
+    assert [setup.busy_prefill_tokens for setup in found] == [Settings().busy_prefill_tokens, 0]
+    [asked] = setups("--policy", "round_robin", "--busy-prefill-tokens", "5")
+    assert asked.busy_prefill_tokens == 5
 
 
 def test_prefill_and_decode_workers_replace_the_default_ones() -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from headwater.ops.config import ConfigError
+from headwater.ops.whatif.run import run
+from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Asked, check_block_size, hashes_of, mix, own_hash, read
 from tests.unit.whatif_traces import conversations, written
 
@@ -27,7 +29,7 @@ def test_plain_and_gzipped_files_are_read_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hash_ids": [0]}, "1 hash_ids for 600 tokens; 2 are needed, one for each 512 tokens begun"),
+        ({"hash_ids": [0, 1, 2]}, "3 hash_ids for 600 tokens; 2 are needed, one for each 512 tokens begun"),
         ({"timestamp": 4}, "timestamp 4 comes after 5; sort the lines by it"),
         ({"input_length": 0, "hash_ids": []}, "input_length 0, output_length 3: at least 1 and 0 are needed"),
         ({"hash_ids": [0, -1]}, "hash id -1 is negative"),
@@ -41,6 +43,18 @@ def test_a_wrong_line_is_named(tmp_path: Path, change: dict[str, object], reason
     with pytest.raises(ConfigError) as caught:
         read(path)
     assert str(caught.value) == f"{path}, line 3: {reason}"
+
+
+def test_a_last_partial_block_may_have_no_id(tmp_path: Path) -> None:
+    """It is nobody else's then, at any block size."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        json.dumps(GOOD | {"hash_ids": [0]}) + "\n" + json.dumps(GOOD | {"input_length": 9, "hash_ids": []})
+    )
+    trace = read(path)
+    assert [len(hashes_of(request, 512)) for request in trace.requests] == [1, 0]
+    for block_size in (128, 512):
+        assert len(run(trace, Setup(block_size=block_size, workers=1)).served) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\x1f\x8bnot gzip at all", b"{]"])

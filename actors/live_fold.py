@@ -32,14 +32,14 @@ LAG_S_MAX = 2.0
 RETRY_S = 0.5
 
 
-OnMark = Callable[[RouterState, Loads, int], Awaitable[None]]
+OnMark = Callable[[RouterState, Loads], Awaitable[None]]
 
 
 class LiveFold:
     """See the module. `number` and `seen` count own decisions: made, and brought back by the log.
 
     `logged` are the loads as the log alone tells them. At the positions that `Marks` names, `on_mark` is given the
-    state, those loads, and where the fold began (see `StateDigest.since`).
+    state and those loads.
     """
 
     def __init__(self, clock: Clock, log: Any, metrics: RouterMetrics) -> None:
@@ -52,7 +52,6 @@ class LiveFold:
         self.logged = Loads()
         self.on_mark: OnMark | None = None
         self._marks = Marks()
-        self._since = 0
         self._clock = clock
         self._log = log
         self._metrics = metrics
@@ -91,8 +90,6 @@ class LiveFold:
     ) -> None:
         """Fold for ever, each slice inside `folding`. `life`: whose decisions are own ones, as (name, epoch)."""
         self.logged = msgspec.convert(msgspec.to_builtins(self.state.loads), Loads)
-        # Behind a gap, a snapshot does not tell where its fold began.
-        self._since = 0 if self.state.chains.whole else -1
         while True:
             self.state.log = await self._identity(log)
             async for piece in log.read(self.state.position, follow=True):
@@ -147,8 +144,8 @@ class LiveFold:
     async def _mark(self, record: Record) -> None:
         marked = self._marks.marked(record.stored_ns)
         # While it catches up, others are far ahead, and have forgotten this position.
-        if marked and self.on_mark is not None and self._since >= 0 and self.caught_up.is_set():
-            await self.on_mark(self.state, self.logged, self._since)
+        if marked and self.on_mark is not None and self.state.since >= 0 and self.caught_up.is_set():
+            await self.on_mark(self.state, self.logged)
 
     def _note_seen(self, number: int) -> None:
         for _ in range(min(number - self.seen, len(self._unseen))):
@@ -161,7 +158,8 @@ class LiveFold:
         identity = self.state.log
         self.state = RouterState(whole=False)
         self.state.position, self.state.log = gap.last, identity
-        self.logged, self._since = Loads(), gap.last + 1
+        self.state.since = gap.last + 1
+        self.logged = Loads()
         self._marks.begin_anew()
         # What was decided before is in the lost state only: the log brings it again.
         self._anew = self.number

@@ -102,13 +102,15 @@ class Replicas:
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
-    async def mark(self, state: RouterState, loads: Loads, since: int) -> None:
+    async def mark(self, state: RouterState, loads: Loads) -> None:
         """Tell the digest of the fold that stands still meanwhile; `loads` without own undelivered decisions."""
         if state.index.rows > INLINE_ROWS_MAX:
             digest = await _in_thread(lambda: state.digest(loads))
         else:
             digest = state.digest(loads)
-        own = StateDigest(self._name, self._epoch, __version__, state.log, since, state.position, digest)
+        own = StateDigest(
+            self._name, self._epoch, __version__, state.log, state.since, state.position, digest
+        )
         _keep(self._own, own)
         for theirs in list(self._others.values()):
             if own.position in theirs:

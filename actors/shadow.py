@@ -12,7 +12,8 @@ On lag
 On loss of the log
     waits; what it found waits in a bounded queue, and past the bound is not recorded (counted)
 On a gap in the log
-    starts from nothing behind the gap, like a router
+    starts from the routers' newest snapshot behind the gap; without one from nothing, and then knows of a worker what it
+    says from there on (it asks nobody to announce anything anew: that is for routers)
 On loss of the lease
     ends; the supervisor starts the next life
 On start
@@ -32,7 +33,7 @@ from headwater.actors.metrics import ShadowMetrics
 from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
 from headwater.events.errors import LogUnavailable
-from headwater.events.log import Log, Record, Slice, Unreadable
+from headwater.events.log import Gap, Log, Record, Unreadable
 from headwater.events.writer import Writer
 from headwater.router.shadow import ShadowFold
 from headwater.router.state import RouterState, in_order
@@ -100,33 +101,37 @@ class ShadowActor(Actor):
             world.leases, "shadow", self.name, world.clock, pool=self.pool, ids=world.ids()
         )
         self.spawn(self._hold(), "lease")
-        state = await self._restored(log)
-        done = await self._done(log, state.position)
-        self._fold = ShadowFold(state, self.policy, self.judge, done=done)
-        self._read = state.position
+        done = await self._begin(log, await self._restored(log) or RouterState())
         subject = subjects.pool_subject(world.ns, self.pool, "shadow", self.name)
         self._writer = Writer(log, subject, self.name, self._lease.epoch, world.clock)
         self.spawn(self._writer.run(), "shadowed")
         self.spawn(self._follow(log), "tail")
         self.spawn(self._tick(), "tick")
-        self.log.info("shadow_started", from_snapshot=state.position, judged_before=len(done))
+        self.log.info("shadow_started", from_snapshot=self._fold.state.position, judged_before=done)
 
     async def _hold(self) -> None:
         if self._lease is not None:
             raise lease.LeaseLost(await self._lease.hold())
 
-    async def _restored(self, log: Log) -> RouterState:
-        """The state to begin with. Snapshots are the routers': none is ever taken here."""
+    async def _begin(self, log: Log, state: RouterState) -> int:
+        """Fold on from a state; returns how many decisions behind it are judged already."""
+        done = await self._done(log, state.position)
+        tally = self._fold.tally
+        self._fold = ShadowFold(state, self.policy, self.judge, done=done)
+        self._fold.tally = tally
+        self._held.clear()
+        self._read = state.position
+        return len(done)
+
+    async def _restored(self, log: Log) -> RouterState | None:
+        """The routers' newest state that the log continues, if there is one. None is ever saved here."""
         keeper = SnapshotKeeper(self.world, self.pool, state=RouterState, settled=lambda: False)
         while True:
             try:
-                state = await keeper.restore(log) or RouterState()
-                state.log = await log.identity()
+                return await keeper.restore(log)
             except LogUnavailable as error:
                 self.log.warning("log_waits", reason=str(error))
                 await self.world.clock.sleep(RETRY_S)
-            else:
-                return state
 
     async def _done(self, log: Log, after: int) -> set[str]:
         """Requests whose decisions the log has judged under this name."""
@@ -142,13 +147,9 @@ class ShadowActor(Actor):
     async def _follow(self, log: Log) -> None:
         while True:
             async for piece in log.read(self._read, follow=True):
-                if piece.gap is not None and piece.gap.first <= self._read:
-                    # Another log under the same name: from its start.
-                    self._begin_anew(piece, position=0)
-                    self._fold.state.log = await log.identity()
-                    break
                 if piece.gap is not None:
-                    self._begin_anew(piece, position=piece.gap.last)
+                    await self._behind(piece.gap, log)
+                    break
                 now_s = self.world.clock.monotonic_s()
                 for message in in_order(piece):
                     self._fold.read(message)
@@ -159,12 +160,20 @@ class ShadowActor(Actor):
                     self._caught_up.set()
                 await asyncio.sleep(0)
 
-    def _begin_anew(self, piece: Slice, *, position: int) -> None:
-        assert piece.gap is not None
-        self.log.error("log_gap", first=piece.gap.first, last=piece.gap.last, reason=piece.gap.reason)
+    async def _behind(self, gap: Gap, log: Log) -> None:
+        self.log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason)
+        # What is found and not stored yet would be found again.
+        self._tell(self._fold.judge())
         self._held.clear()
-        self._fold.begin_anew(piece.gap._replace(last=position))
-        self._read = position
+        if self._writer is not None:
+            await self._writer.flush()
+        state = await self._restored(log)
+        if state is None:
+            state = RouterState(whole=False)
+            # Where the numbers are those folded already, it is another log: from its start.
+            state.position = 0 if gap.first <= self._read else gap.last
+            state.since = state.position + 1
+        await self._begin(log, state)
 
     async def _tick(self) -> None:
         """Where nothing new comes, time passes nevertheless."""

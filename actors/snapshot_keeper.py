@@ -53,6 +53,7 @@ class SnapshotKeeper:
         self._settled = settled
         self._quiet = quiet
         self._sound = sound
+        self._was_sound = True
         self._policy = policy or Policy()
         self._still = asyncio.Lock()
         self._saving = asyncio.Lock()
@@ -121,10 +122,12 @@ class SnapshotKeeper:
         """Take a snapshot now, unless nothing changed since the last or decisions are under way."""
         # One at a time: a stop may ask while one is being written.
         async with self._saving:
-            if not self._sound():
-                self._log.warning(
-                    "snapshot_not_taken", reason="another router of the pool holds another state"
-                )
+            sound, self._was_sound = self._was_sound, self._sound()
+            if not self._was_sound:
+                if sound:
+                    self._log.error(
+                        "snapshots_paused", reason="another router of the pool holds another state"
+                    )
                 return
             began = self._world.clock.monotonic_s()
             fold_s = self._fold_s

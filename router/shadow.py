@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.events.log import Gap, Record, Unreadable
+from headwater.events.log import Record, Unreadable
 from headwater.router.decide import CannotRecompute, recompute
 from headwater.router.index import PrefixIndex
 from headwater.router.load import Loads
@@ -112,16 +112,6 @@ class ShadowFold(Replay):
                     self._compare(message, event)
         self.fold(message)
         return found
-
-    def begin_anew(self, gap: Gap) -> None:
-        """What the log lost may have changed anything: from nothing, behind it."""
-        identity = self.state.log
-        self.state = RouterState(whole=False)
-        self.state.position, self.state.log = gap.last, identity
-        self.tally.late += sum(len(made) for made in self._made_at.values())
-        self._made_at.clear()
-        self._views.clear()
-        self._awaited.clear()
 
     def _view(self, recorded: Recorded) -> Loads | None:
         loads = super()._view(recorded)

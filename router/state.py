@@ -44,13 +44,15 @@ class RouterState:
     """Index, loads and the log position they stand at.
 
     `cold` names workers whose announcements have a hole: their cache is not counted on until they announce
-    it anew. `log` is the identity of the log that `position` is in. `whole` is False for a fold that does not begin at the log's first message.
+    it anew. `log` is the identity of the log that `position` is in. `whole` is False for a fold that does not begin at
+    the log's first message; `since` is then its first position, -1 where that is not known, and 0 for a whole one.
     """
 
     def __init__(self, *, whole: bool = True, max_blocks: int = MAX_BLOCKS) -> None:
         self.position = 0
         self.log = ""
         self.chains = Chains(whole=whole)
+        self.since = 0 if whole else -1
         self.index = PrefixIndex(max_blocks)
         self.loads = Loads()
         self.cold: set[str] = set()
@@ -171,6 +173,7 @@ class RouterState:
             "loads": loads,
             "heads": msgspec.to_builtins(self.chains.heads),
             "whole": self.chains.whole,
+            "since": self.since,
             "log": self.log,
         }
         return Snapshot(self.position, facts, arrays, digest, made_ns)
@@ -192,6 +195,7 @@ class RouterState:
         state.log = facts.get("log", "")
         heads = msgspec.convert(facts.get("heads", {}), dict[str, Head])
         state.chains = Chains(heads, whole=facts.get("whole", False))
+        state.since = facts.get("since", 0 if state.chains.whole else -1)
         return state
 
 

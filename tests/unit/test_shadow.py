@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import msgspec
+import pytest
 
 from headwater.actors.bus_port import Message
 from headwater.actors.shadow import HOLD_S, ShadowActor
@@ -223,5 +224,36 @@ def test_a_shadow_judges_live_and_only_once_over_restarts() -> None:
         actor.stop()
         await asyncio.sleep(1.0)
         assert await stage.fleet.store.leases.get(subjects.lease_key("shadow", "shadow-a")) is None
+
+    play(run)
+
+
+@pytest.mark.parametrize("lost", ["purged", "replaced"])
+def test_a_shadow_goes_on_behind_a_gap(lost: str) -> None:
+    """A part of the log is lost, or all of it: from nothing behind it, and decisions are judged again."""
+
+    async def run(stage: Stage) -> None:
+        await stage.engine("w1")
+        router = await stage.router("router-0")
+        actor = await shadowed(stage, "kv")
+        await busy(stage, range(20))
+        await asyncio.sleep(HOLD_S + 1.0)
+        assert actor.stats()["judged"] == 20
+        if lost == "purged":
+            stage.fleet.processes["shadow-a"].slow_reader_s = 5.0
+            await busy(stage, range(20, 40))
+            await asyncio.sleep(1.0)
+            await router._snapshots.save(router._require_log())
+            assert router._snapshots._saved_position
+            stage.pool.purge(router._snapshots._saved_position)
+            stage.fleet.processes["shadow-a"].slow_reader_s = 0.0
+        else:
+            stage.pool.replace()
+        # From the router's snapshot, or the workers announce themselves anew to the router, and the shadow hears it.
+        await asyncio.sleep(20.0)
+        before = actor.stats()["judged"]
+        await busy(stage, range(40, 60))
+        await asyncio.sleep(HOLD_S + 1.0)
+        assert actor.stats()["judged"] >= before + 20
 
     play(run)

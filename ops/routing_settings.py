@@ -30,8 +30,8 @@ def router_weights(settings: Settings) -> Weights:
     return weights_of(",".join(settings.router_weights), base, option="--router-weights")
 
 
-def policy_of(settings: Settings) -> str:
-    """The policy of a router. Raises `ConfigError` for one that is none."""
-    if settings.policy not in POLICIES:
-        raise ConfigError(f"--policy {settings.policy}: there are {', '.join(POLICIES)}")
-    return settings.policy
+def known_policy(name: str, *, option: str = "--policy") -> str:
+    """The name. Raises `ConfigError` for one that is no policy."""
+    if name not in POLICIES:
+        raise ConfigError(f"{option} {name}: there are {', '.join(POLICIES)}")
+    return name

@@ -21,7 +21,7 @@ from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
 from headwater.ops.queue_settings import clients_of, queue_of
-from headwater.ops.routing_settings import policy_of, router_weights
+from headwater.ops.routing_settings import known_policy, router_weights
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
 from headwater.schemas.subjects import InboxKind, card_pool
@@ -92,7 +92,7 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
 async def run_router(settings: Settings, stop: asyncio.Event) -> int:
     """A router until stopped. Without a pool it waits for the first model card."""
     name = settings.name or f"router-{secrets.token_hex(3)}"
-    policy, weights = policy_of(settings), router_weights(settings)
+    policy, weights = known_policy(settings.policy), router_weights(settings)
 
     async def make(world: World) -> Actor:
         pool = settings.pool or await first_pool(world)
@@ -111,6 +111,8 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
 
 async def run_shadow(settings: Settings, policy: str, judge: str, stop: asyncio.Event) -> int:
     """A shadow until stopped. Its name says its policy, so that the next life knows what this one has judged."""
+    known_policy(policy)
+    known_policy(judge, option="--judge")
     name = settings.name or f"shadow-{policy}"
 
     async def make(world: World) -> Actor:

@@ -4,6 +4,7 @@
                                          without either OpenAI's `user` field is taken, as a digest
     x-headwater-policy                   another policy than the router's own, of those that clients may name
     x-headwater-router-temperature       how far from the best worker the choice may be, up to a bound
+    x-headwater-worker                   this worker and no other (policy direct), where clients may choose one
     x-headwater-tier                     only workers of this tier
     x-headwater-tolerates                taints that its worker may have, with commas
     x-headwater-tenant                   on whose account it waits; without it a digest of the API key
@@ -25,6 +26,7 @@ from headwater.actors.edge.http import Headers
 from headwater.schemas.names import InvalidName, token
 from headwater.schemas.route import CLIENT_POLICIES, RouteQuery
 
+DIRECT: Final = "direct"
 TEXT_MAX: Final = 256
 TOLERATES_MAX: Final = 16
 DEADLINE_MS_MAX: Final = 86_400_000
@@ -48,6 +50,7 @@ class Wishes(NamedTuple):
     priority: int = 0
     tenant: str = ""
     deadline_ms: int = 0
+    worker: str = ""
 
     def put_into(self, query: RouteQuery, *, passed_s: float, waits: bool) -> RouteQuery:
         """The query with these wishes, `passed_s` after the request came.
@@ -55,10 +58,12 @@ class Wishes(NamedTuple):
         One that may not wait (`waits`) was given to a worker before: its deadline is no matter any more.
         """
         left_ms = max(1, self.deadline_ms - round(passed_s * 1_000.0)) if self.deadline_ms and waits else 0
+        worker = "" if query.asked == "decode" else self.worker
         return msgspec.structs.replace(
             query,
+            pinned=query.pinned or worker,
             session=self.session,
-            policy=self.policy,
+            policy=DIRECT if worker else self.policy,
             temperature=self.temperature,
             tier=self.tier,
             tolerates=self.tolerates,
@@ -87,7 +92,18 @@ def wishes_of(
         priority or 0,
         given.text("x-headwater-tenant") or _tenant_by_key(given),
         given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX),
+        _worker(given, limits),
     )
+
+
+def _worker(given: "_Given", limits: ClientLimits) -> str:
+    worker = given.name("x-headwater-worker")
+    if worker and DIRECT not in limits.policies:
+        raise bad_request(
+            f"x-headwater-worker: clients of this edge choose no worker (--client-policies has no {DIRECT}).",
+            param="x-headwater-worker",
+        )
+    return worker
 
 
 class _Given:

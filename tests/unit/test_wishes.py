@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.actors.edge.errors import ApiError
@@ -88,6 +89,7 @@ def test_where_session_and_tenant_come_from_without_their_headers(edge: EdgeWorl
     [
         ("x-headwater-policy", "direct", ", ".join(CLIENT_POLICIES)),
         ("x-headwater-policy", "best", "kv, round_robin"),
+        ("x-headwater-worker", "w1", "choose no worker"),
         ("x-headwater-router-temperature", "1.5", "from 0 to 1"),
         ("x-headwater-router-temperature", "-1", "from 0 to 1"),
         ("x-headwater-router-temperature", "nan", "from 0 to 1"),
@@ -125,6 +127,19 @@ def test_an_edge_may_let_clients_choose_no_policy() -> None:
     with pytest.raises(ApiError, match="none"):
         wishes_of(headers, ClientLimits(()))
     assert wishes_of(headers, ClientLimits(("kv",))).policy == "kv"
+
+
+def test_a_client_may_choose_its_worker_where_that_is_allowed() -> None:
+    """That worker and no other; the leg behind a prefill elsewhere is anybody's, and other choices stay where the first one went."""
+    headers = [(b"x-headwater-worker", b"w7")]
+    wishes = wishes_of(headers, ClientLimits(("kv", "direct")))
+    query = RouteQuery("r", 16, 5, b"")
+    wished = wishes.put_into(query, passed_s=0.0, waits=True)
+    assert (wished.pinned, wished.policy) == ("w7", "direct")
+    decode = msgspec.structs.replace(query, asked="decode")
+    assert wishes.put_into(decode, passed_s=0.0, waits=False).pinned == ""
+    placed = msgspec.structs.replace(query, pinned="w1")
+    assert wishes.put_into(placed, passed_s=0.0, waits=False).pinned == "w1"
 
 
 def test_what_a_router_let_through_once_waits_no_more(edge: EdgeWorld) -> None:

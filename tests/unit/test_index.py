@@ -298,3 +298,15 @@ def test_thousands_of_workers_have_places_and_those_of_the_gone_are_given_again(
         index.add_worker(name)
         assert index.slots[name] == slot
         assert depths(index, name, chain(3, 40)) == (0, 0)
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+def test_each_hole_of_a_long_prompt_is_seen(tier: int) -> None:
+    """Wherever one of two workers lost a block, it ends there and the other does not."""
+    index, names = index_with("a", "b"), chain(1, 140)
+    for worker in "ab":
+        index.store(worker, tier, 0, names)
+    for at in range(140):
+        index.remove("b", tier, names[at : at + 1])
+        assert (depths(index, "a", names)[1], depths(index, "b", names)[1]) == (140, at)
+        index.store("b", tier, 0, names[at : at + 1])

@@ -1,5 +1,6 @@
 """`headwater up` with the simulated engine, as real processes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Pa
         code, text = await up.command("explain", second.headers["x-request-id"])
         assert code == 0
         assert f"-> {second.headers['x-headwater-worker']}" in " ".join(text.split())
+        code, text = await up.command("whatif", "--log", "--json", "--policy", "round_robin")
+        assert code == 0
+        again = json.loads(text)
+        assert again["fidelity"]["whole"] == again["fidelity"]["requests"] >= 1
+        assert [run["setup"]["policy"] for run in again["runs"]] == ["kv", "round_robin"]
 
 
 async def test_a_restarted_router_still_knows_who_has_which_blocks(tmp_path: Path) -> None:

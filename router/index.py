@@ -14,8 +14,8 @@ workers that left are given to the next; thousands of workers make rows wide (4,
 for each tier; stores then run at 1.3 M blocks/s, and a find of 64 blocks takes 12 microseconds).
 
 The bound. The index holds at most `max_blocks` different blocks. A block beyond them is refused: it is not noted, `refused`
-counts it, and its worker has fewer known hits until it stores the block again with room there. What is refused depends on the events alone, so a replay
-refuses the same. Blocks that are known already are never refused to anybody.
+counts it, and its worker has fewer known hits until it stores the block again with room there.
+What is refused depends on the events alone, so a replay refuses the same. Blocks that are known already are never refused to anybody.
 """
 
 import numpy as np

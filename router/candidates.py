@@ -134,6 +134,8 @@ def _work(scene: Scene, worker: Worker, model: StepModel | None) -> cost.Work:
     )
     if model is None:
         return work
+    # The engine knows what was generated since, and of requests that came to it otherwise.
+    work = work._replace(decode_blocks=max(decode_blocks, worker.used_blocks))
     computed_ms = 0.0
     if prefill_tokens:
         since_ns, tokens = worker.computing_since(now_ns)

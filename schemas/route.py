@@ -72,8 +72,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     lora_load: float = 64.0
     apart: bool = False
     estimate: bool = True
-    crowding: float = 0.2
-    retain: float = 2.0
+    crowding: float = 0.25
+    retain: float = 1.5
     memory: float = 100.0
 
 

@@ -2,7 +2,8 @@
 
 from typing import Final, NamedTuple
 
-from headwater.router.load import Loads, Worker
+from headwater.router.load import Loads
+from headwater.router.worker import Worker
 
 UNACCEPTED_NS_MAX: Final = 5_000_000_000
 """Beyond this a decision that its worker did not accept keeps nobody waiting: its answer got lost, or its edge died.

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from headwater.router import cost, filters
 from headwater.router.index import PrefixIndex
-from headwater.router.load import Loads, Worker
+from headwater.router.load import Loads
 from headwater.router.step_model import StepModel
+from headwater.router.worker import Worker
 from headwater.schemas.hashing import U64
 from headwater.schemas.inference import Leg
 from headwater.schemas.route import Candidate, RouteQuery, Weights

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headwater.router.load import Worker
+from headwater.router.worker import Worker
 from headwater.schemas.fleet import LORA_ON_DEMAND
 from headwater.schemas.route import RouteQuery
 

@@ -7,16 +7,12 @@ own decisions at once and a replay that reads them from the log reach the same s
 
 import msgspec
 
-from headwater.router.assumed import Assumed, Belief, Beliefs
+from headwater.router.assumed import Assumed, Belief
 from headwater.router.step_model import StepModel
-from headwater.schemas.fleet import Role, WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft, WorkerState
+from headwater.router.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
+from headwater.schemas.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.load import LoadReported, RequestsHeld
 from headwater.schemas.route import Decision, DecisionVoided
-
-DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
-
-UNACCEPTED_NS_MAX = 30_000_000_000
-"""A decision that its worker did not accept within this time (the edge died in between) stops counting."""
 
 EARLY_MAX = 10_000
 """Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
@@ -24,89 +20,6 @@ EARLY_MAX = 10_000
 
 STEP_MEMORY = 8
 """About so many reports of the time between tokens count."""
-
-
-class Active(msgspec.Struct):
-    """One request given to a worker. `uncached_tokens` count until its prompt is computed, `assumed` until it ends."""
-
-    uncached_tokens: int
-    blocks: int
-    decided_ns: int
-    stage: int = DECIDED
-    assumed: bytes = b""
-
-
-class Worker(msgspec.Struct):
-    """One worker of the pool in its present epoch."""
-
-    name: str
-    epoch: int
-    engine: str
-    role: Role
-    block_size: int
-    total_blocks: int
-    max_running: int
-    draining: bool = False
-    running: int = 0
-    waiting: int = 0
-    used_blocks: int = 0
-    prefill_tokens: int = 0
-    decode_blocks: int = 0
-    requests: dict[str, Active] = {}
-    unaccepted: dict[str, None] = {}
-    computing: dict[str, None] = {}
-    state: WorkerState = "ready"
-    loras: tuple[str, ...] = ()
-    lora_slots: int = 0
-    capabilities: tuple[str, ...] = ()
-    pairs_with: str = ""
-    instance: str = ""
-    tier: str = ""
-    taints: tuple[str, ...] = ()
-    steps: StepModel = msgspec.field(default_factory=StepModel)
-    step_ms: float = 0.0
-    told_ns: int = 0
-    beliefs: Beliefs = msgspec.field(default_factory=Beliefs)
-
-    @property
-    def announces(self) -> bool:
-        """Does its engine tell which blocks it holds? Workers of releases that did not say so do."""
-        return not self.capabilities or "kv_events" in self.capabilities
-
-    @property
-    def takes_requests(self) -> bool:
-        """May it be given anything new?"""
-        return self.state == "ready" and not self.draining
-
-    def promised(self, now_ns: int) -> tuple[int, int]:
-        """(prompt tokens to compute, blocks held) by the requests given to this worker.
-
-        Those that it should have accepted long ago do not count. They are left out here and not removed: what
-        is in the state must not depend on whether a report or a decision came first.
-        """
-        tokens, blocks = self.prefill_tokens, self.decode_blocks
-        for request in self.unaccepted:
-            active = self.requests[request]
-            if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
-                tokens -= active.uncached_tokens
-                blocks -= active.blocks
-        return tokens, blocks
-
-    def computing_since(self, now_ns: int) -> tuple[int, int]:
-        """(when it began with the prompt that it computes now, that one's tokens), as far as decisions and reports tell.
-
-        (`now_ns`, 0) if it computes none.
-        """
-        waiting = [
-            (active.decided_ns, request, active.uncached_tokens)
-            for request in self.computing
-            if (active := self.requests[request]).stage != DECIDED
-            or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX
-        ]
-        if not waiting:
-            return now_ns, 0
-        decided_ns, _, tokens = min(waiting)
-        return max(decided_ns, self.told_ns), tokens
 
 
 class Loads(msgspec.Struct):

@@ -3,8 +3,8 @@
 import asyncio
 
 from headwater.actors.worker_life import Standing
-from headwater.router.load import Worker
 from headwater.router.state import RouterState
+from headwater.router.worker import Worker
 from headwater.schemas.control import ControlReply
 from headwater.schemas.fleet import WorkerControlled
 from tests.unit.control_world import ready

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from headwater.router import load
-from headwater.router.load import UNACCEPTED_NS_MAX, Loads, Worker
+from headwater.router.load import Loads
+from headwater.router.worker import UNACCEPTED_NS_MAX, Worker
 from headwater.schemas.fleet import WorkerDraining, WorkerLeft
 from headwater.schemas.load import LoadReported
 from headwater.schemas.route import Candidate, Decision, DecisionVoided, Weights

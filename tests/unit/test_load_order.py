@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.router.load import UNACCEPTED_NS_MAX, Loads
+from headwater.router.load import Loads
 from headwater.router.state import apply_to_loads
+from headwater.router.worker import UNACCEPTED_NS_MAX
 from headwater.schemas.envelope import Event
 from headwater.schemas.fleet import WorkerDraining, WorkerLeft
 from headwater.schemas.load import LoadReported

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.ops.config import ENV_PREFIX, HELP, ConfigError, Settings, add_flags, cache_dir, resolve
+from headwater.ops.config import ENV_PREFIX, ConfigError, Settings, add_flags, cache_dir, resolve
+from headwater.ops.config_help import HELP
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(Settings))
 DEFAULTS = Settings()

@@ -21,10 +21,11 @@ for name in sys.argv[2:]:
 
 
 def sources() -> set[str]:
-    """Every Python file of the package, as a path inside the wheel."""
+    """Every Python file of the package, and the benchmarks' data, as a path inside the wheel."""
     top = {f"headwater/{path.name}" for path in (ROOT / "src/headwater").glob("*.py")}
     deep = {f"headwater/{path.relative_to(ROOT)}" for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
-    return top | deep | {"headwater/py.typed"}
+    data = {f"headwater/{path.relative_to(ROOT)}" for path in (ROOT / "ops/bench/data").iterdir()}
+    return top | deep | data | {"headwater/py.typed"}
 
 
 @pytest.mark.timeout(180)
@@ -39,7 +40,10 @@ def test_the_wheel_built_from_the_sdist_holds_every_module(tmp_path: Path) -> No
     source = next(unpacked.iterdir())
     subprocess.run([*uv, "build", "--quiet", "--wheel", "--out-dir", dist], cwd=source, check=True)
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
-        inside = {name for name in wheel.namelist() if name.endswith((".py", "py.typed"))}
+        names = wheel.namelist()
+        inside = {
+            n for n in names if n.endswith((".py", "py.typed")) or n.startswith("headwater/ops/bench/data/")
+        }
         wheel.extractall(site)
     assert inside == sources()
     modules = sorted(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.ops.bench.index_churn import Churn
 from headwater.router import lookup, scattered
 from headwater.router.chain_order import chain_order
 from headwater.router.index import PrefixIndex
@@ -121,3 +122,17 @@ def test_chain_order_has_each_row_once(count: int) -> None:
     for parents in (keys, np.roll(keys, 1), draw.integers(0, 2 * count + 1, count, dtype=np.uint64)):
         assert sorted(chain_order(keys, parents).tolist()) == list(range(count))
     assert keys[chain_order(keys, keys - np.uint64(1))].tolist() == list(range(1, count + 1))
+
+
+def test_a_worn_index_finds_what_a_fresh_one_finds() -> None:
+    """Content that was replaced twice, by turns and evictions of tails; most blocks lie behind their parents all the same."""
+    churn = Churn(20_000)
+    churn.replace(3)
+    fresh = churn.in_order()
+    assert fresh.digest() == churn.index.digest()
+    assert churn.behind_parents() > 80
+    for prompt in churn.prompts(50):
+        deepest, depths = churn.index.find(prompt)
+        found, others = fresh.find(prompt)
+        assert deepest == found == 64
+        assert depths.tolist() == others.tolist()

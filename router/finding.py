@@ -2,7 +2,8 @@
 
 A prompt's blocks mostly lie in neighbouring rows, so after one look into the table a find is a scan of memory from
 front to back, 32 blocks at a time: are the names the prompt's, and what do all of these rows have in common? Only
-where somebody stops are rows looked at one by one, and only where the guess at the next row fails is the table asked again.
+where somebody stops are rows looked at one by one, and only where the guess at the next row fails is the table asked again:
+for one block, or where rows are in no order for many at once (`scattered`).
 
 Why nothing is jumped over: workers lose blocks out of the middle of a chain, and a jump would miss the one that lost
 just that block. What tells of such holes (a summary for each run of rows) would have to be kept up by every store and
@@ -14,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from headwater.router.lookup import NONE, fetch, seek
+from headwater.router.lookup import NONE, seek
+from headwater.router.scattered import SCRATCH, SHORT_RUN, all_stay, candidates, matching
 from headwater.schemas.kernel import kernel
 
 CHUNK = 32
@@ -114,6 +116,19 @@ def _narrow(slab: Any, words: int, row: Any, length: int, start: int, state: Any
 
 
 @kernel
+def _narrow_rows(slab: Any, words: int, rows: Any, length: int, start: int, state: Any) -> int:
+    """`_narrow` for rows anywhere."""
+    if all_stay(slab, words, rows, length, state):
+        return start + length
+    end = start
+    for j in range(length):
+        end = _narrow(slab, words, rows[np.uint64(j)], 1, start + j, state)
+        if end == start + j:
+            break
+    return end
+
+
+@kernel
 def _touch(hashes: Any, slab: Any, row: Any, columns: Any) -> Any:
     """Read the lines of memory that the first 64 blocks will want, all at once instead of one behind the other."""
     total = _0
@@ -125,7 +140,7 @@ def _touch(hashes: Any, slab: Any, row: Any, columns: Any) -> Any:
 
 def state_size(words: int) -> int:
     """Words that `find` needs behind the rows of the slab's first column."""
-    return words * 2 * (1 + 64) + 1
+    return words * 2 * (1 + 64) + SCRATCH
 
 
 @kernel
@@ -133,13 +148,14 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
     """How far each worker holds the prompt from its start. Returns the greatest depth on any tier.
 
     Writes to the end of the slab's first column, behind all rows: the bits of those who hold everything so far, on the GPU and on
-    any tier, `words` each; for each slot the blocks it holds on the GPU, then those it holds on any tier; a scratch word.
+    any tier, `words` each; for each slot the blocks it holds on the GPU, then those it holds on any tier; scratch words.
     """
     count = hashes.shape[0]
     columns = np.uint64(slab.shape[0])
     step = np.uint64(words)
-    state = slab[0, slab.shape[1] - (words * 130 + 1) :]
-    for i in range(2 * words, state.shape[0]):
+    scratch = words * 130
+    state = slab[0, slab.shape[1] - (scratch + SCRATCH) :]
+    for i in range(2 * words, scratch):
         state[i] = _0
     if count == 0:
         return 0
@@ -149,7 +165,8 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
     row = seek(table, slab, hashes[0])[0]
     if row == NONE:
         return 0
-    state[state.shape[0] - 1] = total ^ _touch(hashes, slab, row, 2)
+    if count > 1 and slab[_0, row + _1] == hashes[1]:
+        state[scratch] = total ^ _touch(hashes, slab, row, 2)
     for word in range(words):
         column = np.uint64(2 + word)
         owners = slab[column, row]
@@ -160,20 +177,30 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
             column += step
         state[words + word] = owners
     i = 0
-    fetched = 0
+    # Where the run of neighbours began that the guess goes on with.
+    begun = 0
     end = 0
     while i < count:
-        most = min(CHUNK, count - i)
-        length = _same(slab, row, hashes, i, most)
-        if length == 0:
-            if i >= fetched:
-                # Rows are not in order here: the next ones will be looked up as well.
-                state[state.shape[0] - 1] = fetch(table, hashes, i)
-                fetched = i + 64
+        if slab[_0, row] != hashes[i]:
+            if i - begun < SHORT_RUN:
+                rows = state[scratch:]
+                length = candidates(table, hashes, i, rows)
+                if length == 0:
+                    break
+                length = matching(slab, rows, hashes, i, length)
+                if length > 0:
+                    end = _narrow_rows(slab, words, rows, length, i, state)
+                    i += length
+                    if end < i:
+                        return end
+                    row = rows[length - 1] + _1
+                    begun = i
+                    continue
             row = seek(table, slab, hashes[i])[0]
             if row == NONE:
                 break
-            length = 1
+            begun = i
+        length = _same(slab, row, hashes, i, min(CHUNK, count - i))
         end = _narrow(slab, words, row, length, i, state)
         i += length
         row += np.uint64(length)

@@ -282,7 +282,8 @@ class PrefixIndex:
         slots = WORD_BITS * self.words
         self._capacity = int(self.slab.shape[1]) - PAD - size
         self._fits = min(self._capacity, int(lookup.FILL_MAX * len(self.table)))
-        self._depths: U64 = self.slab[0, 2 * self.words - size : -1].reshape(2, slots)
+        first = int(self.slab.shape[1]) - size + 2 * self.words
+        self._depths: U64 = self.slab[0, first : first + 2 * slots].reshape(2, slots)
 
 
 def _pages(slots: int, capacity: int) -> Pages:

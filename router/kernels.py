@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from headwater.router.lookup import AHEAD, NONE, drop, fetch, seek, tag_of
+from headwater.router.scattered import SCRATCH, SHORT_RUN, candidates, touch
 from headwater.schemas.kernel import kernel
 
 TOP, FREE, CHAINS = 0, 1, 2
@@ -168,6 +169,10 @@ def remove(
     absent = 0
     row = NONE
     fetched = _0
+    rows = desk[CHAINS : CHAINS + SCRATCH]
+    # Candidates are known from block `first` to `known`; `begun`: where the run of neighbours began.
+    first = known = 0
+    begun = -SHORT_RUN
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
             fetched ^= fetch(table, hashes, i)
@@ -178,7 +183,18 @@ def remove(
         elif row != NONE and row > _0 and slab[_0, row - _1] == key:
             found = row - _1
         else:
-            found = seek(table, slab, key)[0]
+            if i >= known and i - begun < SHORT_RUN:
+                first, known = i, min(i + AHEAD, hashes.shape[0])
+                candidates(table, hashes, i, rows)
+                fetched ^= touch(slab, bits, rows, known - first)
+            if i < known:
+                # Removals meanwhile moved table entries, but no rows. The row may be another's whose tag is the same, or free by now.
+                found = rows[i - first]
+                if found != NONE and slab[_0, found] != key:
+                    found = seek(table, slab, key)[0]
+            else:
+                found = seek(table, slab, key)[0]
+            begun = i
         if found == NONE or not slab[bits, found] & bit:
             absent += 1
             continue

@@ -9,7 +9,8 @@ rows keep their places, and the counts of each worker's bits by pages are kept w
 Opening a large snapshot spends much of its time on memory that was not used before, which the system has to
 give first. So names are read into what becomes the slab (`prepare`).
 
-Earlier releases wrote their table row by row, whole (0.1) or without its empty rows: `from_rows` reads both.
+Earlier releases wrote their table row by row, whole (0.1) or without its empty rows, in an order that means nothing: `from_rows`
+reads both and puts them in the order of chains.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router import lookup
+from headwater.router.chain_order import chain_order
 from headwater.router.finding import state_size
 from headwater.router.kernels import PAD, PAGE_BITS, TOP
 from headwater.router.packing_kernels import (
@@ -113,10 +115,10 @@ def from_rows(table: U64, words: int, tiers: int, rows: int) -> tuple[Slab, U64]
     """The same from rows of key, parent and bits as earlier releases wrote them, empty ones among them."""
     if table.dtype != np.uint64 or table.shape[1:] != (2 + tiers * words,):
         raise ValueError(f"rows of form {table.shape} for {tiers} tiers of {words} words")
-    taken: U64 = table[table[:, 0] != 0].T
-    top = taken.shape[1]
+    taken: U64 = table[table[:, 0] != 0]
+    top = len(taken)
     slab = _roomy(words, tiers, top)
-    slab[:, :top] = taken
+    slab[:, :top] = taken[chain_order(taken[:, 0].copy(), taken[:, 1].copy())].T
     return _finish(slab, set(range(2, len(slab))), words, top, rows, None)
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from headwater.ops.bench.index_churn import Churn
 from headwater.ops.bench.index_shapes import Chain, Shape, long_prompts, short_prompts
 from headwater.ops.bench.report import Measure, Report
 from headwater.router.index import PrefixIndex
@@ -13,10 +14,14 @@ SHORT_FINDS = 200_000
 LONG_FINDS = 2_000
 LONG_ROUNDS = 2
 REPLACED = 4
+CHURNED = 4
+CHURN_BLOCKS = 2_000_000
+CHURN_FINDS = 50_000
 
 
 def bench(*, peer: bool = False, blocks: int = BLOCKS) -> Report:
-    """Inserts, removals and finds of prompts of 64 blocks, then finds of prompts of 8,192, all with a full index.
+    """Inserts, removals and finds of prompts of 64 blocks, the finds again after much churn, then finds of prompts of 8,192,
+    all with a full index.
 
     The shapes are told in `index_shapes`. `peer`: the same stores and finds on another index, if it is installed.
     """
@@ -28,6 +33,7 @@ def bench(*, peer: bool = False, blocks: int = BLOCKS) -> Report:
     ours = _short(short)
     theirs = index_peer.short(other, short) if other else {}
     del short
+    ours += _worn(min(blocks, CHURN_BLOCKS))
     long = long_prompts(blocks, LONG_FINDS)
     ours += _long(long)
     if other:
@@ -78,6 +84,25 @@ def _short(shape: Shape) -> list[Measure]:
         Measure("removal of a worker with 64 blocks", small_s * 1e6, "us"),
         Measure("memory, right after the table grew", _worst(names, shape), "bytes/block", "at most 40"),
         Measure("memory, resident when grown to this", resident, "bytes/block", "at most 40"),
+    ]
+
+
+def _worn(blocks: int) -> list[Measure]:
+    churn = Churn(blocks)
+    churn.replace(1 + CHURNED)
+    drawn = churn.prompts(min(CHURN_FINDS, blocks))
+    worn_s = _timed(lambda: _find_all(churn.index, drawn))
+    fresh = churn.in_order()
+    assert fresh.digest() == churn.index.digest(), "they hold the same"
+    fresh_s = _timed(lambda: _find_all(fresh, drawn))
+    return [
+        Measure(
+            f"finds of 64, {blocks} blocks all replaced {CHURNED} times",
+            len(drawn) / worn_s / 1e3,
+            "k finds/s",
+        ),
+        Measure("  the same content, not worn", len(drawn) / fresh_s / 1e3, "k finds/s"),
+        Measure("  blocks right behind their parents", churn.behind_parents(), "%"),
     ]
 
 

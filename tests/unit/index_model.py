@@ -7,6 +7,7 @@ equal tags, and removals out of their middle, happen all the time instead of alm
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headwater.router.index import MAX_BLOCKS, ROWS_MIN, PrefixIndex
 from headwater.router.kernels import FREE, PAD, PAGE_BITS, TOP
@@ -36,6 +37,20 @@ def _chain(number: int) -> list[int]:
 CHAINS = [_chain(number) for number in range(6)]
 PARENTS = {name: parent for chain in CHAINS for parent, name in zip([0, *chain], chain, strict=False)}
 FILLER: U64 = (np.arange(1, ROWS_MIN + 2, dtype=np.uint64) << np.uint64(32)) | np.uint64(5)
+
+
+def lay(index: PrefixIndex, order: NDArray[np.int64]) -> None:
+    """Lay the rows of an index in another order, free ones among them."""
+    arrays = {"keys": index.slab[0, order], "parents": index.slab[1, order]}
+    for column in range(2, len(index.slab)):
+        tier, word = divmod(column - 2, index.words)
+        arrays[f"held-{tier}-{word}"] = index.slab[column, order]
+    index.adopt(arrays, index.rows, index.words, index.tiers)
+
+
+def scatter(index: PrefixIndex, seed: int) -> None:
+    """Lay them in a random one."""
+    lay(index, np.random.default_rng(seed).permutation(int(index.desk[TOP])))
 
 
 class IndexModel:

@@ -13,6 +13,7 @@ from headwater.router.kernels import TOP
 from headwater.router.lookup import FILL_MAX
 from headwater.schemas.hashing import U64, chain_plain, seed
 from tests.unit.examples import keys
+from tests.unit.index_model import scatter
 
 
 def chain(number: int, blocks: int = 8, *, root: int = 0) -> U64:
@@ -194,8 +195,10 @@ def test_the_digest_sees_who_holds_a_block_where_and_behind_what(worker: str, ti
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.randoms(use_true_random=False), st.sampled_from([1, 5, 70, 130]), st.booleans())
-def test_long_prompts_with_holes_anywhere(draw: random.Random, workers: int, in_order: bool) -> None:
+@given(st.randoms(use_true_random=False), st.sampled_from([1, 5, 70, 130]), st.booleans(), st.booleans())
+def test_long_prompts_with_holes_anywhere(
+    draw: random.Random, workers: int, in_order: bool, scattered: bool
+) -> None:
     """Hundreds of blocks, stored in pieces that do or do not lie in order; each worker ends where it lost a block."""
     index = index_with(*(f"w{number}" for number in range(workers)))
     names = chain(1, 300)
@@ -216,6 +219,8 @@ def test_long_prompts_with_holes_anywhere(draw: random.Random, workers: int, in_
             tier = 0 if at in held[worker][0] else 3
             assert index.remove(worker, tier, names[at : at + 1]) == 0
             held[worker][tier > 0].discard(at)
+    if scattered:
+        scatter(index, length)
     asked = np.concatenate([names, chain(2, draw.choice((0, 1, 40)))])
     for worker in index.slots:
         on_gpu, below = held.get(worker, [set(), set()])

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from headwater.router.index import MAX_BLOCKS, PrefixIndex
 from headwater.router.lookup import tag_of
-from tests.unit.index_model import CHAINS, LENGTH, PARENTS, TAGS, TIERS, UNKNOWN, IndexModel
+from tests.unit.index_model import CHAINS, LENGTH, PARENTS, TAGS, TIERS, UNKNOWN, IndexModel, scatter
 
 chains = st.sampled_from(CHAINS)
 tiers = st.integers(0, TIERS - 1)
@@ -81,6 +81,11 @@ class IndexAgainstModel(RuleBasedStateMachine):
         if what != "fill" or self.model.index.max_blocks == MAX_BLOCKS:
             getattr(self.model, what)(self.pick(data))
 
+    @rule(seed=st.integers(0, 3))
+    def scatter(self, seed: int) -> None:
+        """No guess at a neighbouring row is right any more."""
+        scatter(self.model.index, seed)
+
     @invariant()
     def it_tells_the_same(self) -> None:
         """Depths and counts, and its parts fit each other."""
@@ -124,6 +129,8 @@ def test_the_index_agrees_with_its_model_over_a_long_life(seed: int) -> None:
             model.join(1)
         elif number > 400 and seed != 4:
             model.fill(worker)
+        if number % 7 == 0:
+            scatter(model.index, number)
         model.check_depths()
         model.check_counts()
         if number % 10 == 0:

@@ -15,7 +15,7 @@ import numpy as np
 from headwater.router.lookup import AHEAD, NONE, fetch, tag_of
 from headwater.schemas.kernel import kernel
 
-SHORT_RUN = 16
+SHORT_RUN = 4
 """A guess that fails after fewer blocks than this in neighbouring rows makes the loops look ahead."""
 
 SCRATCH = AHEAD + 1

@@ -1,7 +1,8 @@
 """Queries that reach a router in one turn of the event loop, decided together.
 
 No query waits for others to come: what one read of the connection brought is decided in the next turn, in the order of
-`router.together`. A burst of requests that an edge got at once comes so.
+`router.together`. A burst of requests that an edge got at once comes so. That order costs as much again as deciding, so
+a router that does not keep up decides in the order of arrival.
 """
 
 import asyncio
@@ -11,6 +12,9 @@ from typing import NamedTuple
 from headwater.actors.bus_port import Message
 from headwater.router.together import TOGETHER_MAX, most_particular_first
 from headwater.schemas.route import Decision, RouteQuery, RouteRefused
+
+BEHIND_TURNS = 2
+"""After so many turns in a row during which others came, the router does not keep up."""
 
 Look = Callable[[RouteQuery], Decision | RouteRefused | None]
 Answer = Callable[[Message, RouteQuery], Awaitable[None]]
@@ -40,13 +44,17 @@ class Gathered:
 
     async def run(self) -> None:
         """Answer what comes, for ever."""
+        behind = 0
         while True:
             await self._any.wait()
             # One turn: whatever was read from the connection with the first is here then.
             await asyncio.sleep(0)
             now, self._arrived = self._arrived[:TOGETHER_MAX], self._arrived[TOGETHER_MAX:]
-            for place in most_particular_first([one.query for one in now], self._look):
+            queries = [one.query for one in now]
+            looks = behind < BEHIND_TURNS
+            for place in most_particular_first(queries, self._look) if looks else range(len(now)):
                 await self._answer(*now[place])
+            behind = behind + 1 if self._arrived else 0
             if not self._arrived:
                 self._any.clear()
                 self._none.set()

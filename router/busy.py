@@ -30,7 +30,7 @@ def busy(worker: Worker, now_ns: int, limits: BusyLimits) -> bool:
     if not _above(worker.prefill_tokens, most_tokens) and not _above(worker.decode_blocks, most_blocks):
         # Most are not, and what is promised is never more than these.
         return False
-    tokens, blocks = _promised(worker, now_ns)
+    tokens, blocks = worker.promised_within(now_ns, UNACCEPTED_NS_MAX)
     return _above(tokens, most_tokens) or _above(blocks, most_blocks)
 
 
@@ -44,14 +44,3 @@ def busy_lives(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[str, ...]
         return ()
     found = [worker for worker in loads.workers.values() if busy(worker, now_ns, limits)]
     return tuple(sorted(f"{worker.name}.{worker.epoch}" for worker in found))
-
-
-def _promised(worker: Worker, now_ns: int) -> tuple[int, int]:
-    """Prompt tokens and blocks of the requests that the worker has, or is about to have."""
-    tokens, blocks = worker.prefill_tokens, worker.decode_blocks
-    for request in worker.unaccepted:
-        active = worker.requests[request]
-        if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
-            tokens -= active.uncached_tokens
-            blocks -= active.blocks
-    return tokens, blocks

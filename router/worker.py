@@ -11,6 +11,9 @@ DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
 UNACCEPTED_NS_MAX = 30_000_000_000
 """A decision that its worker did not accept within this time (the edge died in between) stops counting."""
 
+SWAPPED_NS_MAX = 2_000_000_000
+"""Decisions of several routers may come in another order than they were made in, by no more than this."""
+
 
 class Active(msgspec.Struct):
     """One request given to a worker. `uncached_tokens` count until its prompt is computed, `assumed` until it ends."""
@@ -70,12 +73,20 @@ class Worker(msgspec.Struct):
         Those that it should have accepted long ago do not count. They are left out here and not removed: what
         is in the state must not depend on whether a report or a decision came first.
         """
+        return self.promised_within(now_ns, UNACCEPTED_NS_MAX)
+
+    def promised_within(self, now_ns: int, unaccepted_ns_max: int) -> tuple[int, int]:
+        """`promised`, without what was not accepted for so long."""
         tokens, blocks = self.prefill_tokens, self.decode_blocks
         for request in self.unaccepted:
             active = self.requests[request]
-            if now_ns - active.decided_ns > UNACCEPTED_NS_MAX:
+            age_ns = now_ns - active.decided_ns
+            if age_ns > unaccepted_ns_max:
                 tokens -= active.uncached_tokens
                 blocks -= active.blocks
+            elif age_ns < unaccepted_ns_max - SWAPPED_NS_MAX:
+                # They come nearly in the order of their decisions: what follows is younger.
+                break
         return tokens, blocks
 
     def computing_since(self, now_ns: int) -> tuple[int, int]:
@@ -83,13 +94,8 @@ class Worker(msgspec.Struct):
 
         (`now_ns`, 0) if it computes none.
         """
-        waiting = [
-            (active.decided_ns, request, active.uncached_tokens)
-            for request in self.computing
-            if (active := self.requests[request]).stage != DECIDED
-            or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX
-        ]
-        if not waiting:
-            return now_ns, 0
-        decided_ns, _, tokens = min(waiting)
-        return max(decided_ns, self.told_ns), tokens
+        for request in self.computing:
+            active = self.requests[request]
+            if active.stage != DECIDED or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX:
+                return max(active.decided_ns, self.told_ns), active.uncached_tokens
+        return now_ns, 0

@@ -55,6 +55,39 @@ def test_one_query_costs_no_look_and_very_many_are_not_all_looked_at() -> None:
     assert len(looked) == TOGETHER_MAX
 
 
+async def test_a_router_that_does_not_keep_up_does_not_look() -> None:
+    """Looking costs as much again: it would fall behind for good."""
+    looked = 0
+    left = list(range(12))
+
+    def look(one: RouteQuery) -> Decision:
+        nonlocal looked
+        looked += 1
+        return decision(0, 1)
+
+    async def answer(message: Message, one: RouteQuery) -> None:
+        if left:
+            # Two more come for each that is answered.
+            for _ in range(2):
+                gathered.put(Message("s", b"", "r"), query(f"{left.pop()}"))
+
+    gathered = Gathered(look, answer)
+    task = asyncio.create_task(gathered.run())
+    for name in ("a", "b"):
+        gathered.put(Message("s", b"", "r"), query(name))
+    async with asyncio.timeout(10):
+        await gathered.settled()
+    assert left == []
+    assert looked == 2 + 4
+    looked = 0
+    for name in ("c", "d"):
+        gathered.put(Message("s", b"", "r"), query(name))
+    async with asyncio.timeout(10):
+        await gathered.settled()
+    assert looked == 2
+    task.cancel()
+
+
 @pytest.mark.parametrize("count", [1, 5, 150])
 async def test_a_burst_is_answered_whole_and_in_that_order(count: int) -> None:
     """What comes in one turn is decided together; `settled` waits for all of it."""

@@ -7,6 +7,7 @@ import msgspec
 
 from headwater.actors.bus_port import BusError, NoResponder
 from headwater.actors.control import ANSWER_S
+from headwater.actors.lease import decode_lease
 from headwater.actors.world import World
 from headwater.schemas import subjects
 from headwater.schemas.card import Lease
@@ -67,8 +68,9 @@ async def leased(world: World) -> dict[str, Lease]:
         found = {}
         for entry in entries:
             kind, _, name = entry.key.partition(".")
-            if kind == "worker" and entry.value is not None:
-                found[name] = msgspec.json.decode(entry.value, type=Lease)
+            held = decode_lease(entry)
+            if kind == "worker" and held is not None:
+                found[name] = held
         return dict(sorted(found.items()))
     return {}
 

@@ -13,7 +13,9 @@ On lag
     again the worker announces its cache anew
 On loss of the log
     goes on generating; events wait as above, and new requests are still taken
-On loss of the lease
+On loss of the lease store
+    goes on generating; where the lease lapsed meanwhile and is free, takes it again under the same epoch
+On loss of the lease to another incarnation
     aborts what runs (the edges move it elsewhere), takes a new lease and joins as a new epoch, announcing
     what the engine still has cached; the engine itself goes on
 On death of the engine (`actors.health` notices)
@@ -48,6 +50,7 @@ from headwater.actors.worker_subjects import WorkerSubjects
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.events.writer import WriterFenced
+from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -187,10 +190,16 @@ class EngineActor(Actor):
 
     async def _one_life(self) -> str:
         world = self.world
-        held = await lease.take(
-            world.leases, "worker", self.name, world.clock, pool=self._pool, ids=world.ids()
-        )
         log = await world.pool_log(self._pool)
+        held = await lease.take(
+            world.leases,
+            "worker",
+            self.name,
+            world.clock,
+            pool=self._pool,
+            ids=world.ids(),
+            newest=lease.newest_epoch(log, *self._written_subjects()),
+        )
         life = WorkerLife(
             world,
             held,
@@ -233,6 +242,10 @@ class EngineActor(Actor):
             self._life = None
             self._ready_gate.shut()
             await self._subjects.close()
+
+    def _written_subjects(self) -> list[str]:
+        kinds: tuple[subjects.PoolKind, ...] = ("fleet", "kv", "load")
+        return [subjects.pool_subject(self.world.ns, self._pool, kind, self.name) for kind in kinds]
 
     def _refuses(self) -> str:
         """Why nothing is taken at present, for whoever asks; "" where something is."""

@@ -10,15 +10,14 @@ All three are looked at again and again rather than acted on once: a question th
 
 import asyncio
 
-import msgspec
 import structlog
 
 from headwater.actors.bus_port import BusError
+from headwater.actors.lease import decode_lease
 from headwater.actors.world import World
 from headwater.events.writer import Writer
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.card import Lease
 from headwater.schemas.fleet import WorkerLeft
 from headwater.schemas.route import DecisionVoided
 
@@ -43,7 +42,7 @@ class FleetWatch:
         self._world = world
         self._pool = pool
         self._fleet = fleet
-        self._live: set[str] = set()
+        self._live: dict[str, int] = {}
         self._known = asyncio.Event()
         self._seen: dict[tuple[str, int], int] = {}
         self._left: set[tuple[str, int]] = set()
@@ -57,10 +56,13 @@ class FleetWatch:
                 kind, _, name = entry.key.partition(".")
                 if kind != "worker":
                     continue
-                if entry.value is None:
-                    self._live.discard(name)
-                elif msgspec.json.decode(entry.value, type=Lease).pool == self._pool:
-                    self._live.add(name)
+                held = decode_lease(entry)
+                if held is None:
+                    self._live.pop(name, None)
+                elif held.pool == self._pool and held.epoch:
+                    self._live[name] = held.epoch
+                    # One that lapsed and was reclaimed may lapse again.
+                    self._left.discard((name, held.epoch))
             self._known.set()
 
     async def known(self) -> None:
@@ -72,7 +74,7 @@ class FleetWatch:
         missing = [
             (worker.name, worker.epoch)
             for worker in state.loads.workers.values()
-            if worker.name not in self._live
+            if self._live.get(worker.name) != worker.epoch
         ]
         self._seen = {life: self._seen.get(life, 0) + 1 for life in missing}
         return [life for life, rounds in self._seen.items() if rounds >= ROUNDS and life not in self._left]
@@ -86,7 +88,12 @@ class FleetWatch:
     def doubtful(self, state: RouterState) -> list[str]:
         """Live workers that the fold does not know, or does not trust, and that may be asked now."""
         now = self._world.clock.monotonic_s()
-        doubted = sorted(name for name in self._live if name not in state.loads.workers or name in state.cold)
+        workers = state.loads.workers
+        doubted = sorted(
+            name
+            for name, epoch in self._live.items()
+            if name not in workers or workers[name].epoch != epoch or name in state.cold
+        )
         self._ask_at = {name: self._ask_at.get(name, (now + PERIOD_S, ASK_AGAIN_S)) for name in doubted}
         due = [name for name, (at, _) in self._ask_at.items() if at <= now]
         for name in due:

@@ -1,79 +1,119 @@
-"""A lease: who an actor is, and the epoch that fences everything it writes.
+"""Leases: who an actor is, and the epoch that fences everything it writes.
 
-A lease lives `TTL_S` and is renewed every `RENEW_S`. Its revision at creation is the epoch. Losing it is a
-normal result: `hold` returns, and the owner takes a new lease, which is a new life.
+A lease lives `TTL_S` and is renewed every `RENEW_S`. Its value holds the epoch of the incarnation that holds it, so
+that watchers compare epochs, never revisions. The epoch is greater than the lease's first revision and than every
+epoch that the log holds for the name: it rises although a lease bucket that was deleted and made anew counts its
+revisions from 1.
+
+A holder that cannot reach the lease store goes on: an unreachable store is no loss. When a renewal is refused and
+nobody else holds the lease, the holder stores it again under the same epoch. Only a lease that somebody else holds
+is lost: `hold` returns, and the owner takes a new lease, which begins a new incarnation. An incarnation that is
+over and does not know it yet cannot append to the log; its epoch is too small.
 """
 
 import os
 import socket
-from typing import Literal
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal
 
 import msgspec
 import structlog
 
 from headwater.events.errors import LogError
-from headwater.events.table import Table
+from headwater.events.log import Log
+from headwater.events.table import Entry, Table
 from headwater.schemas.card import Lease
 from headwater.schemas.clock import Clock
 from headwater.schemas.subjects import lease_key
 
-TTL_S = 3
-RENEW_S = 1.0
-RETRY_S = 0.25
+TTL_S: Final = 3
+RENEW_S: Final = 1.0
+RETRY_S: Final = 0.25
 
 Kind = Literal["worker", "router", "edge", "shadow"]
+
+NewestEpoch = Callable[[], Awaitable[int]]
+"""The greatest epoch that the log holds for a name. Raises `LogError` when the log cannot be read."""
 
 _log = structlog.get_logger("headwater.lease")
 
 
 class LeaseLost(Exception):
-    """Raised by actors for which a lost lease ends their life."""
+    """Raised by actors whose incarnation ends with their lease."""
+
+
+def decode_lease(entry: Entry) -> Lease | None:
+    """The lease that an entry of the lease table holds; None where the key was deleted or expired."""
+    return None if entry.value is None else msgspec.json.decode(entry.value, type=Lease)
+
+
+async def _no_log() -> int:
+    return 0
+
+
+def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
+    """The greatest epoch among the newest messages of these subjects."""
+
+    async def read() -> int:
+        return max([(await log.newest(subject)).epoch for subject in subjects])
+
+    return read
 
 
 class LeaseHandle:
-    """A lease that was taken. `epoch` never changes; `revision` does with each renewal."""
+    """A lease that was taken. `epoch` never changes; its revision in the table does with each renewal."""
 
-    def __init__(self, table: Table, key: str, value: bytes, epoch: int, clock: Clock) -> None:
-        self.epoch = epoch
+    def __init__(self, table: Table, key: str, lease: Lease, revision: int, clock: Clock) -> None:
+        self.epoch = lease.epoch
         self._table = table
         self._key = key
-        self._value = value
-        self._revision = epoch
+        self._value = msgspec.json.encode(lease)
+        self._revision = revision
         self._clock = clock
+        self._released = False
 
     async def hold(self) -> str:
-        """Renew until the lease is lost; returns why.
-
-        An unreachable server is no loss by itself: the lease may still be there when it comes back. Only
-        the server's answer decides.
-        """
+        """Renew until somebody else holds the lease, or it was released; returns why."""
         pause_s = RENEW_S
         while True:
             await self._clock.sleep(pause_s)
+            if self._released:
+                return "it was released"
             try:
                 revision = await self._table.update(
                     self._key, self._value, revision=self._revision, ttl_s=TTL_S
                 )
-                if revision is None and not await self._reclaim():
-                    return "it lapsed or somebody else took it"
+                if revision is None:
+                    revision = await self._reclaim()
             except LogError as error:
                 _log.warning("lease_renewal_failed", key=self._key, reason=str(error))
                 pause_s = RETRY_S
                 continue
+            if revision is None:
+                return "another incarnation holds it"
             pause_s = RENEW_S
-            if revision is not None:
-                self._revision = revision
+            self._revision = revision
 
-    async def _reclaim(self) -> bool:
-        """After a refused renewal: did an earlier try get through although its answer was lost?"""
+    async def _reclaim(self) -> int | None:
+        """After a refused renewal, the revision to go on with; None where somebody else holds the lease.
+
+        An earlier renewal may have been stored although its answer was lost. A lease that lapsed while the store was
+        away, or that went with its bucket, is stored again.
+        """
         entry = await self._table.get(self._key)
-        if entry is None or entry.value != self._value:
-            return False
-        self._revision = entry.revision
-        return True
+        if entry is None and not self._released:
+            revision = await self._table.create(self._key, self._value, ttl_s=TTL_S)
+            if revision is not None:
+                _log.warning("lease_reclaimed", key=self._key, epoch=self.epoch)
+            if revision is not None and self._released:
+                # Released while the answer was on its way.
+                await self._table.delete(self._key)
+            return revision
+        return entry.revision if entry is not None and entry.value == self._value else None
 
     async def release(self) -> None:
         """Give the lease back at once, so that nobody waits for it to lapse."""
+        self._released = True
         try:
             entry = await self._table.get(self._key)
             if entry is not None and entry.value == self._value:
@@ -83,28 +123,48 @@ class LeaseHandle:
 
 
 async def take(
-    table: Table, kind: Kind, name: str, clock: Clock, *, pool: str = "", ids: str = ""
+    table: Table,
+    kind: Kind,
+    name: str,
+    clock: Clock,
+    *,
+    pool: str = "",
+    ids: str = "",
+    newest: NewestEpoch = _no_log,
 ) -> LeaseHandle:
-    """Take the lease of (`kind`, `name`), waiting while another life of it still holds it."""
+    """Take the lease of (`kind`, `name`), waiting while another incarnation holds it.
+
+    `newest` reads the log. It is asked once the lease is held: then no other incarnation can begin to write.
+    """
     key = lease_key(kind, name)
-    value = msgspec.json.encode(
-        {
-            **msgspec.to_builtins(
-                Lease(kind=kind, name=name, pool=pool, host=socket.gethostname(), pid=os.getpid())
-            ),
-            "incarnation": ids,
-        }
+    claim = Lease(
+        kind=kind, name=name, pool=pool, host=socket.gethostname(), pid=os.getpid(), incarnation=ids
     )
     waited = 0.0
     while True:
         try:
-            epoch = await table.create(key, value, ttl_s=TTL_S)
+            held = await _try_to_take(table, key, claim, newest)
         except LogError as error:
             _log.warning("lease_not_taken", key=key, reason=str(error))
-            epoch = None
-        if epoch is not None:
-            return LeaseHandle(table, key, value, epoch, clock)
+            held = None
+        if held is not None:
+            return LeaseHandle(table, key, *held, clock)
         if waited and waited % 5 < RETRY_S:
             _log.warning("lease_held_by_another", key=key, waited_s=round(waited, 1))
         await clock.sleep(RETRY_S)
         waited += RETRY_S
+
+
+async def _try_to_take(table: Table, key: str, claim: Lease, newest: NewestEpoch) -> tuple[Lease, int] | None:
+    """The lease and its revision; None where somebody holds it, or took it meanwhile."""
+    unnumbered = msgspec.json.encode(claim)
+    revision = await table.create(key, unnumbered, ttl_s=TTL_S)
+    if revision is None:
+        entry = await table.get(key)
+        if entry is None or entry.value != unnumbered:
+            return None
+        # An earlier try of ours got this far.
+        revision = entry.revision
+    lease = msgspec.structs.replace(claim, epoch=max(revision, await newest() + 1))
+    revision = await table.update(key, msgspec.json.encode(lease), revision=revision, ttl_s=TTL_S)
+    return None if revision is None else (lease, revision)

@@ -134,12 +134,12 @@ class LiveFold:
             self._log.error("log_chain_broken", **broken._asdict())
         for event in events:
             self.state.apply_to_index(record.batch, event)
-            apply_to_loads(self.logged, record.batch, event)
+            apply_to_loads(self.logged, record, event)
             if own and isinstance(event, Decision) and event.number > self._anew:
                 # Applied when it was made.
                 self._note_seen(event.number)
             else:
-                apply_to_loads(self.state.loads, record.batch, event)
+                apply_to_loads(self.state.loads, record, event)
 
     async def _mark(self, record: Record) -> None:
         marked = self._marks.marked(record.stored_ns)

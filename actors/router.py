@@ -130,16 +130,20 @@ class RouterActor(Actor):
         """See `Actor.start`. Queries are answered only once the fold has caught up with the log."""
         world = self.world
         self._log = await world.pool_log(self.pool)
+        decisions = subjects.pool_subject(world.ns, self.pool, "route", self.name)
+        fleet = subjects.pool_subject(world.ns, self.pool, "fleet", self.name)
         self._lease = await lease.take(
-            world.leases, "router", self.name, world.clock, pool=self.pool, ids=world.ids()
+            world.leases,
+            "router",
+            self.name,
+            world.clock,
+            pool=self.pool,
+            ids=world.ids(),
+            newest=lease.newest_epoch(self._log, decisions, fleet),
         )
         epoch = self._lease.epoch
-
-        def writer(kind: subjects.PoolKind) -> Writer:
-            subject = subjects.pool_subject(world.ns, self.pool, kind, self.name)
-            return Writer(self._require_log(), subject, self.name, epoch, world.clock)
-
-        self._writer, self._fleet = writer("route"), writer("fleet")
+        self._writer = Writer(self._log, decisions, self.name, epoch, world.clock)
+        self._fleet = Writer(self._log, fleet, self.name, epoch, world.clock)
         began = world.clock.monotonic_s()
         # Held from the first moment: a large snapshot takes longer to fetch than a lease lasts.
         self.spawn(self._hold(), "lease")

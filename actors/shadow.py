@@ -97,12 +97,18 @@ class ShadowActor(Actor):
         """See `Actor.start`."""
         world = self.world
         log = await world.pool_log(self.pool)
+        subject = subjects.pool_subject(world.ns, self.pool, "shadow", self.name)
         self._lease = await lease.take(
-            world.leases, "shadow", self.name, world.clock, pool=self.pool, ids=world.ids()
+            world.leases,
+            "shadow",
+            self.name,
+            world.clock,
+            pool=self.pool,
+            ids=world.ids(),
+            newest=lease.newest_epoch(log, subject),
         )
         self.spawn(self._hold(), "lease")
         done = await self._begin(log, await self._restored(log) or RouterState())
-        subject = subjects.pool_subject(world.ns, self.pool, "shadow", self.name)
         self._writer = Writer(log, subject, self.name, self._lease.epoch, world.clock)
         self.spawn(self._writer.run(), "shadowed")
         self.spawn(self._follow(log), "tail")

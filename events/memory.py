@@ -57,6 +57,14 @@ class MemoryTable:
             seen += len(fresh)
             yield fresh
 
+    def replace(self) -> None:
+        """Delete the table and make it anew: nothing is held, and revisions begin again."""
+        self.expire()
+        for key in [*self._entries]:
+            self._revision = self._entries.pop(key)[1]
+            self._note(key, None)
+        self._revision = 0
+
     def expire(self) -> None:
         """Drop what is past its time. Whoever moves the clock calls this."""
         now = self._clock.monotonic_s()

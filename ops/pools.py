@@ -19,6 +19,7 @@ from headwater.ops.run_actor import nats_url
 from headwater.schemas import subjects
 
 RETRY_S = 1.0
+KEEP_S = 2.0
 
 _log = structlog.get_logger("headwater.pools")
 
@@ -42,12 +43,26 @@ async def pools(settings: Settings, stop: asyncio.Event, *, watch: bool) -> int:
         for name in await stream_names(client, ""):
             print(name)
         if watch:
-            keeping = asyncio.create_task(keep_pools(client, ns, replicas))
+            keeping = [
+                asyncio.create_task(keep_namespace(client, ns, replicas)),
+                asyncio.create_task(keep_pools(client, ns, replicas)),
+            ]
             await stop.wait()
-            keeping.cancel()
+            for task in keeping:
+                task.cancel()
     finally:
         await client.close()
     return 0
+
+
+async def keep_namespace(client: Connection, ns: str, replicas: int) -> None:
+    """Make what every process of the namespace needs again whenever it was deleted, for ever."""
+    while True:
+        await asyncio.sleep(KEEP_S)
+        try:
+            await ensure_namespace(client, ns, replicas=replicas)
+        except LogError as error:
+            _log.warning("namespace_streams_not_made", reason=str(error))
 
 
 async def keep_pools(client: Connection, ns: str, replicas: int) -> None:

@@ -31,7 +31,7 @@ from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
 from headwater.ops.config import CLIENTS, ENV_PREFIX, NATS, QUEUE, ROUTING, ConfigError, Settings
-from headwater.ops.pools import keep_pools
+from headwater.ops.pools import keep_namespace, keep_pools
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
 
@@ -52,7 +52,7 @@ class Fleet:
         self._children: list[tuple[Child, asyncio.Task[None]]] = []
         self._leases: JetStreamTable | None = None
         self._client: Connection | None = None
-        self._pools: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
         self.nats = settings.nats
         self.url = ""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -85,9 +85,10 @@ class Fleet:
         self._client = client
         await ensure_namespace(client, settings.namespace, replicas=settings.replicas)
         # The actors may not create streams when they log in as what they are.
-        self._pools = asyncio.create_task(
-            keep_pools(client, settings.namespace, settings.replicas), name="pools"
-        )
+        self._keeping = [
+            asyncio.create_task(keep(client, settings.namespace, settings.replicas), name="streams")
+            for keep in (keep_namespace, keep_pools)
+        ]
         self._leases = JetStreamTable(self._client, subjects.lease_bucket(settings.namespace))
         common = self._common()
         # Next to the log: who removes one removes the other.
@@ -215,8 +216,8 @@ class Fleet:
     async def stop(self) -> None:
         """End every process, in order."""
         order = {"admin": 0, "edge": 0, "router": 2, "nats-server": 4}
-        if self._pools is not None:
-            self._pools.cancel()
+        for task in self._keeping:
+            task.cancel()
         stages = sorted({order.get(child.name, 1) for child, _ in self._children})
         for stage in stages:
             if stage == 4 and self._client is not None:

@@ -16,6 +16,8 @@ from headwater.schemas.route import Decision, DecisionVoided
 
 EARLY_MAX = 10_000
 """Early stages kept. Beyond, the oldest is dropped: it costs a request counted until its worker's next life."""
+LEFT_MAX = 4_096
+"""Workers remembered after they left. One that joins again later counts decisions from before it left."""
 
 
 STEP_MEMORY = 8
@@ -25,22 +27,22 @@ STEP_MEMORY = 8
 class Loads(msgspec.Struct):
     """All workers, and the stages that came before their decision, by 'worker.epoch/request'.
 
-    `steps` are the step times of all workers of an engine together, for those that did little yet.
+    `steps` are the step times of all workers of an engine together, for those that did little yet. `left` holds the
+    epoch that left last, by worker: a worker whose lease lapsed and was reclaimed joins again under the same epoch.
     """
 
     workers: dict[str, Worker] = {}
     early: dict[str, int] = {}
     steps: dict[str, StepModel] = {}
     assumed: Assumed = msgspec.field(default_factory=Assumed)
+    left: dict[str, int] = {}
 
-    def join(self, event: WorkerJoined) -> bool:
-        """A worker (re)starts empty. False for an epoch that is not newer than the one known."""
+    def join(self, event: WorkerJoined, position: int = 0) -> bool:
+        """A worker (re)starts empty at a log position. False for an epoch that is not newer than the one known."""
         known = self.workers.get(event.worker)
         if known is not None and known.epoch >= event.epoch:
             return False
-        for key in [key for key in self.early if key.startswith(f"{event.worker}.")]:
-            # Of lives that are over; their decisions will find no worker.
-            del self.early[key]
+        self._forget_early(event.worker)
         if known is not None:
             self._assume_nothing(known)
         self.workers[event.worker] = Worker(
@@ -57,6 +59,7 @@ class Loads(msgspec.Struct):
             instance=event.instance,
             tier=event.tier,
             taints=event.taints,
+            rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
         )
         return True
 
@@ -79,8 +82,17 @@ class Loads(msgspec.Struct):
         if worker is None:
             return False
         self._assume_nothing(worker)
+        self._forget_early(event.worker)
         del self.workers[event.worker]
+        self.left[event.worker] = event.epoch
+        if len(self.left) > LEFT_MAX:
+            del self.left[next(iter(self.left))]
         return True
+
+    def _forget_early(self, worker: str) -> None:
+        """Of lives that are over; their decisions will find no worker."""
+        for key in [key for key in self.early if key.startswith(f"{worker}.")]:
+            del self.early[key]
 
     def _assume_nothing(self, worker: Worker) -> None:
         for active in worker.requests.values():
@@ -96,6 +108,9 @@ class Loads(msgspec.Struct):
     def decide(self, decision: Decision) -> None:
         """A request was given to a worker."""
         worker = self.current(decision.worker, decision.epoch)
+        if worker is not None and decision.position < worker.rejoined:
+            # Made before the worker left: who made it has dropped it with the worker.
+            return
         stage = self.early.pop(f"{decision.worker}.{decision.epoch}/{decision.request}", DECIDED)
         if worker is None or decision.request in worker.requests:
             return

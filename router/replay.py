@@ -81,11 +81,11 @@ class Replay:
             self.breaks.append(broken)
         for event in events:
             self.state.apply_to_index(batch, event)
-            apply_to_loads(self.state.loads, batch, event)
+            apply_to_loads(self.state.loads, message, event)
             life = (batch.writer, batch.epoch)
             for other, (loads, _) in self._views.items():
                 if other != life or not isinstance(event, Decision):
-                    apply_to_loads(loads, batch, event)
+                    apply_to_loads(loads, message, event)
         return None
 
     def _check(self, position: int) -> Difference | None:

@@ -62,7 +62,7 @@ class RouterState:
         events, broken = self.admit(record)
         for event in events:
             self.apply_to_index(record.batch, event)
-            apply_to_loads(self.loads, record.batch, event)
+            apply_to_loads(self.loads, record, event)
         return broken
 
     def admit(self, record: Record) -> tuple[Sequence[LogEvent | StoredChains], Break | None]:
@@ -226,8 +226,9 @@ def _joined(tier: int, chains: list[BlocksStored]) -> StoredChains:
     )
 
 
-def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains) -> None:
+def apply_to_loads(loads: Loads, record: Record, event: Event | StoredChains) -> None:
     """The part of the fold that decisions change: fleet, load and routing events."""
+    batch = record.batch
     match event:
         case StoredChains() | Shadowed():
             pass
@@ -242,7 +243,7 @@ def apply_to_loads(loads: Loads, batch: Batch[Any], event: Event | StoredChains)
         case DecisionVoided():
             loads.void(event)
         case WorkerJoined():
-            loads.join(event)
+            loads.join(event, record.position)
         case WorkerChanged():
             loads.change(event)
         case WorkerDraining():

@@ -56,6 +56,8 @@ class Worker(msgspec.Struct):
     step_ms: float = 0.0
     told_ns: int = 0
     beliefs: Beliefs = msgspec.field(default_factory=Beliefs)
+    rejoined: int = 0
+    """Log position at which this epoch joined again after it had left, 0 if it never left."""
 
     @property
     def announces(self) -> bool:

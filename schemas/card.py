@@ -61,10 +61,17 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Value of a lease: what it stands for, for people and for the routers that watch it."""
+    """Value of a lease, for people and for whoever watches leases. Stored as JSON.
+
+    `epoch` is that of the holder's incarnation. It stays the same through renewals and through a renewal that comes
+    too late but finds the lease free; 0 while the holder still determines it, before it serves anything.
+    `incarnation` is unique to the holder.
+    """
 
     kind: str
     name: str
     pool: str = ""
     host: str = ""
     pid: int = 0
+    epoch: int = 0
+    incarnation: str = ""

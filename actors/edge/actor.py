@@ -12,6 +12,8 @@ On loss of the log
     serves on; the request log's events wait in a bounded queue, and near its bound requests are refused (503)
 On loss of NATS
     streams pause; when it is back each request asks its engine for what it missed, or moves
+On failure
+    ends each open request with an error before the next life of the actor listens
 On stop
     takes no new requests (503), finishes those it has within `drain_s`, then ends them with an error
 """
@@ -32,6 +34,9 @@ from headwater.actors.edge.wishes import ClientLimits
 from headwater.actors.world import World
 from headwater.schemas import subjects
 from headwater.schemas.request import PayloadKind
+
+ANSWER_S_MAX = 2.0
+"""How long the clients of an actor that failed may take to read their errors."""
 
 
 class EdgeActor(Actor):
@@ -78,7 +83,7 @@ class EdgeActor(Actor):
     async def start(self) -> None:
         """See `Actor.start`."""
         world = self.world
-        self._lease = await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids())
+        self._lease = await self._take_lease()
         self._fleet.begin(self._lease.epoch)
         self._ledger = Ledger(world.requests, world.ns, self.name, self._lease.epoch, world.clock)
         await self._ledger.open()
@@ -101,12 +106,16 @@ class EdgeActor(Actor):
         self.log.info("edge_listens", url=self._server.url)
 
     async def _hold(self) -> None:
-        """An edge whose lease lapsed goes on serving: nothing it writes is contested. It takes a new one."""
+        """An edge whose lease another one holds goes on serving what it has, and waits until the lease is free."""
         while self._lease is not None:
             reason = await self._lease.hold()
             self.log.warning("lease_lost", reason=reason)
-            world = self.world
-            self._lease = await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids())
+            self._lease = await self._take_lease()
+
+    async def _take_lease(self) -> lease.LeaseHandle:
+        world = self.world
+        newest = lease.newest_epoch(world.requests, subjects.request_subject(world.ns, self.name))
+        return await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids(), newest=newest)
 
     async def drain(self) -> None:
         """See `Actor.drain`."""
@@ -134,4 +143,9 @@ class EdgeActor(Actor):
         """See `Actor.close`."""
         if self._frames is not None:
             await self._frames.unsubscribe()
+        # After a drain there are none. After a failure each has its error before its connection ends.
+        await self._fleet.close("The edge that served this request failed and starts again.")
+        deadline = self.world.clock.monotonic_s() + ANSWER_S_MAX
+        while self._app is not None and self._app.active and self.world.clock.monotonic_s() < deadline:
+            await self.world.clock.sleep(0.02)
         self._server.close()

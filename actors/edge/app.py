@@ -98,9 +98,16 @@ class App:
 
     async def _health(self, send: Send) -> None:
         workers = {card.name: self._fleet.workers(card.pool) for card in self._models.cards()}
-        status = "draining" if self._draining() else "ok" if any(workers.values()) else "no workers"
+        status = self._status(any(workers.values()))
         body = msgspec.json.encode({"status": status, "workers": workers})
         await respond(send, 200 if status == "ok" else 503, body, [])
+
+    def _status(self, has_workers: bool) -> str:
+        if self._fleet.closed:
+            return "restarting"
+        if self._draining():
+            return "draining"
+        return "ok" if has_workers else "no workers"
 
     async def _answer(self, send: Send, document: Any) -> None:
         await respond(send, 200, msgspec.json.encode(document), [])

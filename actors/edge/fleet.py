@@ -1,5 +1,6 @@
 """The edge's side of the fleet: asking for routes, sending requests, receiving frames, noticing deaths."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from headwater.actors import metrics
+from headwater.actors import lease, metrics
 from headwater.actors.bus_port import BusError, Message, NoResponder
 from headwater.actors.edge.asking import Asking
+from headwater.actors.edge.errors import overloaded
 from headwater.actors.edge.routing import Routing
 from headwater.actors.edge.saga import Saga
 from headwater.actors.world import World
@@ -30,6 +32,7 @@ SILENCE_S_MAX = 2.0
 """Without a frame for this long, the edge asks the engine how the request is doing."""
 
 UNANSWERED_MAX = 3
+CLOSE_S_MAX = 1.0
 HANDLES_A_LIFE = 1 << 32
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,8 +55,10 @@ class Fleet:
         self.asking = Asking(world)
         self.routing = Routing(world, spawn)
         self.sagas: dict[int, Saga] = {}
+        self.closed = False
         self._handles = count(1)
-        self._workers: dict[str, tuple[str, bytes, int]] = {}
+        self._late_cancels: list[tuple[str, int, str]] = []
+        self._workers: dict[str, Lease] = {}
 
     def begin(self, epoch: int) -> None:
         """Give handles that no earlier life of this edge gave: workers may still send what that one asked for."""
@@ -71,7 +76,7 @@ class Fleet:
 
     def workers(self, pool: str) -> int:
         """Workers of a pool whose lease is live."""
-        return sum(1 for held, _, _ in self._workers.values() if held == pool)
+        return sum(1 for held in self._workers.values() if held.pool == pool)
 
     async def generate(self, worker: str, epoch: int, request: GenerateRequest) -> GenerateReply:
         """Hand a request to a worker. Raises `BusError` when it does not answer."""
@@ -81,7 +86,10 @@ class Fleet:
 
     def cancel(self, worker: str, epoch: int, request: str) -> None:
         """Tell a worker that nobody waits for a request any more. Does not wait."""
-        self.spawn(self._cancel(worker, epoch, request), "cancel")
+        if self.closed:
+            self._late_cancels.append((worker, epoch, request))
+        else:
+            self.spawn(self._cancel(worker, epoch, request), "cancel")
 
     async def _cancel(self, worker: str, epoch: int, request: str) -> None:
         subject = subjects.engine(self.world.ns, worker, epoch, "cancel")
@@ -89,6 +97,17 @@ class Fleet:
             await self.world.bus.publish(subject, _encode(Cancel((request,))))
         except BusError as error:
             _log.warning("cancel_not_sent", request=request, worker=worker, reason=str(error))
+
+    async def close(self, reason: str) -> None:
+        """The actor ends: end each request with an error, and tell its worker. Returns within `CLOSE_S_MAX`."""
+        self.closed = True
+        for saga in list(self.sagas.values()):
+            saga.fail(overloaded(reason))
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await asyncio.gather(*(self._cancel(*one) for one in self._late_cancels))
+        except TimeoutError:
+            _log.warning("cancels_not_sent", requests=len(self._late_cancels))
 
     async def on_frame(self, message: Message) -> None:
         """One engine step's tokens for this edge: each saga writes to its client right here."""
@@ -102,24 +121,42 @@ class Fleet:
                 saga.on_entry(entry, now)
 
     async def watch_leases(self) -> None:
-        """Move requests away from workers whose lease ended or passed to another life."""
+        """Follow the lease table for ever.
+
+        A later epoch ends everything that an earlier one has. A lease that ended is a reason to ask the worker, and
+        no proof: it may only have been unable to reach the lease store.
+        """
         async for entries in self.world.leases.watch():
             for entry in entries:
                 kind, _, name = entry.key.partition(".")
-                if kind != "worker":
-                    continue
-                before = self._workers.get(name)
-                if entry.value is None:
-                    self._workers.pop(name, None)
-                    self._lost(name, entry.revision, "its lease ended")
-                    continue
-                pool = msgspec.json.decode(entry.value, type=Lease).pool
-                first = entry.revision
-                if before is not None and before[1] == entry.value:
-                    first = before[2]
-                self._workers[name] = (pool, entry.value, first)
-                # A worker's epoch is the revision of its lease's first entry: older lives are over.
-                self._lost(name, first if before is not None else 0, "it was started again")
+                if kind == "worker":
+                    self._on_lease(name, lease.decode_lease(entry))
+
+    def _on_lease(self, name: str, held: Lease | None) -> None:
+        if held is None:
+            ended = self._workers.pop(name, None)
+            if ended is not None:
+                self.spawn(self._verify(name, ended.epoch), "verify")
+        elif held.epoch:
+            self._workers[name] = held
+            self._lost(name, held.epoch, "it was started again")
+
+    async def _verify(self, worker: str, epoch: int) -> None:
+        """Ask a worker whose lease ended whether it is there; if not, move its requests."""
+        subject = subjects.engine(self.world.ns, worker, epoch, "status")
+        query = _encode(StatusQuery("", 0))
+        for _ in range(UNANSWERED_MAX):
+            held = self._workers.get(worker)
+            if held is not None and held.epoch == epoch:
+                return
+            try:
+                await self.world.bus.request(subject, query, timeout_s=STATUS_TIMEOUT_S)
+                return
+            except NoResponder:
+                break
+            except BusError as error:
+                _log.info("worker_unanswered", worker=worker, epoch=epoch, reason=str(error))
+        self._lost(worker, epoch + 1, "its lease ended")
 
     def _lost(self, worker: str, below_epoch: int, reason: str) -> None:
         self.asking.lost(worker, below_epoch, reason)

@@ -83,6 +83,8 @@ class UvicornServer:
 
     def close(self) -> None:
         """See `HttpServer.close`."""
+        if self._server is not None:
+            self._server.abandon()
         self._listener.close()
 
 
@@ -97,6 +99,13 @@ class _Uvicorn(uvicorn.Server):
         """Start, then tell."""
         await super().startup(sockets)
         self._listening.set()
+
+    def abandon(self) -> None:
+        """Take no more connections, and end each that is open after its response. For a server that was cancelled."""
+        for server in getattr(self, "servers", []):
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     def capture_signals(self) -> Any:
         """Install nothing."""

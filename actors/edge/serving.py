@@ -54,6 +54,8 @@ class Serving(NamedTuple):
 
     def require_open(self) -> None:
         """Raises `ApiError` 503 while no request can be accepted."""
+        if self.fleet.closed:
+            raise overloaded("This edge starts again.", 1.0)
         if self.draining():
             raise ApiError(503, "This edge drains.", kind="server_error", retry_after_s=1.0)
         if not self.ledger.takes_requests:

@@ -10,15 +10,7 @@ from nats.errors import Error as NatsError
 
 from headwater.events.errors import LogError, LogFull, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.connection import watched
-
-STREAM_NOT_FOUND = 10059
-MESSAGE_NOT_FOUND = 10037
-WRONG_LAST_SEQUENCE = 10071
-SUBJECT_BUSY = 10164
-STREAM_NAME_IN_USE = 10058
-
-FULL = frozenset({10077, 10023, 10047})
-"""The store refused: limits reached, no space. Coded as 503 like a missing leader, but an operator has to act."""
+from headwater.events.jetstream.error_codes import MESSAGE_NOT_FOUND, meaning_of
 
 REQUEST_DEADLINE_S = 5.0
 
@@ -77,13 +69,15 @@ def error_of(subject: str, failure: dict[str, Any]) -> LogError:
     """The server's error object as one of ours."""
     code = int(failure.get("err_code", 0))
     text = f"{subject}: {failure.get('description', 'refused')} (NATS error {code})"
-    if code == STREAM_NOT_FOUND:
-        return StreamMissing(text)
-    if code in FULL:
-        return LogFull(f"{text}: give the stream or the server's disk more room")
-    if failure.get("code") == 503:
-        return LogUnavailable(text)
-    return LogRefused(text, code)
+    match meaning_of(code, int(failure.get("code", 0))):
+        case "missing":
+            return StreamMissing(text)
+        case "full":
+            return LogFull(f"{text}: give the stream or the server's disk more room")
+        case "retryable":
+            return LogUnavailable(text)
+        case "final":
+            return LogRefused(text, code)
 
 
 async def publish(

@@ -10,9 +10,7 @@ from nats.errors import Error as NatsError
 from headwater.events.errors import LogRefused, LogUnavailable
 from headwater.events.jetstream.api import Ack, ask, publish
 from headwater.events.jetstream.connection import watched
-
-ALREADY_THERE = 10201
-"""A message id of the batch is known: an earlier try got through."""
+from headwater.events.jetstream.error_codes import ALREADY_THERE
 
 
 class Part(NamedTuple):

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from headwater.events.errors import LogError, LogRefused, LogUnavailable
+from headwater.events.errors import LogError, LogUnavailable
 from headwater.events.jetstream.api import error_of
 from headwater.events.jetstream.connection import watched
 
@@ -132,5 +132,5 @@ class Ingest:
         try:
             batch.on_answer(msgspec.json.decode(message.data))
         except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-            batch.end = Ingested(0, 0, LogRefused(f"{batch.subject}: unreadable answer: {error!r}"))
+            batch.end = Ingested(0, 0, LogUnavailable(f"{batch.subject}: unreadable answer: {error!r}"))
             batch.news.set()

@@ -15,8 +15,9 @@ from contextlib import AsyncExitStack
 from nats.aio.client import Client
 
 from headwater.events.errors import LogFull, LogRefused, LogUnavailable, StreamMissing
-from headwater.events.jetstream.api import SUBJECT_BUSY, WRONG_LAST_SEQUENCE, last_message
+from headwater.events.jetstream.api import last_message
 from headwater.events.jetstream.atomic import Part, publish_together
+from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
 from headwater.events.jetstream.ingest import Ingest
 from headwater.events.jetstream.reading import JetStreamReader
 from headwater.events.log import (

@@ -7,8 +7,9 @@ from typing import Any
 from nats.aio.client import Client
 
 from headwater.events.errors import LogRefused, LogUnavailable
-from headwater.events.jetstream.api import MESSAGE_NOT_FOUND, api
+from headwater.events.jetstream.api import api
 from headwater.events.jetstream.cursor import Cursor, Raw, StreamReplaced
+from headwater.events.jetstream.error_codes import MESSAGE_NOT_FOUND
 from headwater.events.jetstream.slices import PURGED, slices
 from headwater.events.jetstream.stream_compare import parse_time_ns
 from headwater.events.jetstream.stream_spec import SECOND_NS

@@ -13,11 +13,10 @@ import structlog
 from nats.aio.client import Client
 
 from headwater.events.errors import AccessDenied, LogRefused, LogUnavailable, StreamMissing
-from headwater.events.jetstream.api import STREAM_NAME_IN_USE, api
+from headwater.events.jetstream.api import api
+from headwater.events.jetstream.error_codes import INVALID_JSON, STREAM_NAME_IN_USE
 from headwater.events.jetstream.stream_compare import Difference, compare, repairable
 from headwater.events.jetstream.stream_spec import StreamSpec
-
-INVALID_JSON = 10025
 
 _log = structlog.get_logger("headwater.streams")
 

@@ -11,12 +11,11 @@ from nats.aio.client import Client
 from headwater.events.errors import LogRefused
 from headwater.events.jetstream.api import (
     REQUEST_DEADLINE_S,
-    SUBJECT_BUSY,
-    WRONG_LAST_SEQUENCE,
     last_message,
     publish,
 )
 from headwater.events.jetstream.cursor import Cursor, Raw
+from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
 from headwater.events.table import Entry
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"

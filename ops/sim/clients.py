@@ -16,12 +16,19 @@ from headwater.ops.sim.loop import VirtualLoop
 PREFIXES: Final = 6
 PROMPT_TOKENS_MAX: Final = 200
 ANSWER_TOKENS: Final = (1, 56)
+LONG_ANSWER_TOKENS: Final = (150, 400)
+"""At 30 ms a token or more: longer than several renewals of a lease."""
+
+LONG_SHARE: Final = 0.12
 HANG_UP_SHARE: Final = 0.1
 PATIENCE_S: Final = 90.0
 """A stream that does not end within this time hangs: longer than every deadline of ours together."""
 
 TEXT: Final = sim_model.tokenizer().decode(list(SCRIPT))
 """What the script reads as: one character per token."""
+
+REFUSED: Final = "The request was refused: "
+"""How the refusal by a limit of a router's queue begins."""
 
 End = Literal["open", "stop", "error", "refused", "reset", "hung up", "hangs"]
 
@@ -42,6 +49,10 @@ class Told(msgspec.Struct):
     status: int = 0
     end: End = "open"
     ended_s: float = 0.0
+    reason: str = ""
+    """The error that it was given."""
+    limited: bool = False
+    """It was refused by a limit that the run has set: a queue's bound, or a deadline of its own."""
 
     def expected(self) -> str:
         """The whole answer, as the simulated engine gives it for this seed."""
@@ -77,7 +88,7 @@ class Clients:
             len(self.told),
             edge,
             self._loop.time(),
-            draw.randint(*ANSWER_TOKENS),
+            draw.randint(*(LONG_ANSWER_TOKENS if draw.random() < LONG_SHARE else ANSWER_TOKENS)),
             draw.randrange(1 << 20),
             streamed,
         )
@@ -134,6 +145,9 @@ class Clients:
         told.status = connection.status
         if told.status != 200:
             told.end = "refused"
+            failure = msgspec.json.decode(data)["error"] if data else {}
+            told.reason = failure.get("message", "")
+            told.limited = told.reason.startswith(REFUSED)
         elif not told.streamed:
             [choice] = msgspec.json.decode(data)["choices"]
             told.text, told.finishes, told.end = choice["text"], 1, "stop"
@@ -151,6 +165,7 @@ def _take_event(told: Told, event: bytes) -> None:
     document = msgspec.json.decode(payload)
     if "error" in document:
         told.errors += 1
+        told.reason = document["error"]["message"]
         return
     for choice in document["choices"]:
         told.text += choice.get("text") or ""

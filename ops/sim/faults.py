@@ -14,6 +14,8 @@ Kind = Literal[
     "partition",
     "crash",
     "lease_loss",
+    "leases_lost",
+    "actor_failure",
     "pause",
     "zombie",
     "clock_jump",
@@ -33,6 +35,8 @@ SHARES: Final[dict[Kind, int]] = {
     "partition": 3,
     "crash": 6,
     "lease_loss": 2,
+    "leases_lost": 1,
+    "actor_failure": 2,
     "pause": 3,
     "zombie": 3,
     "clock_jump": 1,
@@ -104,7 +108,7 @@ def _fault(
         case "zombie":
             # Stopped for longer than its lease lives; meanwhile another process takes its name.
             return Fault(kind, at, round(draw.uniform(LEASE_S + 0.5, LEASE_S + 3.0), 3), anyone)
-        case "lease_loss":
+        case "lease_loss" | "actor_failure":
             return Fault(kind, at, 0.0, anyone)
         case "clock_jump":
             return Fault(kind, at, 0.0, anyone, draw.choice([-3600.0, -10.0, 10.0, 3600.0]))
@@ -114,5 +118,5 @@ def _fault(
             return Fault(kind, at, lasting)
         case "purge" | "alter":
             return Fault(kind, at, 0.0, amount=round(draw.uniform(0.3, 1.0), 3))
-        case "replace":
+        case "replace" | "leases_lost":
             return Fault(kind, at)

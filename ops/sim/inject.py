@@ -1,8 +1,10 @@
 """Making faults happen, and ending them."""
 
 import asyncio
+import contextlib
 import random
 
+from headwater.events.errors import LogRefused
 from headwater.ops.sim.faults import Fault
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.ops.sim.network import Trace
@@ -67,6 +69,23 @@ class Injector:
     async def _lease_loss(self, fault: Fault) -> None:
         kind = {"engine": "worker"}.get(fault.target.split("-")[0], fault.target.split("-")[0])
         await self._fleet.store.leases.delete(f"{kind}.{fault.target}")
+
+    async def _leases_lost(self, _: Fault) -> None:
+        """The lease bucket is deleted and made anew."""
+        self._fleet.store.leases.replace()
+
+    async def _actor_failure(self, fault: Fault) -> None:
+        """A task of the actor fails; its process lives on and starts the actor again."""
+        actor = self._fleet.actors.get(fault.target)
+        process = self._fleet.processes[fault.target]
+        if actor is None or not process.alive or not actor.ready.is_set():
+            return
+
+        async def fail() -> None:
+            raise LogRefused(f"injected: {fault}")
+
+        with contextlib.suppress(RuntimeError):
+            actor.spawn(fail(), "injected")
 
     async def _pause(self, fault: Fault) -> None:
         process = self._fleet.processes[fault.target]

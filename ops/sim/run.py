@@ -2,6 +2,8 @@
 
 0 s          3 s …… 27 s            57 s                   then
 start        clients and faults     quiet: at most 30 s    probes, checks, a clean stop, checks
+
+Clients ask until 36 s: the requests of a fleet that is healthy again must all succeed.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from headwater.events.memory_log import MemoryLog
 from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import Clients
 from headwater.ops.sim.crowded import crowded
+from headwater.ops.sim.excuses import unexplained
 from headwater.ops.sim.faults import UNTIL_S, Fault, schedule
 from headwater.ops.sim.fleet import POOL, SimFleet, names
 from headwater.ops.sim.inject import Injector
@@ -27,9 +30,9 @@ from headwater.schemas.handoff import Choreography
 ENGINES: Final = 8
 ROUTERS: Final = 2
 EDGES: Final = 2
-REQUESTS: Final = 72
+REQUESTS: Final = 84
 CLIENTS_FROM_S: Final = 2.0
-CLIENTS_UNTIL_S: Final = 30.0
+CLIENTS_UNTIL_S: Final = 36.0
 SPLIT: Final[tuple[Role, ...]] = ("prefill",) * 3 + ("decode",) * 4 + ("both",)
 QUIET_S: Final = 30.0
 RUN_S: Final = 60.0
@@ -109,6 +112,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         asking = clock.create_task(clients.run(REQUESTS, CLIENTS_FROM_S, CLIENTS_UNTIL_S))
         await injector.run()
         problems += await _until_quiet(clock, fleet, max(clock.time(), UNTIL_S))
+        healthy_s = clock.time()
         await asyncio.wait({asking}, timeout=100.0)
         probes = [await clients.ask(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
         problems += [
@@ -119,6 +123,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         await asyncio.sleep(max(0.0, RUN_S - clock.time()))
         problems += await _settled(fleet, whole=injector.whole)
         problems += list(checks.streams(clients.told))
+        problems += unexplained(clients.told, faults, healthy_s)
         pool = await checks.messages(fleet.store.pool(POOL))
         problems += list(checks.fences(pool))
         if injector.whole:

@@ -14,7 +14,7 @@ from headwater.schemas.control import ControlReply, ControlRequest
 from headwater.schemas.fleet import WorkerLeft
 from tests.unit.control_records import audited, folded
 from tests.unit.control_world import ready
-from tests.unit.virtual import Stage, events_of, play, until
+from tests.unit.virtual import Stage, another_takes_the_lease, events_of, play, until
 
 
 def test_a_command_that_takes_long_is_followed_to_its_end() -> None:
@@ -114,7 +114,7 @@ def test_adapters_are_loaded_by_who_knows_how_and_their_secrets_are_not_logged()
 
 
 def test_what_was_done_between_two_lives_is_in_the_audit_of_the_next() -> None:
-    """The lease lapses under a sleep: its end is told in the next life, which begins as what it became."""
+    """The lease is lost under a sleep: its end is told in the next life, which begins as what it became."""
 
     async def run(stage: Stage) -> None:
         worker = await ready(stage)
@@ -127,6 +127,7 @@ def test_what_was_done_between_two_lives_is_in_the_audit_of_the_next() -> None:
         await asyncio.sleep(4.0)
         worker.engine.no_sleep.set()
         await asyncio.sleep(0.5)
+        await another_takes_the_lease(stage, "w1")
         process.heal()
         await until(lambda: worker.actor.life is not None and worker.actor.epoch > first)
         sleeping.cancel()

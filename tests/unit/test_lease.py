@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from headwater.actors.lease import RENEW_S, RETRY_S, TTL_S, LeaseHandle, take
+from headwater.actors.lease import RENEW_S, RETRY_S, TTL_S, LeaseHandle, decode_lease, take
 from headwater.events.errors import LogUnavailable
 from headwater.events.memory import MemoryTable
 from headwater.events.table import Entry
@@ -73,7 +73,7 @@ async def test_a_lease_says_what_it_stands_for() -> None:
     lease = msgspec.json.decode(found.value, type=Lease)
     assert (lease.kind, lease.name, lease.pool) == ("worker", "w1", "p")
     assert lease.pid > 0
-    assert msgspec.json.decode(found.value)["incarnation"] == "i1"
+    assert (lease.incarnation, lease.epoch) == ("i1", 1)
 
 
 async def test_a_held_lease_outlives_its_time_and_keeps_its_epoch() -> None:
@@ -81,6 +81,7 @@ async def test_a_held_lease_outlives_its_time_and_keeps_its_epoch() -> None:
     clock = ManualClock()
     table = MemoryTable(clock)
     lease = await held(table, clock)
+    first = await entry(table)
     async with running(lease.hold()) as holding:
         for _ in range(20 * TTL_S):
             await clock.advance(0.5)
@@ -88,7 +89,10 @@ async def test_a_held_lease_outlives_its_time_and_keeps_its_epoch() -> None:
         assert not holding.done()
     found = await entry(table)
     assert found is not None
-    assert found.revision > lease.epoch == 1
+    assert first is not None
+    assert found.revision > first.revision
+    assert found.value == first.value, "watchers tell incarnations apart by the epoch in the value"
+    assert lease.epoch == 1
 
 
 async def test_a_lease_that_is_not_held_lapses() -> None:
@@ -128,28 +132,82 @@ async def test_a_held_lease_is_not_given_to_another() -> None:
         assert (await waiting).epoch > first.epoch
 
 
-@pytest.mark.parametrize("how", ["deleted", "taken"])
-async def test_a_lost_lease_ends_the_holding_with_a_reason(how: str) -> None:
-    """Losing it is a normal result: `hold` returns, within a renewal."""
+async def test_a_lease_that_another_holds_is_lost() -> None:
+    """Losing it is a normal result: `hold` returns, within a renewal, and gives back nothing that is not its own."""
     clock = ManualClock()
     table = MemoryTable(clock)
     lease = await held(table, clock)
     async with running(lease.hold()) as holding:
         await clock.advance(2 * RENEW_S)
         await table.delete(KEY)
-        if how == "taken":
-            await held(table, clock, "i2")
+        await held(table, clock, "i2")
         await clock.advance(RENEW_S)
-        assert "lapsed" in await holding
-    if how == "taken":
+        assert "another incarnation" in await holding
+    await lease.release()
+    assert await entry(table) is not None, "another's lease is not given back"
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_a_lease_that_is_free_is_reclaimed_under_its_epoch(how: str) -> None:
+    """It lapsed while the store was away, or went with its bucket: the holder has lost nothing by that."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+    lease = await held(table, clock)
+    async with running(lease.hold()) as holding:
+        await clock.advance(2 * RENEW_S)
+        if how == "deleted":
+            await table.delete(KEY)
+        else:
+            table.replace()
+        await clock.advance(RENEW_S)
+        assert not holding.done()
+    found = await entry(table)
+    assert found is not None
+    again = decode_lease(found)
+    assert again is not None
+    assert (again.epoch, again.incarnation) == (lease.epoch, "i1")
+
+
+async def test_epochs_stay_ahead_of_the_log_when_the_bucket_is_new() -> None:
+    """A new bucket counts its revisions from 1; the log holds the epochs of before."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+
+    async def newest() -> int:
+        return 500
+
+    lease = await take(table, "worker", "w1", clock, newest=newest)
+    assert lease.epoch == 501
+
+
+async def test_epochs_rise_where_nothing_was_written() -> None:
+    """Of an incarnation that took the lease and died before its first message the log holds nothing."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+    epochs = []
+    for _ in range(3):
+        lease = await held(table, clock)
+        epochs.append(lease.epoch)
         await lease.release()
-        assert await entry(table) is not None, "another's lease is not given back"
+    assert sorted(set(epochs)) == epochs
+
+
+async def test_a_released_lease_is_not_reclaimed() -> None:
+    """Also where the holder has not stopped renewing it yet."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+    lease = await held(table, clock)
+    async with running(lease.hold()) as holding:
+        await lease.release()
+        await clock.advance(2 * RENEW_S)
+        assert holding.done()
+    assert await entry(table) is None
 
 
 async def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease() -> None:
     """It was renewed; the next one finds a foreign revision with its own value, and goes on with that."""
     clock = ManualClock()
-    table = FaultyTable(clock, ["ok", "ok", "answer lost"])
+    table = FaultyTable(clock, ["ok", "ok", "ok", "answer lost"])
     lease = await held(table, clock)
     async with running(lease.hold()) as holding:
         await clock.advance(10 * TTL_S)
@@ -161,7 +219,7 @@ async def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease() -> None
 async def test_a_short_outage_does_not_lose_the_lease() -> None:
     """An unanswered renewal is tried again before the lease lapses."""
     clock = ManualClock()
-    table = FaultyTable(clock, ["ok", "ok", "unavailable"])
+    table = FaultyTable(clock, ["ok", "ok", "ok", "unavailable"])
     lease = await held(table, clock)
     async with running(lease.hold()) as holding:
         await clock.advance(10 * TTL_S)
@@ -187,17 +245,18 @@ async def test_an_outage_shorter_than_the_lease_does_not_lose_it(begins_s: float
 async def test_an_outage_while_asking_who_holds_it_is_no_loss_either() -> None:
     """Only the server's answer decides: a question without an answer is asked again."""
     clock = ManualClock()
-    table = FaultyTable(clock, ["ok", "answer lost", "ok", "unavailable"])
+    table = FaultyTable(clock, ["ok", "ok", "answer lost", "ok", "unavailable"])
     lease = await held(table, clock)
     async with running(lease.hold()) as holding:
         await clock.advance(2 * RENEW_S)
-        assert table.calls[:4] == ["create", "update", "update", "get"]
+        assert table.calls[:5] == ["create", "update", "update", "update", "get"]
         await clock.advance(10 * TTL_S)
         assert not holding.done()
 
 
-async def test_after_a_long_outage_the_server_decides() -> None:
-    """While it is away nothing is lost; when it is back and the lease has lapsed, it is."""
+@pytest.mark.parametrize("taken", [False, True])
+async def test_after_a_long_outage_the_server_decides(taken: bool) -> None:
+    """While it is away nothing is lost; when it is back, the lease is unless another holds it."""
     clock = ManualClock()
     table = FaultyTable(clock)
     lease = await held(table, clock)
@@ -206,22 +265,28 @@ async def test_after_a_long_outage_the_server_decides() -> None:
         await clock.advance(3 * TTL_S)
         assert not holding.done()
         table.script = []
+        if taken:
+            await held(table, clock, "i2")
         await clock.advance(RENEW_S)
-        assert "lapsed" in await holding
+        assert holding.done() == taken
 
 
-async def test_taking_goes_on_through_an_outage_and_a_lost_answer() -> None:
-    """A lease that was created without our knowing lapses by itself; then it is taken."""
+@pytest.mark.parametrize(
+    "script", [["unavailable", "answer lost"], ["ok", "answer lost"], ["ok", "unavailable"]]
+)
+async def test_taking_goes_on_through_an_outage_and_a_lost_answer(script: list[str]) -> None:
+    """What was stored without our knowing is recognised, or lapses by itself; then it is taken."""
     clock = ManualClock()
-    table = FaultyTable(clock, ["unavailable", "answer lost"])
+    table = FaultyTable(clock, script)
     async with running(held(table, clock)) as taking:
-        await clock.advance(TTL_S)
-        assert not taking.done()
-        await clock.advance(1.0)
+        while not taking.done():
+            await clock.advance(RETRY_S)
         lease = await taking
     found = await entry(table)
     assert found is not None
-    assert found.revision == lease.epoch
+    again = decode_lease(found)
+    assert again is not None
+    assert again.epoch == lease.epoch > 0
 
 
 async def test_releasing_is_quiet() -> None:

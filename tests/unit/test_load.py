@@ -16,15 +16,22 @@ SECOND_NS = 1_000_000_000
 
 
 def decision(
-    request: str, *, worker: str = "w1", epoch: int = 1, tokens: int = 100, cached: int = 0, at_s: float = 0
+    request: str,
+    *,
+    worker: str = "w1",
+    epoch: int = 1,
+    tokens: int = 100,
+    cached: int = 0,
+    at_s: float = 0,
+    position: int = 0,
 ) -> Decision:
-    """`request` goes to `worker`, which has `cached` blocks of its prompt."""
+    """`request` goes to `worker`, which has `cached` blocks of its prompt; decided at a log position."""
     chosen = Candidate(worker, epoch, cached, 0, 0, 0, 0, 0.0)
     wall_ns = WALL_NS + round(at_s * SECOND_NS)
     blocks = tokens // 16
     return Decision(
         1,
-        1,
+        position,
         0,
         wall_ns,
         request,

@@ -19,7 +19,7 @@ from headwater.schemas.fleet import WorkerDraining, WorkerLeft
 from headwater.schemas.load import LoadReported
 from headwater.schemas.route import Decision
 from tests.unit.clock import WALL_NS
-from tests.unit.examples import batch, joined
+from tests.unit.examples import joined, record
 from tests.unit.test_load import decision
 
 WORKERS = ("w1", "w2")
@@ -31,6 +31,9 @@ STEPS_NS = st.sampled_from([0, 200_000_000, UNACCEPTED_NS_MAX])
 class Fleet:
     """One order of events in the log, folded by a router that decides and by a replay."""
 
+    rejoins = True
+    """May a worker that left join again under the same epoch?"""
+
     def __init__(self, draw: Callable[[int], int], step_ns_max: int) -> None:
         self.draw = draw
         self.step_ns_max = step_ns_max
@@ -40,11 +43,15 @@ class Fleet:
         self.wall_ns = WALL_NS
         self.epochs = 0
         self.requests = 0
+        self.position = 0
+        self.left: dict[str, int] = {}
 
     def log(self, event: Event, writer: str = "w1", epoch: int = 1) -> None:
         """Both read an event that is none of this router's decisions."""
+        self.position += 1
+        message = record(self.position, event, writer=writer, epoch=epoch, wall_ns=self.wall_ns)
         for loads in (self.live, self.replay):
-            apply_to_loads(loads, batch(event, writer=writer, epoch=epoch, wall_ns=self.wall_ns), event)
+            apply_to_loads(loads, message, event)
 
     def decide(self, worker: str) -> None:
         """The router decides, and applies it at once; the log has it later."""
@@ -59,6 +66,7 @@ class Fleet:
             tokens=1 + self.draw(99),
             cached=self.draw(3),
             at_s=(self.wall_ns - WALL_NS) / 1e9,
+            position=self.position,
         )
         self.live.decide(made)
         self.under_way.append(made)
@@ -68,7 +76,9 @@ class Fleet:
         """The log has the oldest decision under way: the replay reads it, the router skips it."""
         if self.under_way:
             made = self.under_way.pop(0)
-            apply_to_loads(self.replay, batch(made, writer="r1", wall_ns=self.wall_ns), made)
+            self.position += 1
+            message = record(self.position, made, writer="r1", wall_ns=self.wall_ns)
+            apply_to_loads(self.replay, message, made)
 
     def report(self, worker: str) -> None:
         """The engine tells the progress of some of its requests; each stage once, in order."""
@@ -93,10 +103,15 @@ class Fleet:
         worker = WORKERS[self.draw(1)]
         known = self.live.workers.get(worker)
         kind = self.draw(19)
-        if known is None or kind == 0:
+        if known is None and self.rejoins and worker in self.left and kind < 10:
+            # Its lease had lapsed, and it took it again: the same life.
+            epoch = self.left.pop(worker)
+            self.log(joined(worker, epoch), worker, epoch)
+        elif known is None or kind == 0:
             self.epochs += 1
             self.log(joined(worker, self.epochs), worker, self.epochs)
         elif kind == 1:
+            self.left[worker] = known.epoch
             self.log(WorkerLeft(worker, known.epoch, "lease lapsed"))
         elif kind == 2:
             self.log(WorkerDraining(worker, known.epoch))

@@ -252,11 +252,11 @@ async def watching(stage: Stage, *workers: str) -> tuple[FleetWatch, Writer, Any
     process, world = stage.world("watch")
     fleet = Writer(stage.pool, subjects.pool_subject(NAMESPACE, POOL, "fleet", "r1"), "r1", 1, process)
     for worker in workers:
-        lease = msgspec.json.encode(Lease(kind="worker", name=worker, pool=POOL))
+        lease = msgspec.json.encode(Lease(kind="worker", name=worker, pool=POOL, epoch=1))
         await world.leases.put(subjects.lease_key("worker", worker), lease)
     await world.leases.put(
         subjects.lease_key("worker", "stranger"),
-        msgspec.json.encode(Lease(kind="worker", name="stranger", pool="other")),
+        msgspec.json.encode(Lease(kind="worker", name="stranger", pool="other", epoch=1)),
     )
     watch = FleetWatch(world, POOL, fleet)
     process.start(watch.watch_leases(), "leases")
@@ -279,7 +279,7 @@ def test_a_worker_without_a_lease_is_told_gone_once() -> None:
         assert watch.gone(state) == []
         await leases.put(
             subjects.lease_key("worker", "w1"),
-            msgspec.json.encode(Lease(kind="worker", name="w1", pool=POOL)),
+            msgspec.json.encode(Lease(kind="worker", name="w1", pool=POOL, epoch=1)),
         )
         await asyncio.sleep(0.5)
         assert [watch.gone(state) for _ in range(3)] == [[]] * 3
@@ -308,7 +308,7 @@ def test_doubtful_workers_are_asked_at_growing_intervals() -> None:
         wanted = [min(ASK_AGAIN_S * 2**number, ASK_AGAIN_S_MAX) for number in range(7)]
         assert at[0] == pytest.approx(PERIOD_S, abs=0.06)
         assert pauses == [pytest.approx(pause, abs=0.06) for pause in wanted]
-        state.apply(record(2, joined("w2", 2), writer="w2", epoch=2))
+        state.apply(record(2, joined("w2", 1), writer="w2"))
         assert watch.doubtful(state) == []
         state.cold.add("w2")
         assert watch.doubtful(state) == []

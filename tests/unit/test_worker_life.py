@@ -26,7 +26,7 @@ from headwater.schemas.kv import BlocksCleared, BlocksStored
 from headwater.schemas.load import LoadReported, RequestsHeld
 from tests.unit.examples import packed
 from tests.unit.test_load_order import STEPS_NS, Fleet
-from tests.unit.virtual import Stage, events_of, play, until
+from tests.unit.virtual import Stage, another_takes_the_lease, events_of, play, until
 
 
 def generate(number: int, tokens: int = 20) -> GenerateRequest:
@@ -224,7 +224,7 @@ class SlowToAbort(SimEngine):
 
 
 def test_progress_of_an_earlier_life_is_not_told_in_the_next() -> None:
-    """The lease lapses under running requests: the next life begins with none and speaks of none of them."""
+    """Another holds the lease for a moment: the next life begins with no requests and speaks of none of them."""
 
     async def run(stage: Stage) -> None:
         worker = await stage.engine("w1", SlowToAbort)
@@ -236,6 +236,7 @@ def test_progress_of_an_earlier_life_is_not_told_in_the_next() -> None:
         process.cut()
         await asyncio.sleep(lease.TTL_S + 1.0)
         assert await stage.fleet.store.leases.get(subjects.lease_key("worker", "w1")) is None
+        await another_takes_the_lease(stage, "w1")
         process.heal()
         await until(lambda: worker.intake.frames.epoch > first and worker.stats()["state"] == "ready")
         await until(lambda: worker._life is not None)
@@ -300,6 +301,8 @@ def test_what_is_held_commutes_with_late_decisions(draw: Any, turns: int, step_n
 def test_what_is_held_ends_what_the_worker_no_longer_has(draw: Any, turns: int) -> None:
     """However many reports were lost: what counts as accepted afterwards is what the worker named."""
     fleet = HoldingFleet(lambda most: draw.randint(0, most), 0)
+    # Of a worker that joined again the fold does not know what it had before.
+    fleet.rejoins = False
     for _ in range(turns):
         fleet.turn()
     fleet.settle()

@@ -5,6 +5,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import msgspec
+
+from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.cards import Served
 from headwater.actors.engine import EngineActor
@@ -19,6 +22,8 @@ from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import FILES, MODEL, POOL, SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.process import Process
+from headwater.schemas import subjects
+from headwater.schemas.card import Lease
 
 T = TypeVar("T")
 POLL_S = 0.01
@@ -100,3 +105,11 @@ def play(work: Callable[[Stage], Awaitable[T]]) -> T:
 def events_of(records: list[Record], kind: type[Any]) -> list[Any]:
     """All events of a type."""
     return [event for record in records for event in record.batch.events if isinstance(event, kind)]
+
+
+async def another_takes_the_lease(stage: Stage, worker: str) -> None:
+    """Another incarnation holds a worker's lease for as long as one lasts, and lets it lapse."""
+    table = stage.fleet.store.leases
+    claim = msgspec.json.encode(Lease(kind="worker", name=worker, pool=POOL, incarnation="another"))
+    assert await table.create(subjects.lease_key("worker", worker), claim, ttl_s=lease.TTL_S) is not None
+    stage.clock.later(lease.TTL_S, table.expire)

@@ -1,0 +1,60 @@
+"""Which faults may make a request fail. Every other failure is a mistake of ours.
+
+A request that ends in an error, a refusal or a broken connection is explained by a fault that was in force while the
+request lived, or so shortly before that the fleet was still recovering. What only the log suffers from (no leader, a
+full disk, lost answers, a lost lease bucket) explains nothing by itself, since tokens do not pass the log; but a
+process that starts needs the log, so such a fault prolongs the recovery of one that was down.
+"""
+
+from typing import Final
+
+from headwater.ops.sim.clients import Told
+from headwater.ops.sim.faults import Fault, Kind
+
+RECOVERY_S: Final = 5.0
+"""A new process waits for its predecessor's lease to lapse, then reads what it needs."""
+
+ANSWER_S: Final = 6.0
+"""A request to the log whose answer was lost is made again this much later at most."""
+
+DOWN: Final[frozenset[Kind]] = frozenset({"crash", "zombie", "pause", "partition", "actor_failure"})
+"""A process is gone, or does not answer. A client of an edge notices, and whoever has no other router or worker."""
+
+MESSAGES: Final[frozenset[Kind]] = frozenset({"drop", "delay"})
+"""Messages between processes come late or not at all."""
+
+LOG: Final[frozenset[Kind]] = frozenset({"log_unavailable", "answer_lost", "disk_full"})
+
+
+def unexplained(told: list[Told], faults: list[Fault], healthy_s: float) -> list[str]:
+    """Requests that failed without a fault that explains it, or after the fleet was healthy again at `healthy_s`."""
+    problems = []
+    for one in told:
+        if one.end not in ("error", "refused", "reset") or one.limited:
+            continue
+        if one.at_s > healthy_s or not any(_explains(fault, one, faults) for fault in faults):
+            problems.append(
+                f"client {one.number} (edge {one.edge}, {one.at_s:.3f} to {one.ended_s:.3f} s): {one.end}, "
+                f"HTTP {one.status}, no fault explains it: {one.reason or 'no reason given'}"
+            )
+    return problems
+
+
+def _explains(fault: Fault, one: Told, faults: list[Fault]) -> bool:
+    if fault.at_s > one.ended_s:
+        return False
+    if fault.kind in MESSAGES:
+        return one.end != "reset" and one.at_s <= fault.at_s + fault.for_s + RECOVERY_S
+    process = fault.target.partition("-")[0]
+    concerned = fault.target == one.edge if process == "edge" else one.end != "reset"
+    return fault.kind in DOWN and concerned and one.at_s <= _recovered_s(fault, faults)
+
+
+def _recovered_s(fault: Fault, faults: list[Fault]) -> float:
+    """When the process is back, the log being there."""
+    until = fault.at_s + fault.for_s + RECOVERY_S
+    for other in sorted(faults, key=lambda one: one.at_s):
+        hinders = other.kind in LOG or (other.kind in DOWN and other.target == fault.target)
+        if hinders and fault.at_s <= other.at_s + other.for_s and other.at_s <= until:
+            until = max(until, other.at_s + other.for_s + RECOVERY_S + ANSWER_S)
+    return until

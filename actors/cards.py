@@ -48,6 +48,9 @@ async def publish(world: World, served: Served, engine: Engine, info: EngineInfo
         pooling_tasks=info.tasks,
         lora_slots=info.lora_slots,
         lora_rank_max=info.lora_rank_max,
+        vocabulary=info.vocabulary,
+        logprobs_max=info.logprobs_max,
+        default_sampling=dict(info.default_sampling),
     )
     key = subjects.card_key(card.pool)
     present = await world.cards.get(key)

@@ -33,7 +33,7 @@ _log = structlog.get_logger("headwater.frames")
 class Outgoing:
     """One request's tokens so far."""
 
-    __slots__ = ("cached", "detail", "edge", "finish", "handle", "handoff", "logprobs", "tokens")
+    __slots__ = ("cached", "detail", "edge", "finish", "handle", "handoff", "logprobs", "param", "tokens")
 
     def __init__(self, request: GenerateRequest) -> None:
         self.edge = request.edge
@@ -43,6 +43,7 @@ class Outgoing:
         self.cached = -1
         self.finish = ""
         self.detail = ""
+        self.param = ""
         self.handoff: Handoff | None = None
 
     def entry(self, received: int) -> FrameEntry:
@@ -56,6 +57,7 @@ class Outgoing:
             tuple(self.logprobs[received:]),
             self.detail,
             self.handoff,
+            self.param,
         )
 
 
@@ -96,6 +98,8 @@ class FrameSender:
             step.cached_tokens,
             step.logprobs,
             step.detail,
+            None,
+            step.param,
         )
         stream.tokens += step.tokens
         stream.logprobs += step.logprobs
@@ -103,7 +107,7 @@ class FrameSender:
         if step.cached_tokens >= 0:
             stream.cached = step.cached_tokens
         if step.finish:
-            self._end(request, stream, step.finish, step.detail)
+            self._end(request, stream, step.finish, step)
         self._send(stream, entry)
 
     def prefilled(self, request: str, step: Step, handoff: Handoff | None) -> None:
@@ -114,15 +118,15 @@ class FrameSender:
         stream.cached = max(stream.cached, step.cached_tokens)
         stream.handoff = handoff
         if step.finish in ("stop", "length"):
-            self._end(request, stream, "handoff", "")
+            self._end(request, stream, "handoff", step)
         elif step.finish:
-            self._end(request, stream, step.finish, step.detail)
+            self._end(request, stream, step.finish, step)
         elif step.pinned is None:
             return
         self._send(stream, stream.entry(0))
 
-    def _end(self, request: str, stream: Outgoing, finish: str, detail: str) -> None:
-        stream.finish, stream.detail = finish, detail
+    def _end(self, request: str, stream: Outgoing, finish: str, step: Step) -> None:
+        stream.finish, stream.detail, stream.param = finish, step.detail, step.param
         self._ended[request] = self.active.pop(request)
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)

@@ -199,7 +199,12 @@ class Intake:
             self._engine.submit(request, emit, transfer)
         except RequestRejected as error:
             self.frames.active.pop(request.request, None)
-            return Refused(str(error), error.retryable, transfer is not None)
+            return Refused(str(error), error.retryable, transfer is not None, error.param)
+        except Exception as error:
+            # A mistake in an adapter costs this request, and its edge must have an answer.
+            _log.exception("submit_failed", request=request.request)
+            self.frames.active.pop(request.request, None)
+            return Refused(f"the engine failed: {type(error).__name__}: {error}", True, transfer is not None)
         self.idle.clear()
         self.held[request.request] = None
         self.progress.accept(request, fetches=transfer is not None)

@@ -5,7 +5,7 @@ by its `capabilities`, so that a request is refused with a name and not with a t
 refuses everything optional.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.handoff import Choreography
@@ -31,7 +31,12 @@ Capability = Literal[
     "kv_dump",
     "clear_kv",
 ]
-Finish = Literal["", "stop", "length", "abort", "error"]
+Finish = Literal["", "stop", "length", "abort", "error", "rejected"]
+"""abort: it was told to stop. error: the engine failed, another may go on. rejected: no engine would take it."""
+
+DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+"""Sampling fields for which a model may bring values of its own."""
+
 PauseMode = Literal["abort", "wait", "keep"]
 KvEvent = BlocksStored | BlocksRemoved | BlocksCleared | KvGap
 
@@ -49,10 +54,17 @@ class EngineDied(EngineError):
 
 
 class RequestRejected(EngineError):
-    """The engine will not take this request, however often it is asked (too long, not supported)."""
+    """The engine will not take this request, however often it is asked (too long, not supported).
+
+    `param` is the API's name of the field at fault, where the engine tells it.
+    """
 
     retryable = False
     """May another worker take it?"""
+
+    def __init__(self, message: str, *, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class NotSupported(RequestRejected):
@@ -67,7 +79,9 @@ class EngineInfo(NamedTuple):
     """What a started engine says of itself. `total_blocks` of `block_size` tokens each.
 
     `pairs_with` names the engines that it can hand KV over to and take it from, by what must be equal (engine,
-    version, model, type); "" where it can not. `tasks` are what it pools prompts for.
+    version, model, type); "" where it can not. `tasks` are what it pools prompts for. `vocabulary` bounds token ids in
+    sampling parameters, 0 for the tokenizer's size; `logprobs_max` are the alternatives that it gives per token. `default_sampling` are the model's own
+    values of sampling fields (`DEFAULT_FIELDS`) that a request leaves out.
     """
 
     model: str
@@ -81,6 +95,9 @@ class EngineInfo(NamedTuple):
     lora_rank_max: int = 0
     tasks: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
+    vocabulary: int = 0
+    logprobs_max: int = 20
+    default_sampling: Mapping[str, float] = {}
 
 
 class Pinned(NamedTuple):
@@ -107,7 +124,8 @@ class Step(NamedTuple):
 
     `cached_tokens` is how many prompt tokens were not computed anew; -1 where this step does not tell. `pinned`
     comes with the last step of a prefill leg (with the first where both legs run at once), None if the prompt has
-    no KV worth handing over. A prefill leg's own tokens are nobody's answer.
+    no KV worth handing over. A prefill leg's own tokens are nobody's answer. `param` names the field that a rejected
+    request is rejected for, where the engine tells it.
     """
 
     tokens: tuple[int, ...]
@@ -116,6 +134,7 @@ class Step(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     detail: str = ""
     pinned: Pinned | None = None
+    param: str = ""
 
 
 class EngineLoad(NamedTuple):

@@ -35,6 +35,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What an embedding model does: embed, classify, score, token_embed."""
     lora_slots: int = 0
     lora_rank_max: int = 0
+    vocabulary: int = 0
+    """Token ids in sampling parameters are below this; 0: below the tokenizer's size."""
+    logprobs_max: int = 20
+    default_sampling: dict[str, float] = {}
+    """The model's own values of sampling fields that a request leaves out (its generation_config.json)."""
 
 
 class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):

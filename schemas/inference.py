@@ -67,11 +67,15 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="ok"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="no"):
-    """The engine will not take it. `retryable`: another worker may. `spent`: its hand-off can not be used again."""
+    """The engine will not take it. `retryable`: another worker may. `spent`: its hand-off can not be used again.
+
+    `param` is the field at fault, where the engine tells it.
+    """
 
     reason: str
     retryable: bool
     spent: bool = False
+    param: str = ""
 
 
 GenerateReply = Accepted | Refused
@@ -88,7 +92,8 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one stream.
 
     `position` counts the tokens this engine sent for it before these, so the edge sees a lost or
-    repeated frame. `finish` is empty until the last entry: stop, length, abort, error (with `detail`), or handoff at
+    repeated frame. `finish` is empty until the last entry: stop, length, abort, error (with `detail`), rejected (with
+    `detail` and, where it is known, the request's field in `param`), or handoff at
     the end of a prefill leg, which sends no tokens: `handoff` is what it leaves, None if nothing was worth handing
     over. Where both legs run at the same time `handoff` comes before that end.
     `cached_tokens` is the engine's own count of prompt tokens it did not have to compute, -1: not told.
@@ -102,6 +107,7 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     detail: str = ""
     handoff: Handoff | None = None
+    param: str = ""
 
 
 class TokenFrame(msgspec.Struct, frozen=True, array_like=True):

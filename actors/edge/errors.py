@@ -48,6 +48,11 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+def rejected(reason: str, param: str) -> ApiError:
+    """400: an engine rejects the request; no other would take it."""
+    return bad_request(f"The engine rejects the request: {reason}", param=param or None, code="invalid_value")
+
+
 def no_model(name: str, known: list[str]) -> ApiError:
     """404: the model is not served here."""
     served = ", ".join(known) or "none yet: no worker has joined"

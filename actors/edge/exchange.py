@@ -20,6 +20,9 @@ from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Sampling, TokenLogprob
 from headwater.schemas.request import SagaState
 
+HEADERS_S = 2.0
+"""How long the headers of a stream wait for its first token, so that an early error has a status of its own."""
+
 
 class Choice:
     """A saga's answer on its way to the client."""
@@ -56,6 +59,7 @@ class Exchange:
         record: RequestRecord,
         body: bytes,
         wishes: Wishes = NO_WISHES,
+        guide_param: str = "",
     ) -> None:
         world = fleet.world
         self.request = request
@@ -70,7 +74,9 @@ class Exchange:
         self._record = record
         self._stream: EventStream | None = None
         self._streaming = stream
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = loop.create_future()
+        self._heard: asyncio.Future[None] = loop.create_future()
         self._open = len(prompts) * choices
         self.sagas: list[Saga] = []
         self._choices: list[Choice] = []
@@ -94,6 +100,7 @@ class Exchange:
                     priority=priority,
                     lora_name=model.lora_name,
                     wishes=wishes,
+                    guide_param=guide_param,
                 )
             )
             chunks = render.ChunkWriter(
@@ -163,6 +170,12 @@ class Exchange:
         return headers
 
     async def _run_stream(self, send: Send, client: Disconnect) -> None:
+        # An engine rejects a request within milliseconds of taking it: as an HTTP status, while there is none yet.
+        if await client.or_done(self._heard, HEADERS_S):
+            return
+        failed = next((saga.error for saga in self.sagas if saga.error), None)
+        if failed is not None and not any(saga.emitted for saga in self.sagas):
+            raise failed
         stream = EventStream(send)
         for choice in self._choices:
             role = choice.chunks.role()
@@ -237,6 +250,8 @@ class Exchange:
 
     def on_tokens(self, saga: Saga, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """See `Sink.on_tokens`."""
+        if not self._heard.done():
+            self._heard.set_result(None)
         choice = self._choices[saga.index]
         text = choice.answer.push(tokens)
         self._record.got(saga, len(tokens), text, self._fleet.world.clock.monotonic_s() - self._began_s)
@@ -271,6 +286,8 @@ class Exchange:
         self._open -= 1
         if (self._open == 0 or saga.error) and not self._done.done():
             self._done.set_result(None)
+            if not self._heard.done():
+                self._heard.set_result(None)
 
     def _logprobs_of(self, choice: Choice, start: int) -> dict[str, Any] | None:
         if not self._want_logprobs:

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions and /v1/completions: from a body to prompts, sampling and an `Exchange`."""
 
+from collections.abc import Iterable
+
 from headwater.actors.edge import openai
 from headwater.actors.edge.capabilities import require, require_generation
 from headwater.actors.edge.errors import bad_request
@@ -41,8 +43,10 @@ class Generation:
             variables=request.chat_template_kwargs,
         )
         prompt = await model.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-        sampling = _sampling(request, "chat", model, [prompt], request.limit(), request.logprob_count())
-        await self._generate("chat", request, model, [prompt], sampling, call)
+        sampling, guide = _sampling(
+            request, "chat", model, [prompt], request.limit(), request.logprob_count()
+        )
+        await self._generate("chat", request, model, [prompt], sampling, guide, call)
 
     async def complete(self, call: Call) -> None:
         """POST /v1/completions."""
@@ -56,8 +60,8 @@ class Generation:
         special = request.add_special_tokens is not False
         prompts = [await tokens_of(model, entry, "prompt", special=special) for entry in entries]
         limit = request.max_tokens or DEFAULT_COMPLETION_TOKENS
-        sampling = _sampling(request, "completions", model, prompts, limit, request.logprobs)
-        await self._generate("completions", request, model, prompts, sampling, call)
+        sampling, guide = _sampling(request, "completions", model, prompts, limit, request.logprobs)
+        await self._generate("completions", request, model, prompts, sampling, guide, call)
 
     async def _generate(
         self,
@@ -66,6 +70,7 @@ class Generation:
         model: Model,
         prompts: list[U32],
         sampling: Sampling,
+        guide_param: str,
         call: Call,
     ) -> None:
         serving = self._serving
@@ -90,6 +95,7 @@ class Generation:
             record=RequestRecord(serving.ledger, name, serving.payload, call.trace, len(prompts) * choices),
             body=call.body,
             wishes=wishes,
+            guide_param=guide_param,
         )
         client = Disconnect(call.receive)
         try:
@@ -105,8 +111,8 @@ def _sampling(
     prompts: list[U32],
     limit: int | None,
     logprobs: int | None,
-) -> Sampling:
-    """What the engine is told, checked against what the model can do."""
+) -> tuple[Sampling, str]:
+    """What the engine is told, checked against what the model can do, and the field that asks for a guide."""
     longest = max(len(prompt) for prompt in prompts)
     if not all(len(prompt) for prompt in prompts):
         raise bad_request("The prompt has no tokens.", param="prompt")
@@ -119,10 +125,16 @@ def _sampling(
             param="messages" if endpoint == "chat" else "prompt",
             code="context_length_exceeded",
         )
+    vocabulary = card.vocabulary or model.tokenizer.vocabulary
+    _check_tokens(request.stop_token_ids or (), vocabulary, "stop_token_ids")
     if logprobs is not None:
+        param = "top_logprobs" if endpoint == "chat" else "logprobs"
         require(card, "logprobs", "logprobs")
+        if logprobs > card.logprobs_max:
+            raise bad_request(f"{param} must be from 0 to {card.logprobs_max} here.", param=param)
     if request.logit_bias:
         require(card, "logit_bias", "logit_bias")
+        _check_tokens(request.bias(), vocabulary, "logit_bias")
     if request.cache_salt:
         # Without it the prompt's blocks would be shared with everybody's.
         require(card, "cache_salt", "cache_salt")
@@ -132,13 +144,25 @@ def _sampling(
     processors = processors_of(request.logits_processors, card.logits_processors)
     if processors:
         require(card, "processors", "logits_processors")
-    return sampling_of(
+    if not limit:
+        limit = min(context - longest, int(card.default_sampling.get("max_tokens", context)))
+    sampling = sampling_of(
         request,
-        limit=limit or context - longest,
+        limit=limit,
         logprobs=logprobs,
         guide=guided[1] if guided else None,
         processors=processors,
+        defaults=card.default_sampling,
     )
+    return sampling, guided[0] if guided else ""
+
+
+def _check_tokens(tokens: Iterable[int], vocabulary: int, param: str) -> None:
+    for token in tokens:
+        if token >= vocabulary:
+            raise bad_request(
+                f"{param}: token id {token} is outside the vocabulary of {vocabulary}.", param=param
+            )
 
 
 async def tokens_of(model: Model, entry: str | list[int], param: str, *, special: bool = True) -> U32:

@@ -15,6 +15,9 @@ DEPTH_MAX: Final = 32
 """Schemas within schemas, and lists and objects within a value."""
 
 PARTS_MAX: Final = 10_000
+PROPERTIES_MAX: Final = 1_000
+"""Properties of a schema in all. Engines make an automaton of them; with 3,000 some take most of a minute."""
+
 LENGTH_MAX: Final = 65_536
 """The largest length or count that a schema may demand."""
 
@@ -48,6 +51,7 @@ class _Check:
         self._root = root
         self._param = param
         self._parts = 0
+        self._properties = 0
         self._schemas: list[tuple[dict[str, Any], str]] = []
         self._known: set[int] = set()
 
@@ -67,6 +71,9 @@ class _Check:
             if keyword in _SEVERAL and not (isinstance(value, list) and value):
                 raise self._bad(place, f"{keyword} is a list of schemas, not empty")
             if isinstance(value, dict) and keyword in _BY_NAME:
+                self._properties += len(value)
+                if self._properties > PROPERTIES_MAX:
+                    raise self._bad(place, f"more than {PROPERTIES_MAX} properties and definitions")
                 for name, inner in value.items():
                     if keyword == "patternProperties":
                         check_regex(name, self._param)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headwater.actors.bus_port import BusError, NoResponder
-from headwater.actors.edge.errors import bad_request, overloaded, refused_by_router, upstream_failed
+from headwater.actors.edge.errors import overloaded, refused_by_router, rejected, upstream_failed
 from headwater.actors.edge.wishes import Wishes
 from headwater.schemas import hashing
 from headwater.schemas.hashing import U32
@@ -147,7 +147,7 @@ class Placing:
             spent = handoff is not None and reply.spent
             saga.turned_down("spent" if spent else "refused", reply.reason)
             if not reply.retryable:
-                raise bad_request(reply.reason)
+                raise rejected(reply.reason, reply.param or saga.guide_param)
         return reply.reason
 
     def _tokens(self) -> U32:

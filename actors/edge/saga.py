@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.edge.errors import ApiError, upstream_failed
+from headwater.actors.edge.errors import ApiError, rejected, upstream_failed
 from headwater.actors.edge.machine import SETBACKS, Cause, after
 from headwater.actors.edge.moving import can_move, needs_of, why_not
 from headwater.actors.edge.placing import MIGRATIONS_MAX, Placing
@@ -63,6 +63,7 @@ class Saga:
         priority: int = 0,
         lora_name: str = "",
         wishes: Wishes = NO_WISHES,
+        guide_param: str = "",
     ) -> None:
         self.request = request
         self.index = index
@@ -73,6 +74,8 @@ class Saga:
         self.lora_name = lora_name
         self.priority = priority
         self.needs = needs_of(sampling)
+        # Engines do not know by which field the client asked for a guide.
+        self.guide_param = guide_param
         self.emitted: list[int] = []
         self.cached_tokens = -1
         self.migrations = 0
@@ -188,6 +191,9 @@ class Saga:
                 self.finish("stop")
             elif entry.finish == "length":
                 self.finish("length")
+            elif entry.finish == "rejected":
+                self.leave()
+                self.fail(rejected(entry.detail, entry.param or self.guide_param))
             else:
                 self.lost(f"worker {self.worker}: {entry.detail or 'it gave the request up'}")
 

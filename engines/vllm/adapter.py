@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from headwater.engines.engine import (
+    DEFAULT_FIELDS,
     Capability,
     Emit,
     EngineDied,
@@ -28,13 +29,20 @@ from headwater.engines.vllm.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.control import VllmControl
 from headwater.engines.vllm.loras import Loras
 from headwater.engines.vllm.rank import endpoints, of_engine
+from headwater.engines.vllm.rejections import rejection_of
 from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.kv import BlocksStored
 
+API_LOGPROBS_MAX = 20
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
-FINISHES: dict[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+FINISHES: dict[str | None, Finish] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+    "repetition": "stop",
+}
 
 _log = structlog.get_logger("headwater.vllm")
 
@@ -104,6 +112,9 @@ class VllmEngine(VllmControl):
             lora_rank_max=self._loras.rank_max,
             tasks=self._pooling,
             processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
+            vocabulary=int(config.model_config.get_vocab_size()),
+            logprobs_max=_logprobs_max(config.model_config.max_logprobs),
+            default_sampling=_default_sampling(config.model_config),
         )
 
     def _complete(self, arguments: dict[str, Any]) -> None:
@@ -160,6 +171,15 @@ class VllmEngine(VllmControl):
 
     def _params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
         """VLLM's SamplingParams. Raises `RequestRejected` and `handoff.Unusable`."""
+        try:
+            return self._made_params(request, transfer, rank)
+        except handoff.Unusable:
+            raise
+        except Exception as error:
+            rejection = rejection_of(error)
+            raise rejection if rejection is not None else error from error
+
+    def _made_params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
         cold = self._ranks[rank].translator.cold
         if self._handoffs is not None and request.leg == "prefill":
             return sampling.prefill(self._handoffs.hand_over(), report_hits=cold)
@@ -206,12 +226,23 @@ class VllmEngine(VllmControl):
                     told_cached, cached = True, output.num_cached_tokens
                 finish = FINISHES.get(answer.finish_reason, "error") if output.finished else ""
                 detail = f"vLLM: {answer.finish_reason}" if finish == "error" else ""
+                if finish == "error" and request.sampling.guide is not None and request.leg != "decode":
+                    # Its only other causes are a failed transfer and an engine that dies, which is an exception.
+                    finish, detail = (
+                        "rejected",
+                        "what the answer must conform to cannot be compiled or followed",
+                    )
                 logprobs = sampling.logprobs(answer, request.sampling.logprobs or 0)
                 pinned = None
                 if stream.prefill and self._handoffs is not None and finish in ("stop", "length"):
                     pinned = self._handoffs.pinned(output.kv_transfer_params)
                 stream.send(Step(tuple(answer.token_ids), finish, cached, logprobs, detail, pinned))
         except Exception as error:  # the adapter's boundary: whatever vLLM raises ends this request
+            rejection = rejection_of(error)
+            if rejection is not None:
+                _log.info("request_rejected", request=request.request, reason=str(rejection))
+                stream.send(Step((), "rejected", detail=str(rejection), param=rejection.param))
+                return
             _log.error("generate_failed", request=request.request, reason=f"{type(error).__name__}: {error}")
             stream.send(Step((), "error", detail=f"{type(error).__name__}: {str(error)[:300]}"))
 
@@ -255,6 +286,17 @@ class VllmEngine(VllmControl):
             engine.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _default_sampling(config: Any) -> dict[str, float]:
+    """The model's values, from its generation_config.json or as --generation-config and its override have them."""
+    given: dict[str, Any] = config.get_diff_sampling_param()
+    return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}
+
+
+def _logprobs_max(configured: int) -> int:
+    """Alternatives per token, of those that the API may ask for; vLLM's -1 is no bound."""
+    return API_LOGPROBS_MAX if configured < 0 else min(configured, API_LOGPROBS_MAX)
 
 
 class _Stream:

@@ -80,6 +80,9 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
         arguments["enforce_eager"] = True
     if settings.kv_cache_mib or cpu:
         arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    # One backend for checking and for compiling. With vLLM's default, "auto", the first guided request of an engine
+    # decides what compiles all later ones, whatever each of them was checked with.
+    arguments["structured_outputs_config"] = {"backend": "guidance"}
     transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
     if transfer is not None:
         from vllm.config.kv_transfer import KVTransferConfig

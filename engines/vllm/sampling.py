@@ -15,6 +15,8 @@ from headwater.schemas.inference import Guide, Sampling, TokenLogprob
 PROCESSORS = "headwater.processors"
 """Key of `SamplingParams.extra_args` with the arguments of logits processors, by name."""
 
+SEED_FOR_MINUS_ONE = 2**63 - 1
+
 _TRANSFER = "kv_transfer_params"
 _REPORT = "kv_cache_report_mode"
 
@@ -44,7 +46,8 @@ def answer(sampling: Sampling, *, fetch: dict[str, Any] | None = None, report_hi
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
+        # To vLLM -1 is no seed at all.
+        seed=SEED_FOR_MINUS_ONE if sampling.seed == -1 else sampling.seed,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=list(sampling.stop_token_ids),

@@ -1,0 +1,46 @@
+"""Which of vLLM's exceptions are the request's fault, and which the engine's.
+
+vLLM (0.24 to 0.32) rejects a request in three places: when `SamplingParams` is made, in the first step of
+`AsyncLLM.generate` (checked against model and tokenizer), and, for a grammar that does not compile, by the finish
+reason "error". Only the first two carry an exception: `vllm.exceptions.VLLMClientError`, whose `parameter` is the
+API's name of the field.
+"""
+
+from functools import cache
+from typing import Any
+
+from headwater.engines.engine import RequestRejected
+
+TEXT_MAX = 1_000
+"""Characters of an error that are passed on: some repeat the whole value."""
+
+
+@cache
+def _client_errors() -> tuple[type[Exception], ...]:
+    import vllm.exceptions as known
+
+    names = ("VLLMClientError", "VLLMValidationError", "LoRAAdapterNotFoundError")
+    return tuple(getattr(known, name) for name in names if hasattr(known, name))
+
+
+def rejection_of(error: BaseException) -> RequestRejected | None:
+    """The rejection that an exception of vLLM means; None where the engine failed, or may take the request later."""
+    if isinstance(error, RequestRejected):
+        return error
+    cause = error.__cause__
+    if type(error).__name__ == "EngineGenerateError" and cause is not None:
+        # It wraps whatever `generate` met; what add_request raises of these is about the request.
+        return _rejected(cause) if isinstance(cause, (*_client_errors(), ValueError, TypeError)) else None
+    if isinstance(error, _client_errors()):
+        return _rejected(error)
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+        # Releases before VLLMClientError.
+        return _rejected(error)
+    return None
+
+
+def _rejected(error: BaseException) -> RequestRejected:
+    # Its text ends in the value, which may be as large as the request.
+    text: Any = error.args[0] if error.args else type(error).__name__
+    parameter = getattr(error, "parameter", None)
+    return RequestRejected(str(text)[:TEXT_MAX], param=parameter if isinstance(parameter, str) else "")

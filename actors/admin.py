@@ -16,8 +16,10 @@ import structlog
 
 from headwater.actors.admin_tokens import LogIns
 from headwater.actors.control_client import control, roster
+from headwater.actors.edge.body import Bodies
 from headwater.actors.edge.errors import ApiError, bad_request
-from headwater.actors.edge.http import ClientGone, Headers, Receive, Scope, Send, read_body, respond
+from headwater.actors.edge.http import ClientGone, Headers, Receive, Scope, Send, respond
+from headwater.actors.edge.limits import BodyLimits
 from headwater.actors.world import World
 from headwater.schemas.control import COMMANDS, ControlReply, ControlRequest
 from headwater.schemas.names import InvalidName, token
@@ -41,6 +43,7 @@ class AdminApp:
     def __init__(self, world: World, log_ins: LogIns) -> None:
         self._world = world
         self._log_ins = log_ins
+        self._bodies = Bodies(BodyLimits(BODY_BYTES_MAX))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing escapes."""
@@ -74,9 +77,8 @@ class AdminApp:
             return 200, _found(workers, parts[0])
         if len(parts) == 2:
             _only("POST", method)
-            return await self._command(
-                parts[0], parts[1], by, await read_body(scope, receive, BODY_BYTES_MAX)
-            )
+            async with self._bodies.read(scope, receive) as body:
+                return await self._command(parts[0], parts[1], by, body)
         raise ApiError(404, f"Use {PREFIX}/WORKER/COMMAND.", code="not_found")
 
     async def _command(self, worker: str, name: str, by: str, body: bytes) -> tuple[int, Any]:

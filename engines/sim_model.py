@@ -46,6 +46,7 @@ def sim_model_files(name: str) -> ModelFiles:
     )
 
 
-def script() -> tuple[int, ...]:
-    """Token ids of the text that the simulated engine repeats."""
-    return tuple(tokenizer().encode(SENTENCES).ids)
+def script(files: ModelFiles | None = None) -> tuple[int, ...]:
+    """Token ids of the text that the simulated engine repeats, in the vocabulary of a model's files or its own."""
+    made = tokenizer() if files is None else Tokenizer.from_buffer(files.tokenizer)
+    return tuple(made.encode(SENTENCES, add_special_tokens=False).ids)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from headwater.actors.supervisor import Hopeless
+from headwater.ops.config import ENV_PREFIX, Settings
 from headwater.ops.process import die_with_parent
 
 HOPELESS = 3
@@ -23,11 +24,19 @@ OnExit = Callable[[int], Awaitable[None]]
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, with bytecode caching on: engines import some 5,000 modules."""
-    environ = dict(os.environ)
+    """This process's environment, with bytecode caching on: engines import some 5,000 modules.
+
+    Without settings: those of a fleet are not those of each of its processes, which get theirs as flags.
+    """
+    environ = {name: text for name, text in os.environ.items() if not _is_setting(name)}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     environ["PYTHONUNBUFFERED"] = "1"
     return environ
+
+
+def _is_setting(variable: str) -> bool:
+    name = variable.removeprefix(ENV_PREFIX)
+    return name != variable and name.lower() in (*Settings.__struct_fields__, "config", "config_key")
 
 
 def headwater_command(*arguments: str) -> list[str]:
@@ -98,6 +107,13 @@ class Child:
         if code == HOPELESS:
             raise Hopeless("it can not start; its log says why")
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    async def restart(self) -> None:
+        """Ask it to end, and wait until it did: who supervises it starts it again."""
+        process = self._process
+        if process is not None and process.returncode is None and not self._stopping:
+            process.send_signal(self._stop_signal)
+            await process.wait()
 
     async def stop(self) -> None:
         """Ask it to end, then make it."""

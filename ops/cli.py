@@ -1,6 +1,9 @@
 """The `headwater` command."""
 
 import argparse
+import contextlib
+import errno
+import os
 import sys
 from collections.abc import Callable
 
@@ -40,6 +43,7 @@ ENGINE = (
 ADMIN = ("admin_host", "admin_port", "admin_token_file")
 UP = (
     *ENGINE,
+    "name",
     "gpus_per_worker",
     *config.ROUTING,
     "metrics_port",
@@ -53,6 +57,7 @@ UP = (
     "record_payloads",
     *config.QUEUE,
     *config.CLIENTS,
+    *config.HTTP,
     *ADMIN,
     "log_level",
     "log_format",
@@ -83,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "edge",
         "run one edge (HTTP endpoint)",
-        (*ACTOR, "host", "port", "record_payloads", *config.CLIENTS),
+        (*ACTOR, "host", "port", "record_payloads", *config.CLIENTS, *config.HTTP),
         commands.run_edge,
     )
     add(
@@ -210,7 +215,20 @@ def main() -> int:
     arguments.behind = behind
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
         return code
+    except BrokenPipeError:
+        # Nobody reads on: what is left in the buffer must not fail again on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = error.filename or "the output"
+        print(f"headwater: cannot write to {where}: {error.strerror}", file=sys.stderr)
+        return 2
     except Exception as error:
         from headwater.engines.engine import EngineError
         from headwater.events.errors import LogError

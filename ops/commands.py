@@ -12,6 +12,7 @@ def run_up(arguments: argparse.Namespace) -> int:
     from headwater.ops import process, up
 
     settings = _settings(arguments)
+    config.check_engine(settings)
     _need_vllm(settings)
     return process.run(lambda stop: up.up(settings, stop))
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from headwater.actors.edge.limits import BodyLimits, ConnectionLimits
 from headwater.engines.vllm import native
 from headwater.ops import config_file
 from headwater.ops.config_file import ConfigError as ConfigError
@@ -44,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["vllm", "sim"] = "vllm"
     model: str = ""
     served_model_name: str = ""
-    workers: Size = 0
+    workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     prefill_workers: Size = 0
     decode_workers: Size = 0
     role: Role = "both"
@@ -102,6 +103,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_port: Port = 0
     admin_token_file: str = ""
     record_payloads: PayloadKind = "off"
+    body_bytes_max: Annotated[int, msgspec.Meta(ge=1024)] = BodyLimits().bytes_max
+    bodies_bytes_max: Annotated[int, msgspec.Meta(ge=1024)] = BodyLimits().in_flight_bytes_max
+    header_bytes_max: Annotated[int, msgspec.Meta(ge=1024)] = ConnectionLimits().header_bytes
+    headers_max: Annotated[int, msgspec.Meta(ge=8)] = ConnectionLimits().headers
+    header_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = ConnectionLimits().header_timeout_s
+    body_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = ConnectionLimits().body_timeout_s
+    connections_max: Annotated[int, msgspec.Meta(ge=1)] = ConnectionLimits().connections
+    connections_per_address_max: Size = ConnectionLimits().per_address
+    allow_special_tokens_in_text: YesNo = "no"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
@@ -136,6 +146,33 @@ QUEUE = (
 
 CLIENTS = ("client_policies", "client_temperature_max")
 """Settings of edges, about what clients may wish for."""
+
+HTTP = (
+    "body_bytes_max",
+    "bodies_bytes_max",
+    "header_bytes_max",
+    "headers_max",
+    "header_timeout_s",
+    "body_timeout_s",
+    "connections_max",
+    "connections_per_address_max",
+    "allow_special_tokens_in_text",
+)
+"""Settings of edges, about connections and what comes over them."""
+
+ONLY_VLLM = (
+    "connector",
+    "connector_options",
+    "nixl_host",
+    "nixl_port",
+    "gpus_per_worker",
+    "kv_cache_mib",
+    "dtype",
+    "native",
+    "allow_mixed_versions",
+    "allow_vulnerable_engine",
+)
+ONLY_SIM = ("sim_step_time", "sim_blocks")
 
 NATS = (
     "nats",
@@ -233,6 +270,19 @@ def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settin
     # The nearer to the one who types, the later: vLLM's parser lets the last word win.
     words = (*section, *values.get("native", ()), *native.with_model_flag(getattr(flags, "behind", ())))
     return Settings(**_lifted(values, words))
+
+
+def check_engine(settings: Settings, path: str = "") -> None:
+    """Refuse settings that the chosen engine does not use. Raises `ConfigError`."""
+    foreign = {"sim": ONLY_VLLM, "vllm": ONLY_SIM}.get(settings.engine, ())
+    defaults = Settings()
+    for name in foreign:
+        if getattr(settings, name) != getattr(defaults, name):
+            flag = "--" + name.replace("_", "-")
+            what = "the engine's own arguments (behind `--`)" if name == "native" else flag
+            raise ConfigError(
+                f"{what} [{ENV_PREFIX}{name.upper()}] is not used by --engine {settings.engine}: leave it out"
+            )
 
 
 def _lifted(values: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _headless(settings: Settings) -> int:
 
 def _one(settings: Settings) -> Settings:
     """The same settings for a single worker: without shared imports each one is a process of its own."""
-    if settings.workers > 1 or settings.prefill_workers or settings.decode_workers:
+    if (settings.workers or 1) > 1 or settings.prefill_workers or settings.decode_workers:
         raise ConfigError(
             f"this runs one {settings.engine} worker per process: use --role and start one process for each, or let "
             "`headwater up` do that"

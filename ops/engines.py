@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headwater.actors.cards import Served
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.engines.model_files import read_model_files
+from headwater.engines.model_files import ModelFiles, read_model_files
 from headwater.engines.sim import SimEngine, SimSettings
 from headwater.engines.sim_model import script, sim_model_files
 from headwater.engines.step_time import ZERO, StepTime
@@ -66,22 +66,31 @@ def vllm_settings(settings: Settings, worker: str, *, folder: Path, name: str) -
     )
 
 
+def sim_files(settings: Settings) -> ModelFiles:
+    """The files of the model that the simulated engine stands for. Raises `EngineUnavailable`."""
+    if not settings.model:
+        return sim_model_files(settings.served_model_name or "sim")
+    files = read_model_files(model_folder(settings))
+    if settings.chat_template:
+        files = files._replace(chat_template=checks.template(settings.chat_template))
+    return files
+
+
 def _sim(settings: Settings) -> tuple[Engine, Served]:
-    name = settings.served_model_name or "sim"
-    files = sim_model_files(name)
+    files = sim_files(settings)
     engine = SimEngine(
         SimSettings(
-            model=name,
+            model=files.name,
             block_size=settings.block_size or 16,
             total_blocks=settings.sim_blocks,
             context_length=settings.max_model_len or files.context_length,
             step_time=ZERO if settings.sim_step_time == "zero" else StepTime(),
-            script=script(),
-            eos_token_id=files.eos_token_ids[0],
+            script=script(files),
+            eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
         ),
         SystemClock(),
     )
-    return engine, Served(name, files)
+    return engine, Served(settings.served_model_name or files.name, files)
 
 
 def _vllm(settings: Settings, worker: str) -> tuple[Engine, Served]:

@@ -1,20 +1,28 @@
 """`headwater explain REQUEST`: why a request went where it went, as a table."""
 
+import msgspec
+
 from headwater.actors.world import World
 from headwater.events.log import Log
-from headwater.ops.config import Settings
+from headwater.ops.config import ConfigError, Settings
 from headwater.ops.replay import pool_of
 from headwater.ops.run_actor import operator_world
 from headwater.ops.tables import table
+from headwater.schemas.envelope import Event
 from headwater.schemas.inference import Leg
 from headwater.schemas.load import LoadReported
 from headwater.schemas.route import Candidate, Decision, Shadowed, Weights
+
+HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
+"""Fields of a request's events that are not for a line of text."""
 
 LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
 
 
 async def explain(settings: Settings, request: str) -> int:
     """Print every decision made for a request, as a table. 1 if the log holds none."""
+    if not request.strip():
+        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
     async with operator_world(settings, "explain") as world:
         log = await world.pool_log(await pool_of(world, settings))
         found = await decisions_for(log, request)
@@ -32,11 +40,16 @@ async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision, lis
     async for piece in log.read(0, follow=False):
         for record in piece.records:
             for event in record.batch.events:
-                if isinstance(event, Decision) and event.request.startswith(request):
+                if isinstance(event, Decision) and is_about(event, request):
                     found.append((record.position, event, []))
                 for _, decision, after in found:
                     after += afterwards(decision, event)
     return found
+
+
+def is_about(decision: Decision, request: str) -> bool:
+    """Is it one of the request's decisions? Each has its choice and attempt behind the request's id."""
+    return decision.request == request or decision.request.startswith(request + "-")
 
 
 def afterwards(decision: Decision, event: object) -> list[str]:
@@ -137,4 +150,21 @@ async def _print_life(world: World, request: str) -> None:
         for record in piece.records:
             for event in record.batch.events:
                 if getattr(event, "request", None) == request:
-                    print(f"  {event}")
+                    print(f"  {told(event)}")
+
+
+def told(event: Event) -> str:
+    """An event of a request's life as a line of text."""
+    fields = [
+        f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
+        for name, value in msgspec.structs.asdict(event).items()
+        if name not in HIDDEN and value not in ("", (), b"", -1)
+    ]
+    kind = type(event).__struct_config__.tag
+    return f"{kind}: {', '.join(fields)}" if fields else str(kind)
+
+
+def _text(name: str, value: object) -> str:
+    if name.endswith("_ms"):
+        return f"{value} ms"
+    return f"{value} tokens" if name.endswith("_tokens") else str(value)

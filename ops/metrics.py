@@ -14,10 +14,13 @@ from headwater.ops.config import ConfigError
 Labels = Callable[[], Mapping[str, str]]
 
 
-def serve(port: int, host: str, labels: Labels | None = None) -> None:
-    """Serve the metrics from a thread, every sample with these labels. Raises `ConfigError` for a taken port."""
+def serve(port: int, host: str, labels: Labels | None = None, more: Collector | None = None) -> None:
+    """Serve the metrics from a thread, every sample with these labels, and what `more` collects.
+
+    Raises `ConfigError` for a taken port.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Labelled(labels or dict))
+    registry.register(Labelled(labels or dict, more))
     try:
         prometheus_client.start_http_server(port, host, registry=registry)
     except OSError as error:
@@ -32,13 +35,14 @@ class Labelled(Collector):
     `rank` is vLLM's own label for its data-parallel rank under the name that it has here.
     """
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: Labels, more: Collector | None = None) -> None:
         self._labels = labels
+        self._more = more
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector.collect`."""
         labels = self._labels()
-        for family in _families():
+        for family in [*_families(), *(self._more.collect() if self._more is not None else ())]:
             told = Metric(family.name, family.documentation, family.type, family.unit)
             for sample in family.samples:
                 own = dict(sample.labels)

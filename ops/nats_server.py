@@ -47,6 +47,7 @@ def write_config(
     port: int,
     *,
     name: str = "headwater",
+    monitor_port: int = 0,
     ack_v2: bool | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -59,6 +60,8 @@ def write_config(
         "jetstream": {"store_dir": str(folder.resolve() / "jetstream")},
         "write_deadline": "10s",
     }
+    if monitor_port:
+        config["http"] = f"127.0.0.1:{monitor_port}"
     if ack_v2 is not None:
         config["feature_flags"] = {"js_ack_fc_v2": ack_v2}
     config |= settings or {}

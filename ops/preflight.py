@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
+import structlog
 
 from headwater.actors.world import World
 from headwater.engines.engine import EngineUnavailable
@@ -15,6 +16,8 @@ from headwater.ops.workers import WorkerPlan, ranks_here
 from headwater.schemas.card import Lease, ModelCard
 
 LOOK_S = 5.0
+
+_log = structlog.get_logger("headwater.preflight")
 
 
 def check(settings: Settings, workers: Sequence[WorkerPlan]) -> None:
@@ -106,12 +109,17 @@ async def _pools(cards: Table, leases: Table) -> tuple[list[ModelCard], set[str]
 
 
 async def _all(table: Table) -> dict[str, bytes]:
-    """What is in a table now: the first entries that a watch gives."""
-    watch = table.watch()
-    try:
-        async with asyncio.timeout(LOOK_S):
-            entries = await anext(watch)
-    finally:
-        if isinstance(watch, AsyncGenerator):
-            await watch.aclose()
-    return {entry.key: entry.value for entry in entries if entry.value is not None}
+    """What is in a table now: the first entries that a watch gives, waited for while the store is away."""
+    while True:
+        watch = table.watch()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                entries = await anext(watch)
+            return {entry.key: entry.value for entry in entries if entry.value is not None}
+        except TimeoutError:
+            _log.warning(
+                "fleet_awaited", reason=f"the lease and card tables did not answer within {LOOK_S:.0f} s"
+            )
+        finally:
+            if isinstance(watch, AsyncGenerator):
+                await watch.aclose()

@@ -1,5 +1,6 @@
-"""From settings to the router's queue and to what clients may wish for."""
+"""From settings to the router's queue, to what clients may wish for and to what they may send."""
 
+from headwater.actors.edge.limits import BodyLimits, ConnectionLimits
 from headwater.actors.edge.wishes import ClientLimits
 from headwater.actors.route_queue import QueueSettings
 from headwater.ops.config import Settings
@@ -25,6 +26,23 @@ def queue_of(settings: Settings) -> QueueSettings:
 def clients_of(settings: Settings) -> ClientLimits:
     """What clients may wish for."""
     return ClientLimits(settings.client_policies, settings.client_temperature_max)
+
+
+def bodies_of(settings: Settings) -> BodyLimits:
+    """What bodies an edge takes."""
+    return BodyLimits(settings.body_bytes_max, settings.bodies_bytes_max)
+
+
+def connections_of(settings: Settings) -> ConnectionLimits:
+    """What connections to an edge may do."""
+    return ConnectionLimits(
+        settings.header_bytes_max,
+        settings.headers_max,
+        settings.header_timeout_s,
+        settings.body_timeout_s,
+        settings.connections_max,
+        settings.connections_per_address_max,
+    )
 
 
 def flags(settings: Settings, names: tuple[str, ...]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import structlog
+from prometheus_client.registry import Collector
 
 from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
@@ -20,7 +21,7 @@ from headwater.ops import metrics
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
 from headwater.ops.config import ConfigError, Settings, cache_dir
-from headwater.ops.queue_settings import clients_of, queue_of
+from headwater.ops.queue_settings import bodies_of, clients_of, connections_of, queue_of
 from headwater.ops.routing_settings import known_policy, router_weights
 from headwater.ops.warm import compile_kernels
 from headwater.ops.world import open_world
@@ -76,7 +77,7 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
 
     async def make(world: World) -> Actor:
         # Each life of the actor closes its own copy.
-        server = UvicornServer(listener.dup())
+        server = UvicornServer(listener.dup(), connections_of(settings))
         return EdgeActor(
             world,
             name,
@@ -84,6 +85,8 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
             drain_s=settings.drain_s,
             payload=settings.record_payloads,
             limits=clients_of(settings),
+            bodies=bodies_of(settings),
+            special_tokens_in_text=settings.allow_special_tokens_in_text == "yes",
         )
 
     return await run_one(settings, "edge", name, make, stop)
@@ -140,15 +143,16 @@ async def run_one(
     *,
     restarts: bool = True,
     labels: metrics.Labels | None = None,
+    collector: Collector | None = None,
 ) -> int:
     """One actor of a kind in a world of its own, until stopped; returns the exit status.
 
-    `restarts` False: its end is the process's. `labels` are added to its metrics.
+    `restarts` False: its end is the process's. `labels` are added to its metrics, and so is what `collector` gives.
     """
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
     if settings.metrics_port:
-        metrics.serve(settings.metrics_port, settings.host, labels)
+        metrics.serve(settings.metrics_port, settings.host, labels, collector)
     opening = open_world(
         nats_url(settings),
         settings.namespace,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from functools import partial
 
 import structlog
 
@@ -11,6 +12,7 @@ from headwater.actors.engine import EngineActor
 from headwater.actors.health import HealthSettings
 from headwater.actors.supervisor import Hopeless
 from headwater.actors.worker_life import Standing
+from headwater.actors.worker_metrics import WorkerCollector
 from headwater.actors.world import World
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.ops import adapters, engines, metrics_folder, preflight
@@ -61,10 +63,14 @@ async def run_engine(settings: Settings, stop: asyncio.Event) -> int:
         role = actor.standing.role if actor else settings.role
         return {"worker": name, "pool": pool, "role": role, "rank": "0"}
 
+    collector = WorkerCollector(lambda: [(actor.name, actor.stats) for actor in list(actors)])
+
     async def run() -> int:
         if has_ranks(engine):
-            return await run_ranks(settings, name, engine, make, stop, run_one)
-        return await run_one(settings, "worker", name, make, stop, restarts=False, labels=labels)
+            return await run_ranks(settings, name, engine, make, stop, partial(run_one, collector=collector))
+        return await run_one(
+            settings, "worker", name, make, stop, restarts=False, labels=labels, collector=collector
+        )
 
     if settings.engine == "vllm" and settings.metrics_port:
         with metrics_folder.per_life():

@@ -26,11 +26,21 @@ from headwater.actors.supervisor import GaveUp, RestartPolicy, supervise
 from headwater.events.clock import SystemClock
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, connect, ensure_namespace, without_secret
-from headwater.ops import admin, engines, nats_server, preflight, queue_settings, worker_flags, workers
+from headwater.ops import (
+    admin,
+    data_dir,
+    engines,
+    nats_server,
+    preflight,
+    queue_settings,
+    worker_flags,
+    workers,
+)
 from headwater.ops.access import credentials
 from headwater.ops.bury import bury
 from headwater.ops.children import Child, headwater_command
-from headwater.ops.config import CLIENTS, ENV_PREFIX, NATS, QUEUE, ROUTING, ConfigError, Settings
+from headwater.ops.config import CLIENTS, ENV_PREFIX, HTTP, NATS, QUEUE, ROUTING, ConfigError, Settings
+from headwater.ops.nats_watch import watch_store
 from headwater.ops.pools import keep_namespace, keep_pools
 from headwater.ops.run_actor import listen
 from headwater.schemas import subjects
@@ -41,14 +51,28 @@ PROGRESS_S = 3.0
 _log = structlog.get_logger("headwater.up")
 
 
+BESIDE_WORKERS = ("edge-0", "router-0")
+TARGETS = "prometheus-targets.json"
+"""File in the data directory that lists every process's metrics, as Prometheus's file_sd_configs reads them."""
+
+
 class Fleet:
     """The processes of one `headwater up`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         gpus = workers.visible_gpus(os.environ) if settings.engine == "vllm" and not engines.on_cpu() else ()
+        first = settings.metrics_port or workers.free_range(
+            len(workers.names(settings)) + len(BESIDE_WORKERS), settings.host
+        )
+        # The workers' ports first: one process may host them all, and counts them in the same way.
+        settings = self._settings = msgspec.structs.replace(settings, metrics_port=first)
         self.workers = workers.plan(settings, devices=gpus)
+        self._metrics_ports = {
+            name: first + len(self.workers) + number for number, name in enumerate(BESIDE_WORKERS)
+        }
         self._data = Path(settings.data_dir)
+        self._held = contextlib.ExitStack()
         self._children: list[tuple[Child, asyncio.Task[None]]] = []
         self._leases: JetStreamTable | None = None
         self._client: Connection | None = None
@@ -60,11 +84,14 @@ class Fleet:
     async def start(self) -> None:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
         settings = self._settings
+        self._held.enter_context(data_dir.held(self._data))
         if settings.replicas > 1 and not self.nats:
             raise ConfigError(
                 f"--replicas {settings.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
         preflight.check(settings, self.workers)
+        if settings.engine == "sim":
+            engines.sim_files(settings)
         if settings.engine == "vllm":
             # Made here, where its progress shows, not in a worker's log.
             engines.model_folder(settings)
@@ -74,6 +101,7 @@ class Fleet:
         host, port = listener.getsockname()[:2]
         listener.close()
         self.url = f"http://{host if host != '0.0.0.0' else '127.0.0.1'}:{port}"
+        self._write_targets()
         if not self.nats:
             await self._start_nats()
         client = await connect(
@@ -85,7 +113,7 @@ class Fleet:
         self._client = client
         await ensure_namespace(client, settings.namespace, replicas=settings.replicas)
         # The actors may not create streams when they log in as what they are.
-        self._keeping = [
+        self._keeping += [
             asyncio.create_task(keep(client, settings.namespace, settings.replicas), name="streams")
             for keep in (keep_namespace, keep_pools)
         ]
@@ -94,13 +122,15 @@ class Fleet:
         # Next to the log: who removes one removes the other.
         cache = settings.cache_dir or str(self._data / "cache")
         local = queue_settings.flags(settings, (*ROUTING, *QUEUE))
+        local += ["--metrics-port", str(self._metrics_ports["router-0"])]
         self._add("router", [*common, "--name", "router-0", "--cache-dir", cache, *local], "router")
         if settings.admin_port:
             at = ["--admin-host", settings.admin_host, "--admin-port", str(settings.admin_port)]
             tokens = ["--admin-token-file", str(Path(settings.admin_token_file).resolve())]
             self._add("admin", [*self._plain(), *at, *tokens], "admin")
         edge = ["--name", "edge-0", "--port", str(port), "--host", str(host)]
-        edge += queue_settings.flags(settings, CLIENTS)
+        edge += ["--metrics-port", str(self._metrics_ports["edge-0"])]
+        edge += queue_settings.flags(settings, (*CLIENTS, *HTTP))
         self._add("edge", [*common, *edge, "--record-payloads", settings.record_payloads], "edge")
         self._add_engines(common)
 
@@ -116,6 +146,26 @@ class Fleet:
             own = worker_flags.of(worker)
             environ = {workers.DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
             self._add(worker.name, [*flags, *own, *behind], "engine", lease=worker.name, environ=environ)
+
+    def _write_targets(self) -> None:
+        """Tell Prometheus where every process has its metrics. Raises `ConfigError` for a port that is taken."""
+        host = self._settings.host
+        ports = {
+            **{("worker", worker.name): worker.metrics_port for worker in self.workers},
+            **{(name.partition("-")[0], name): port for name, port in self._metrics_ports.items()},
+        }
+        for port in ports.values():
+            listen(host, port, flag="--metrics-port").close()
+        groups = [
+            {
+                "targets": [f"{host if host != '0.0.0.0' else '127.0.0.1'}:{port}"],
+                "labels": {"job": "headwater", "component": component, "name": name},
+            }
+            for (component, name), port in ports.items()
+        ]
+        path = self._data / TARGETS
+        path.with_suffix(".new").write_bytes(msgspec.json.format(msgspec.json.encode(groups)))
+        path.with_suffix(".new").replace(path)
 
     def _plain(self) -> list[str]:
         settings = self._settings
@@ -144,13 +194,21 @@ class Fleet:
     async def _start_nats(self) -> None:
         settings = self._settings
         port = nats_server.free_port(settings.nats_port)
+        if port != settings.nats_port and settings.nats_port not in (0, Settings().nats_port):
+            raise ConfigError(
+                f"--nats-port {settings.nats_port} is taken: choose another one, or 0 for a free one"
+            )
         if port != settings.nats_port and settings.nats_port:
             _log.warning("nats_port_taken", wanted=settings.nats_port, used=port)
-        config = nats_server.write_config(self._data / "nats", port)
+        monitor = nats_server.free_port(0)
+        config = nats_server.write_config(self._data / "nats", port, monitor_port=monitor)
         command = [nats_server.binary(), "-c", str(config)]
         # SIGTERM lets the server finish its writes; SIGINT would too.
-        self._supervise(Child("nats-server", command, log_file=str(self._data / "nats" / "nats-server.log")))
+        server = Child("nats-server", command, log_file=str(self._data / "nats" / "nats-server.log"))
+        self._supervise(server)
         await nats_server.wait_until_up(port)
+        store = self._data / "nats" / "jetstream"
+        self._keeping.append(asyncio.create_task(watch_store(monitor, store, server.restart), name="store"))
         self.nats = f"nats://127.0.0.1:{port}"
 
     def _add(
@@ -229,6 +287,7 @@ class Fleet:
             await asyncio.gather(*(task for _, task in group), return_exceptions=True)
         if self._client is not None and not self._client.is_closed:
             await self._client.close()
+        self._held.close()
 
 
 async def up(settings: Settings, stop: asyncio.Event) -> int:

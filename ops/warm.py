@@ -27,6 +27,7 @@ def warm() -> int:
 
 def compile_kernels() -> None:
     """Call every kernel with the types it is used with."""
+    from headwater.actors.edge import json_shape
     from headwater.router.index import PrefixIndex
     from headwater.schemas import hashing
 
@@ -45,3 +46,4 @@ def compile_kernels() -> None:
     index.reserve(2 * index.capacity)
     index.adopt(index.packed(), index.rows, index.words, index.tiers)
     index.clear("a")
+    json_shape.count(np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8))

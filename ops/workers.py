@@ -129,7 +129,8 @@ def free_range(count: int, host: str) -> int:
         if all(_is_free(host, first + number) for number in range(count)):
             return first
     raise EngineUnavailable(
-        f"no {count} free ports in a row on {host}: give --nixl-port, or an address of this machine as --nixl-host"
+        f"no {count} free ports in a row on {host}: give --nixl-port or --metrics-port, or an address of this machine "
+        "as --nixl-host or --host"
     )
 
 

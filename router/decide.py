@@ -74,7 +74,14 @@ def decide(
     scene = Scene(index, depths, cold, query, standing, loads, loads.assumed.depths(named))
     candidates = candidates_for(scene)
     if not candidates:
-        return RouteRefused(why_none(list(loads.workers.values()), query), NO_WORKER_RETRY_S)
+        # Waiting helps against what passes. A first placement in a tier that no worker has is a mistake of its client.
+        unknown = (
+            query.waits and bool(query.tier) and not any(w.tier == query.tier for w in loads.workers.values())
+        )
+        reason = why_none(list(loads.workers.values()), query)
+        return RouteRefused(
+            reason, NO_WORKER_RETRY_S, final=unknown, code="no_worker_of_tier" if unknown else ""
+        )
     seed = seed_of(query.request)
     try:
         chosen = policy(Choice(scene, in_question(scene, candidates), seed))

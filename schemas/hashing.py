@@ -20,6 +20,7 @@ from headwater.schemas.kernel import kernel
 
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
+U8 = NDArray[np.uint8]
 
 ROOT = 0
 """Parent of a first block. No block ever hashes to it."""

@@ -15,7 +15,7 @@ On loss of NATS
 On failure
     ends each open request with an error before the next life of the actor listens
 On stop
-    takes no new requests (503), finishes those it has within `drain_s`, then ends them with an error
+    takes no new connections, finishes the requests it has within `drain_s`, then ends them with an error
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from headwater.actors.edge.app import App
 from headwater.actors.edge.errors import upstream_failed
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.ledger import Ledger
+from headwater.actors.edge.limits import BodyLimits
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.server import STOP_S, HttpServer
 from headwater.actors.edge.wishes import ClientLimits
@@ -53,12 +54,16 @@ class EdgeActor(Actor):
         drain_s: float = 30.0,
         payload: PayloadKind = "off",
         limits: ClientLimits | None = None,
+        bodies: BodyLimits | None = None,
+        special_tokens_in_text: bool = False,
     ) -> None:
         super().__init__(world, name)
         self._server = server
         self._payload: PayloadKind = payload
         self._drain_s = drain_s
         self._limits = limits or ClientLimits()
+        self._bodies = bodies
+        self._special_tokens_in_text = special_tokens_in_text
         self._models = Models(world)
         self._fleet = Fleet(world, name, self.spawn)
         self._lease: lease.LeaseHandle | None = None
@@ -97,7 +102,14 @@ class EdgeActor(Actor):
         self.spawn(self._fleet.watch_silence(), "silence")
         await self._models.known.wait()
         self._app = App(
-            self._fleet, self._models, self._ledger, lambda: self.stopping, self._payload, self._limits
+            self._fleet,
+            self._models,
+            self._ledger,
+            lambda: self.stopping,
+            self._payload,
+            self._limits,
+            self._bodies,
+            special_tokens_in_text=self._special_tokens_in_text,
         )
         self._serving = self.spawn(self._server.serve(self._app), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())
@@ -121,6 +133,8 @@ class EdgeActor(Actor):
         """See `Actor.drain`."""
         active = self._app.active if self._app else 0
         self.log.info("draining", requests=active)
+        # No connection is taken any more; what was read on those there are is still answered.
+        self._server.stop()
         clock = self.world.clock
         deadline = clock.monotonic_s() + self._drain_s
         while self._app is not None and self._app.active and clock.monotonic_s() < deadline:
@@ -128,7 +142,6 @@ class EdgeActor(Actor):
         for saga in list(self._fleet.sagas.values()):
             saga.fail(upstream_failed("The edge was stopped."))
         if self._serving is not None:
-            self._server.stop()
             await asyncio.wait({self._serving}, timeout=STOP_S)
         if self._ledger is not None:
             try:

@@ -9,11 +9,14 @@ import prometheus_client
 import structlog
 
 from headwater.actors import metrics
+from headwater.actors.edge.body import Bodies
 from headwater.actors.edge.errors import ApiError
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.generation import Generation
-from headwater.actors.edge.http import ClientGone, Headers, Receive, Scope, Send, read_body, respond
+from headwater.actors.edge.http import ClientGone, Headers, Receive, Scope, Send, respond
+from headwater.actors.edge.json_shape import check_shape
 from headwater.actors.edge.ledger import Ledger
+from headwater.actors.edge.limits import BodyLimits
 from headwater.actors.edge.model_list import listed
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.our_fields import Attempts
@@ -36,11 +39,23 @@ class App:
         draining: Callable[[], bool],
         payload: PayloadKind = "off",
         limits: ClientLimits | None = None,
+        bodies: BodyLimits | None = None,
+        *,
+        special_tokens_in_text: bool = False,
     ) -> None:
         self._fleet = fleet
+        self.bodies = Bodies(bodies)
         self._models = models
         self._draining = draining
-        serving = Serving(fleet, models, ledger, draining, payload, Attempts(), limits or ClientLimits())
+        serving = Serving(
+            fleet,
+            models,
+            ledger,
+            payload,
+            Attempts(),
+            limits or ClientLimits(),
+            special_tokens_in_text,
+        )
         generation, pooling = Generation(serving), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": generation.chat,
@@ -78,8 +93,9 @@ class App:
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
-            body = await read_body(scope, receive)
-            await post(Call(body, trace_of(scope), receive, send, scope["headers"]))
+            async with self.bodies.read(scope, receive) as body:
+                await check_shape(body)
+                await post(Call(body, trace_of(scope), receive, send, scope["headers"]))
         elif path == "/v1/models":
             _only("GET", method)
             await self._answer(send, {"object": "list", "data": [listed(m) for m in self._models.all()]})

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from headwater.actors.edge import openai
 from headwater.actors.edge.capabilities import require, require_generation
-from headwater.actors.edge.errors import bad_request
+from headwater.actors.edge.errors import ApiError, bad_request
 from headwater.actors.edge.exchange import Exchange
 from headwater.actors.edge.http import Disconnect
+from headwater.actors.edge.literal_text import LiteralText
 from headwater.actors.edge.models import Model
 from headwater.actors.edge.processors import processors_of
 from headwater.actors.edge.record import RequestRecord
@@ -14,13 +17,16 @@ from headwater.actors.edge.render import Endpoint
 from headwater.actors.edge.sampling import sampling_of
 from headwater.actors.edge.serving import Call, Serving
 from headwater.actors.edge.wishes import wishes_of
-from headwater.schemas.hashing import U32, unpack_tokens
+from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What /v1/completions generates when the client sets no limit, as OpenAI does."""
 
 PROMPTS_MAX = 128
+
+TOKEN_CHARACTERS_MAX = 128
+"""Characters of a token at most: runs of blanks are the longest that tokenizers have."""
 
 
 class Generation:
@@ -37,12 +43,18 @@ class Generation:
         require_generation(model.card)
         if model.template is None:
             raise bad_request(f"{request.model} has no chat template: use /v1/completions.", param="model")
+        _check_length(model, request, "messages")
+        messages = request.plain_messages()
+        literal = LiteralText(model.tokenizer)
+        if not self._serving.special_tokens_in_text:
+            literal.take_out(messages)
         text = model.template.render(
-            request.plain_messages(),
+            messages,
             add_generation_prompt=request.add_generation_prompt is not False,
             variables=request.chat_template_kwargs,
         )
-        prompt = await model.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        _check_length(model, text, "messages")
+        prompt = await literal.encode(text, add_special_tokens=bool(request.add_special_tokens))
         sampling, guide = _sampling(
             request, "chat", model, [prompt], request.limit(), request.logprob_count()
         )
@@ -58,6 +70,8 @@ class Generation:
         if len(entries) * (request.n or 1) > PROMPTS_MAX:
             raise bad_request(f"At most {PROMPTS_MAX} choices over all prompts.", param="prompt")
         special = request.add_special_tokens is not False
+        for entry in entries:
+            _check_length(model, entry, "prompt")
         prompts = [await tokens_of(model, entry, "prompt", special=special) for entry in entries]
         limit = request.max_tokens or DEFAULT_COMPLETION_TOKENS
         sampling, guide = _sampling(request, "completions", model, prompts, limit, request.logprobs)
@@ -157,6 +171,29 @@ def _sampling(
     return sampling, guided[0] if guided else ""
 
 
+def _check_length(model: Model, given: str | list[int] | openai.ChatRequest, param: str) -> None:
+    """Refuse what can not fit the context before anything is made of it. Raises `ApiError` 400."""
+    context = model.card.context_length
+    if isinstance(given, openai.ChatRequest):
+        characters = given.characters()
+    elif isinstance(given, str):
+        characters = len(given)
+    else:
+        characters = 0
+        if len(given) > context:
+            raise _too_long(context, f"{len(given)} tokens", param)
+    if characters > context * TOKEN_CHARACTERS_MAX:
+        raise _too_long(context, f"{characters} characters", param)
+
+
+def _too_long(context: int, has: str, param: str) -> ApiError:
+    return bad_request(
+        f"This model's context is {context} tokens; the request has {has}.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 def _check_tokens(tokens: Iterable[int], vocabulary: int, param: str) -> None:
     for token in tokens:
         if token >= vocabulary:
@@ -169,9 +206,13 @@ async def tokens_of(model: Model, entry: str | list[int], param: str, *, special
     """The tokens of a text, or of a list that are the model's own. Raises `ApiError` 400 naming `param`."""
     if isinstance(entry, str):
         return await model.tokenizer.encode(entry, add_special_tokens=special)
-    for token in entry:
-        if not 0 <= token < model.tokenizer.vocabulary:
-            raise bad_request(
-                f"Token id {token} is outside the vocabulary of {model.tokenizer.vocabulary}.", param=param
-            )
-    return unpack_tokens(b"".join(token.to_bytes(4, "little") for token in entry))
+    vocabulary = model.tokenizer.vocabulary
+    try:
+        tokens = np.array(entry, np.int64)
+        outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
+        bad = int(tokens[outside[0]]) if len(outside) else None
+    except OverflowError:
+        bad = next(token for token in entry if not 0 <= token < vocabulary)
+    if bad is not None:
+        raise bad_request(f"Token id {bad} is outside the vocabulary of {vocabulary}.", param=param)
+    return tokens.astype(np.uint32)

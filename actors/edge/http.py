@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: reading a bounded body, answering, and streams that are written to directly.
+"""One HTTP exchange over ASGI: answering, and streams that are written to directly.
 
 A stream is written by whoever has the tokens, in the same turn of the event loop: ASGI's `send` is a coroutine
 that finishes in one step as long as the client keeps up, so no task is woken per token. A client that does not
@@ -9,14 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headwater.actors.edge.errors import ApiError
-
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-BODY_BYTES_MAX = 64 * 1024 * 1024
 BACKLOG_BYTES_MAX = 4 * 1024 * 1024
 PING_S = 10.0
 PING = b": ping\n\n"
@@ -30,27 +27,6 @@ STREAM_HEADERS: Headers = [
 
 class ClientGone(Exception):
     """The client hung up before it had its answer."""
-
-
-async def read_body(scope: Scope, receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """The request's body. Raises `ApiError` 413 past the bound, `ClientGone`."""
-    too_large = ApiError(413, f"The body is larger than {bytes_max} bytes.", code="body_too_large")
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > bytes_max:
-            raise too_large
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > bytes_max:
-            raise too_large
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 async def respond(

@@ -26,6 +26,9 @@ Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOKEN_DIGITS_MAX = 9
+STOP_TOKENS_MAX = 128
+BIASES_MAX = 1_024
+MESSAGES_MAX = 8_192
 
 
 class ContentPart(msgspec.Struct):
@@ -67,7 +70,7 @@ class Common(Guided, kw_only=True):
     repetition_penalty: float | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)] | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
@@ -91,6 +94,8 @@ class Common(Guided, kw_only=True):
     def bias(self) -> dict[int, float]:
         """Logit bias by token id, checked."""
         bias: dict[int, float] = {}
+        if len(self.logit_bias or {}) > BIASES_MAX:
+            raise bad_request(f"logit_bias has more than {BIASES_MAX} tokens.", param="logit_bias")
         for key, value in (self.logit_bias or {}).items():
             number = key.isascii() and key.isdigit() and len(key) <= TOKEN_DIGITS_MAX
             if not number or not -100 <= value <= 100:
@@ -104,7 +109,7 @@ class Common(Guided, kw_only=True):
 class ChatRequest(Common, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -133,6 +138,15 @@ class ChatRequest(Common, kw_only=True):
             entry["content"] = _text_of(message)
             plain.append(entry)
         return plain
+
+    def characters(self) -> int:
+        """Of all texts together."""
+        return sum(
+            len(message.content)
+            if isinstance(message.content, str)
+            else sum(len(part.text or "") for part in message.content or ())
+            for message in self.messages
+        )
 
     def refuse_unsupported(self) -> None:
         """Fields that would change the answer and are not served yet."""
@@ -164,9 +178,9 @@ class CompletionRequest(Common, kw_only=True):
         if isinstance(prompt, str):
             return [prompt]
         for kind, wrap in ((int, True), (str, False), (list, False)):
-            if prompt and all(type(item) is kind for item in prompt):
+            if prompt and set(map(type, prompt)) == {kind}:
                 entries: list[Any] = [prompt] if wrap else list(prompt)
-                if kind is not list or all(type(token) is int for entry in entries for token in entry):
+                if kind is not list or all(set(map(type, entry)) <= {int} for entry in entries):
                     return entries
         raise bad_request(
             "prompt is a string, a list of token ids, or a list of either; not empty.", param="prompt"

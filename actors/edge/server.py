@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from headwater.actors.edge.connection import protocol_of
 from headwater.actors.edge.http import Receive, Scope, Send
+from headwater.actors.edge.limits import ConnectionLimits
 
 KEEP_ALIVE_S = 75
 """Longer than the idle time of common load balancers (60 s), so that they never meet a closed connection."""
@@ -50,8 +52,9 @@ class HttpServer(Protocol):
 class UvicornServer:
     """See `HttpServer`. The socket is bound by the caller, so a taken port is an early, clear error."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
         self._listener = listener
+        self._limits = limits or ConnectionLimits()
         self._server: _Uvicorn | None = None
         self.listening = asyncio.Event()
         host, port = listener.getsockname()[:2]
@@ -61,7 +64,7 @@ class UvicornServer:
         """See `HttpServer.serve`."""
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=protocol_of(self._limits),
             loop="none",
             lifespan="off",
             ws="none",

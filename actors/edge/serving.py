@@ -1,10 +1,9 @@
 """What every endpoint of an edge works with, and one call to it."""
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headwater.actors.edge.errors import ApiError, overloaded
+from headwater.actors.edge.errors import overloaded
 from headwater.actors.edge.fleet import Fleet
 from headwater.actors.edge.http import Headers, Receive, Scope, Send
 from headwater.actors.edge.ledger import Ledger
@@ -31,18 +30,19 @@ class Call(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """The parts of one edge. `draining` says that it takes nothing new; `payload` what it records of requests.
+    """The parts of one edge. `payload` says what it records of requests.
 
-    `limits` bound what clients may wish of a router.
+    `limits` bound what clients may wish of a router. `special_tokens_in_text`: control tokens that users and tools spell
+    in messages are control tokens.
     """
 
     fleet: Fleet
     models: Models
     ledger: Ledger
-    draining: Callable[[], bool]
     payload: PayloadKind
     attempts: Attempts
     limits: ClientLimits = ClientLimits()
+    special_tokens_in_text: bool = False
 
     def check(self, request: NotServed, *passed_on: Any) -> None:
         """What every request goes through: fields of ours are counted, here and in values that are passed on.
@@ -56,8 +56,6 @@ class Serving(NamedTuple):
         """Raises `ApiError` 503 while no request can be accepted."""
         if self.fleet.closed:
             raise overloaded("This edge starts again.", 1.0)
-        if self.draining():
-            raise ApiError(503, "This edge drains.", kind="server_error", retry_after_s=1.0)
         if not self.ledger.takes_requests:
             raise overloaded("The request log takes nothing more at the moment.", 1.0)
 

@@ -9,6 +9,8 @@ tokenizer; where it can not be made, the tokenizer's own incremental decoder.
 import asyncio
 import itertools
 import random
+import re
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import fastokens
@@ -18,6 +20,9 @@ import structlog
 import tokenizers
 
 from headwater.schemas.hashing import U32
+
+MARK = "\U0010fffd"
+"""A character for private use, with which `headwater.actors.edge.literal_text` marks places."""
 
 REPLACEMENT = "\ufffd"
 
@@ -40,6 +45,19 @@ class TokenTable(msgspec.Struct, frozen=True):
     pieces: list[bytes]
 
 
+class ControlTokens:
+    """Spellings of a vocabulary's control tokens, to be found in text."""
+
+    def __init__(self, spellings: Iterable[str]) -> None:
+        found = sorted(set(spellings), key=len, reverse=True)
+        self._beginnings = tuple({spelling[:2] for spelling in found})
+        self.pattern = re.compile("|".join(map(re.escape, [*found, MARK])))
+
+    def may_be_in(self, text: str) -> bool:
+        """Does anything in the text begin as a control token does? Cheap, for long texts."""
+        return any(beginning in text for beginning in self._beginnings)
+
+
 class Tokenizer:
     """One model's tokenizer, from the bytes of its tokenizer.json."""
 
@@ -53,6 +71,18 @@ class Tokenizer:
         self.special = frozenset(
             number for number, token in self.reference.get_added_tokens_decoder().items() if token.special
         ) | set(eos_token_ids)
+        self.control = ControlTokens(
+            token.content for token in self.reference.get_added_tokens_decoder().values() if token.special
+        )
+        self._plain: tokenizers.Tokenizer | None = None
+        self._data = data
+
+    def encode_plain(self, text: str) -> U32:
+        """Token ids of a short text in which nothing is a control token."""
+        if self._plain is None:
+            self._plain = tokenizers.Tokenizer.from_buffer(self._data)
+            self._plain.encode_special_tokens = True
+        return np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> U32:
         """Token ids of `text`, uint32 of shape (n,)."""

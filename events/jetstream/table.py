@@ -4,11 +4,14 @@ A key's time to live is per message (`Nats-TTL`), never per bucket. When it runs
 delete marker, so watchers learn of a lapsed lease without polling.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
+from typing import Final
 
+import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused
+from headwater.events.errors import LogRefused, StreamMissing
 from headwater.events.jetstream.api import (
     REQUEST_DEADLINE_S,
     last_message,
@@ -17,6 +20,11 @@ from headwater.events.jetstream.api import (
 from headwater.events.jetstream.cursor import Cursor, Raw
 from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
 from headwater.events.table import Entry
+
+MISSING_S: Final = 0.5
+"""Pause before a bucket that is not there is looked for again."""
+
+_log = structlog.get_logger("headwater.table")
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _MARKERS = ("KV-Operation", "Nats-Marker-Reason")
@@ -75,39 +83,54 @@ class JetStreamTable:
     async def watch(self) -> AsyncGenerator[list[Entry], None]:
         """See `Table.watch`. After a lost connection everything is read again and compared with what was told.
 
-        Delete markers live a second: a key that ended while nobody watched may have left none.
+        Delete markers live a second: a key that ended while nobody watched may have left none. A bucket that was
+        deleted is waited for; made anew, it counts its revisions from 1.
         """
-        cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
-        told: dict[str, int] = {}
+        told: dict[str, Entry] = {}
+        while True:
+            cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
+            try:
+                async for entries in self._follow(cursor, told):
+                    yield entries
+            except StreamMissing as error:
+                _log.warning("bucket_missing", bucket=self._prefix, reason=str(error))
+            finally:
+                await cursor.aclose()
+            await asyncio.sleep(MISSING_S)
+
+    async def _follow(self, cursor: Cursor, told: dict[str, Entry]) -> AsyncGenerator[list[Entry], None]:
         present: dict[str, Entry] | None = None
         opened = 0
-        try:
-            async for batch in cursor.messages(0, newest_per_subject=True):
-                entries = [self._entry(raw) for raw in batch]
-                if cursor.opened != opened:
-                    opened, present = cursor.opened, {}
-                if present is not None:
-                    # Collect until this pass over all keys is whole.
-                    present.update((entry.key, entry) for entry in entries)
-                    if batch and batch[-1].pending:
-                        continue
-                    lost = sorted(told.keys() - present.keys())
-                    entries = [*present.values(), *(Entry(key, None, told[key] + 1) for key in lost)]
-                    present = None
-                yield [entry for entry in entries if _is_news(entry, told)]
-        finally:
-            await cursor.aclose()
+        async for batch in cursor.messages(0, newest_per_subject=True):
+            entries = [self._entry(raw) for raw in batch]
+            if cursor.opened != opened:
+                opened, present = cursor.opened, {}
+            if present is None:
+                yield [entry for entry in entries if _is_newer(entry, told)]
+                continue
+            # Collect until this pass over all keys is whole.
+            present.update((entry.key, entry) for entry in entries)
+            if batch and batch[-1].pending:
+                continue
+            held = {key: entry for key, entry in present.items() if entry.value is not None}
+            lost = [Entry(key, None, told[key].revision + 1) for key in sorted(told.keys() - held.keys())]
+            fresh = [entry for key, entry in held.items() if told.get(key) != entry]
+            told.clear()
+            told.update(held)
+            present = None
+            yield [*fresh, *lost]
 
     def _entry(self, raw: Raw) -> Entry:
         gone = raw.headers and any(marker in raw.headers for marker in _MARKERS)
         return Entry(raw.subject.removeprefix(self._prefix), None if gone else raw.data, raw.position)
 
 
-def _is_news(entry: Entry, told: dict[str, int]) -> bool:
+def _is_newer(entry: Entry, told: dict[str, Entry]) -> bool:
     """Is it a change to what was told? Then it counts as told: one batch may change a key several times."""
     if entry.value is None:
         return told.pop(entry.key, None) is not None
-    if entry.revision <= told.get(entry.key, 0):
+    before = told.get(entry.key)
+    if before is not None and entry.revision <= before.revision:
         return False
-    told[entry.key] = entry.revision
+    told[entry.key] = entry
     return True

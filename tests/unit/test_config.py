@@ -31,6 +31,8 @@ def other(name: str) -> tuple[str, Any]:
         "sim_step_time": "zero",
         "nats_tls_first": "yes",
         "replicas": 3,
+        "workers": 3,
+        "allow_special_tokens_in_text": "yes",
         "record_payloads": "full",
         "role": "decode",
         "disaggregate": "always",

@@ -67,7 +67,7 @@ def test_side_channels_get_free_ports_where_they_are_needed() -> None:
     for port in (first, second):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-    with pytest.raises(EngineUnavailable, match="--nixl-port, or an address of this machine as --nixl-host"):
+    with pytest.raises(EngineUnavailable, match="give --nixl-port or --metrics-port"):
         workers.free_range(1, "192.0.2.1")
 
 

@@ -1,0 +1,225 @@
+"""One HTTP/1.1 connection of an edge: uvicorn's parser protocol with bounds on what a client may send and how slowly.
+
+header     its bytes and fields are counted, and it must be whole in time
+body       must keep coming; what its bytes mean is bounded where it is read (`headwater.actors.edge.body`)
+refusals   have OpenAI's error format, also for what is not HTTP at all, and end the connection
+half-close a client that sends no more gets its answer; one that left altogether is told apart by writing to it
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any, Final, Literal
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headwater.actors.edge.errors import ApiError
+from headwater.actors.edge.limits import ConnectionLimits
+
+BODY_BYTES_PER_S_MIN: Final = 1024
+"""A body that comes more slowly, over a whole timeout, is given up."""
+
+LENGTH_DIGITS_MAX: Final = 18
+LINGER_S: Final = 1.0
+"""After a refusal the client may read it, while what it still sends is discarded."""
+
+LINGER_BYTES_MAX: Final = 1024 * 1024
+PROBE_S: Final = 0.5
+_STILL_HERE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+_REASONS: Final = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+def protocol_of(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """The protocol class for one server, which counts its own connections."""
+    return type("EdgeConnection", (LimitedConnection,), {"limits": limits, "addresses": Counter()})
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """See the module. `limits` and `addresses` (open connections by address) belong to one server."""
+
+    limits: ConnectionLimits
+    addresses: Counter[str]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._phase: Literal["idle", "header", "body"] = "idle"
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._refused = False
+        self._discarded = 0
+        self._address = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it, or refuse it."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else "local"
+        self.addresses[self._address] += 1
+        limits = self.limits
+        if self.addresses.total() > limits.connections:
+            self._refuse(503, f"This edge has {limits.connections} connections already.", "overloaded")
+        elif limits.per_address and self.addresses[self._address] > limits.per_address:
+            told = f"This address has {limits.per_address} connections to this edge already."
+            self._refuse(429, told, "rate_limit_exceeded")
+        else:
+            self._wait(limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Make room."""
+        self._stop_waiting()
+        self.addresses[self._address] -= 1
+        if not self.addresses[self._address]:
+            del self.addresses[self._address]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, within the bounds."""
+        if self._refused:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES_MAX:
+                self.transport.close()
+            return
+        self._unset_keepalive_if_required()
+        if self._phase == "idle" and self._timer is None:
+            # The first byte of a further request on this connection; a partial one gets no callback yet.
+            self._wait(self.limits.header_timeout_s)
+        before = self._head_bytes
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Nothing else is spoken here: the request is answered as it is.
+            pass
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"This is not a valid HTTP request: {error.__context__ or error}.")
+            return
+        if self._phase == "header" and self._head_bytes == before:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.header_bytes:
+                self._refuse_header()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._phase, self._head_bytes = "header", 0
+        self._wait(self.limits.header_timeout_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a field."""
+        super().on_header(name, value)
+        if len(self.headers) > self.limits.headers and not self._refused:
+            self._refuse(431, f"The request has more than {self.limits.headers} header fields.")
+        elif len(value) > LENGTH_DIGITS_MAX and name.lower() == b"content-length" and not self._refused:
+            self._refuse(400, "content-length is not a length.")
+
+    def on_headers_complete(self) -> None:
+        """The header is whole: the application may begin."""
+        if self._refused:
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.limits.header_bytes:
+            self._refuse_header()
+            return
+        self._phase, self._body_bytes = "body", 0
+        self._wait(self.limits.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if not self._refused:
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if not self._refused:
+            self._phase = "idle"
+            self._stop_waiting()
+            super().on_message_complete()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more: it may still read, if its request is whole."""
+        cycle = self.cycle
+        if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
+            return None
+        cycle.keep_alive = False
+        if self.scope["http_version"] == "1.1":
+            self._probe()
+        return True
+
+    def _probe(self) -> None:
+        """Write to a client that half-closed, until its response begins: one that is gone answers with a reset."""
+        if not self.transport.is_closing() and not self.cycle.response_started:
+            self.transport.write(_STILL_HERE)
+            self._timer = self.loop.call_later(PROBE_S, self._probe)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._on_timeout)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._phase == "header" and self._answering:
+            # It comes behind a request that is being answered, and is not read on for so long.
+            self._wait(self.limits.header_timeout_s)
+        elif self._phase == "header":
+            self._refuse(408, f"The header was not whole within {self.limits.header_timeout_s:g} s.")
+        elif self._phase == "body":
+            self._on_slow_body()
+        else:
+            self.transport.close()
+
+    def _on_slow_body(self) -> None:
+        limits = self.limits
+        if self.flow.read_paused or self._body_bytes >= BODY_BYTES_PER_S_MIN * limits.body_timeout_s:
+            self._body_bytes = 0
+            self._wait(limits.body_timeout_s)
+        elif self._answering and not self.cycle.response_started:
+            self._refuse(408, f"The body came more slowly than {BODY_BYTES_PER_S_MIN} bytes a second.")
+        else:
+            self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse_header(self) -> None:
+        self._refuse(431, f"The header is larger than {self.limits.header_bytes} bytes.")
+
+    def _refuse(self, status: int, message: str, code: str | None = None) -> None:
+        """Answer with an error and end the connection. Where another response is under way, only end it."""
+        if self._refused:
+            return
+        self._refused = True
+        self._stop_waiting()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started or self._phase == "header":
+                self.transport.close()
+                return
+        kind = {429: "rate_limit_error", 503: "server_error"}.get(status, "invalid_request_error")
+        body = ApiError(status, message, kind=kind, code=code).body()
+        retry = b"retry-after: 1\r\n" if status in (429, 503) else b""
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n"
+            % (status, _REASONS[status], len(body), retry)
+            + body
+        )
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)

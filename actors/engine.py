@@ -42,6 +42,7 @@ from headwater.actors.embedding import Embedding
 from headwater.actors.gate import Gate
 from headwater.actors.health import EngineHealth, HealthSettings
 from headwater.actors.intake import Intake
+from headwater.actors.persistence import Persistence
 from headwater.actors.tasks import cancel_all
 from headwater.actors.telling import tell_cache, tell_load
 from headwater.actors.work import Work
@@ -89,6 +90,7 @@ class EngineActor(Actor):
         self._pool = ""
         self._life: WorkerLife | None = None
         self._subjects = WorkerSubjects(world, name)
+        self._persistence = Persistence(world.clock, self.log)
         self._lease: lease.LeaseHandle | None = None
         self._fallen = ""
         self._ready_gate = Gate(world.bus, name, self.spawn)
@@ -155,6 +157,7 @@ class EngineActor(Actor):
         self.log = self.log.bind(pool=self._pool)
         await publish(self.world, self._served, self.engine, self._info)
         self._start_adapters(info)
+        self.spawn(self._persistence.run(), "persistence")
         self.spawn(self.intake.frames.run(), "frames")
         self.spawn(self.intake.expire(), "hand-offs")
         self.spawn(self._or_depart(self._live()), "life")
@@ -212,6 +215,10 @@ class EngineActor(Actor):
             self.intake.take_progress,
             lambda: self.standing,
         )
+        held.is_stalled = lambda: self._persistence.is_stalled
+        # The load is told each second: an append that stalls is seen at once.
+        self._persistence.add("pool log", lambda: life.load.stalled_s)
+        self._persistence.add("lease store", lambda: held.stalled_s)
         self.intake.begin(held.epoch)
         self._lease = held
         try:

@@ -65,12 +65,24 @@ class LeaseHandle:
 
     def __init__(self, table: Table, key: str, lease: Lease, revision: int, clock: Clock) -> None:
         self.epoch = lease.epoch
+        self.is_stalled: Callable[[], bool] = lambda: False
+        """Whether the log does not take what the holder appends; set by the holder."""
         self._table = table
         self._key = key
-        self._value = msgspec.json.encode(lease)
+        self._lease = lease
         self._revision = revision
         self._clock = clock
         self._released = False
+        self._trying_since: float | None = None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which the lease store has not answered a renewal."""
+        return 0.0 if self._trying_since is None else self._clock.monotonic_s() - self._trying_since
+
+    @property
+    def _value(self) -> bytes:
+        return msgspec.json.encode(msgspec.structs.replace(self._lease, stalled=self.is_stalled()))
 
     async def hold(self) -> str:
         """Renew until somebody else holds the lease, or it was released; returns why."""
@@ -79,6 +91,8 @@ class LeaseHandle:
             await self._clock.sleep(pause_s)
             if self._released:
                 return "it was released"
+            if self._trying_since is None:
+                self._trying_since = self._clock.monotonic_s()
             try:
                 revision = await self._table.update(
                     self._key, self._value, revision=self._revision, ttl_s=TTL_S
@@ -92,7 +106,7 @@ class LeaseHandle:
             if revision is None:
                 return "another incarnation holds it"
             pause_s = RENEW_S
-            self._revision = revision
+            self._revision, self._trying_since = revision, None
 
     async def _reclaim(self) -> int | None:
         """After a refused renewal, the revision to go on with; None where somebody else holds the lease.
@@ -109,14 +123,18 @@ class LeaseHandle:
                 # Released while the answer was on its way.
                 await self._table.delete(self._key)
             return revision
-        return entry.revision if entry is not None and entry.value == self._value else None
+        return entry.revision if entry is not None and self._is_mine(entry) else None
+
+    def _is_mine(self, entry: Entry) -> bool:
+        held = decode_lease(entry)
+        return held is not None and (held.epoch, held.incarnation) == (self.epoch, self._lease.incarnation)
 
     async def release(self) -> None:
         """Give the lease back at once, so that nobody waits for it to lapse."""
         self._released = True
         try:
             entry = await self._table.get(self._key)
-            if entry is not None and entry.value == self._value:
+            if entry is not None and self._is_mine(entry):
                 await self._table.delete(self._key)
         except LogError as error:
             _log.info("lease_not_released", key=self._key, reason=str(error))

@@ -170,6 +170,11 @@ def _foreseen(pool: str, count: Counter, sums: Counter) -> list[Counter]:
     return [count.labels(pool), *(sums.labels(pool, of) for of in ("foreseen", "come", "difference"))]
 
 
+LOG_STALLED = Gauge(
+    "headwater_log_stalled_seconds",
+    "How long appends or renewals have had no answer, once it is no hiccup",
+    ["what"],
+)
 REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
 HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests that are owed an end")

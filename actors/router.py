@@ -37,6 +37,7 @@ from headwater.actors.fleet_watch import PERIOD_S, FleetWatch
 from headwater.actors.gathered import Gathered
 from headwater.actors.live_fold import LiveFold
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.persistence import Persistence
 from headwater.actors.replicas import Replicas
 from headwater.actors.route_queue import QueueSettings, RouteQueue
 from headwater.actors.snapshot_keeper import SnapshotKeeper
@@ -74,9 +75,12 @@ class RouterActor(Actor):
         policy: str = POLICY,
         temperature: float = 0.0,
         queue: QueueSettings | None = None,
+        probe_s: float = 0.0,
     ) -> None:
         super().__init__(world, name)
         self.pool = pool
+        self._probe_s = probe_s
+        self._persistence = Persistence(world.clock, self.log)
         self.log = self.log.bind(pool=pool)
         self._weights = weights or Weights()
         self._policy = policy
@@ -142,8 +146,14 @@ class RouterActor(Actor):
             newest=lease.newest_epoch(self._log, decisions, fleet),
         )
         epoch = self._lease.epoch
-        self._writer = Writer(self._log, decisions, self.name, epoch, world.clock)
+        writer = Writer(self._log, decisions, self.name, epoch, world.clock, probe_s=self._probe_s)
+        self._writer = writer
         self._fleet = Writer(self._log, fleet, self.name, epoch, world.clock)
+        held = self._lease
+        held.is_stalled = lambda: self._persistence.is_stalled
+        self._persistence.add("pool log", lambda: writer.stalled_s)
+        self._persistence.add("lease store", lambda: held.stalled_s)
+        self.spawn(self._persistence.run(), "persistence")
         began = world.clock.monotonic_s()
         # Held from the first moment: a large snapshot takes longer to fetch than a lease lasts.
         self.spawn(self._hold(), "lease")

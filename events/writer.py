@@ -41,7 +41,8 @@ class Writer:
     call is atomic. At most `PENDING_EVENTS_MAX` events wait; past that `offer` refuses, and counts what it refused
     in `refused`: the owner then declares a gap once the log is back. `stamp` sees the events of each message
     at the moment when it is made, and may put one more behind them. `on_stored` hears each message's
-    position and events once they are stored, position 0 where the log does not tell it.
+    position and events once they are stored, position 0 where the log does not tell it. After `probe_s` without
+    events (0: never) an empty message is appended, so that `stalled_s` tells of a log that takes none.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Writer:
         clock: Clock,
         *,
         fence: str = "",
+        probe_s: float = 0.0,
         stamp: Callable[[Sequence[Event]], Event] | None = None,
         on_stored: Callable[[int, Sequence[Event]], None] | None = None,
     ) -> None:
@@ -62,6 +64,8 @@ class Writer:
         self._epoch = epoch
         self._clock = clock
         self._fence = fence
+        self._probe_s = probe_s
+        self._trying_since: float | None = None
         self._stamp = stamp
         self._on_stored = on_stored
         self._pending: deque[tuple[Event, str]] = deque()
@@ -88,6 +92,11 @@ class Writer:
         """Events that are not known to be stored."""
         return len(self._pending)
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the append under way was first tried, 0 while there is none."""
+        return 0.0 if self._trying_since is None else self._clock.monotonic_s() - self._trying_since
+
     async def flush(self) -> None:
         """Wait until everything offered so far is stored. `run` must be running."""
         await self._idle.wait()
@@ -95,14 +104,31 @@ class Writer:
     async def run(self) -> None:
         """Append for ever. Raises `WriterFenced` when a later life of this writer has written."""
         while True:
-            await self._wake.wait()
+            if not await self._woken():
+                await self._append([((), "")])
+                continue
             self._wake.clear()
             await self._clock.sleep(DELAY_S)
             while self._pending:
                 await self._append(pack(self._pending, CALL_MESSAGES_MAX))
             self._idle.set()
 
+    async def _woken(self) -> bool:
+        """Wait for events; False if a probe is due before any came."""
+        if not self._probe_s:
+            return await self._wake.wait()
+        try:
+            async with asyncio.timeout(self._probe_s):
+                return await self._wake.wait()
+        except TimeoutError:
+            return False
+
     async def _append(self, packed: list[tuple[Sequence[Event], str]]) -> None:
+        self._trying_since = self._clock.monotonic_s()
+        await self._store(packed)
+        self._trying_since = None
+
+    async def _store(self, packed: list[tuple[Sequence[Event], str]]) -> None:
         await self._find_place()
         messages = [self._seal(events, trace) for events, trace in packed]
         self.position = await stored(

@@ -14,6 +14,10 @@ MAX_PAYLOAD = 8 * 1024 * 1024
 """A prompt of a million tokens is 4 MiB on its way to an engine."""
 
 
+STORE_BYTES_MAX = 1 << 50
+"""What streams may reserve in all: each has its own bound, and the disk has one that is noticed when it is reached."""
+
+
 class ServerUnavailable(Exception):
     """The server can not be started; the message says why."""
 
@@ -57,7 +61,8 @@ def write_config(
         "server_name": name,
         "listen": f"127.0.0.1:{port}",
         "max_payload": MAX_PAYLOAD,
-        "jetstream": {"store_dir": str(folder.resolve() / "jetstream")},
+        # Left out, the server takes three quarters of what is free when it starts: nothing on a disk that was full.
+        "jetstream": {"store_dir": str(folder.resolve() / "jetstream"), "max_file_store": STORE_BYTES_MAX},
         "write_deadline": "10s",
     }
     if monitor_port:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from headwater.actors.actor import Actor
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.server import UvicornServer
+from headwater.actors.persistence import PROBE_S
 from headwater.actors.router import RouterActor
 from headwater.actors.shadow import ShadowActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
@@ -87,6 +88,7 @@ async def run_edge(settings: Settings, stop: asyncio.Event) -> int:
             limits=clients_of(settings),
             bodies=bodies_of(settings),
             special_tokens_in_text=settings.allow_special_tokens_in_text == "yes",
+            probe_s=PROBE_S,
         )
 
     return await run_one(settings, "edge", name, make, stop)
@@ -107,6 +109,7 @@ async def run_router(settings: Settings, stop: asyncio.Event) -> int:
             policy=policy,
             temperature=settings.router_temperature,
             queue=queue_of(settings),
+            probe_s=PROBE_S,
         )
 
     return await run_one(settings, "router", name, make, stop)

@@ -1,11 +1,14 @@
 """`headwater streams`: every stream of a namespace, how full it is, and whether it is as it should be."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 
-from headwater.events.jetstream import connect
+from headwater.events.clock import SystemClock
+from headwater.events.jetstream import Connection, connect
 from headwater.events.jetstream.stream_compare import Difference
+from headwater.events.jetstream.stream_probe import probe
 from headwater.events.jetstream.stream_repair import Repaired
 from headwater.events.jetstream.stream_repair import repair as repair_stream
 from headwater.events.jetstream.stream_survey import Surveyed, survey, wanted_streams
@@ -51,6 +54,8 @@ async def streams(settings: Settings, *, repair: bool, as_json: bool) -> int:
         if repair:
             done = [await repair_stream(client, spec) for spec in await wanted_streams(client, ns, replicas)]
         seen = await survey(client, ns, replicas)
+        if kind == "operator":
+            seen = await _probed(client, ns, replicas, seen)
     finally:
         await client.close()
     whole = all(one.whole for one in seen) and not any(one.refusal for one in done)
@@ -60,6 +65,18 @@ async def streams(settings: Settings, *, repair: bool, as_json: bool) -> int:
     else:
         print("\n".join([*_done(done, asked=repair), as_table(seen), *_advice(seen, repaired=repair)]))
     return 0 if whole else 1
+
+
+async def _probed(client: Connection, ns: str, replicas: int, seen: list[Surveyed]) -> list[Surveyed]:
+    """The same, with what an append to each stream came to. All at once: each may take its whole deadline."""
+    specs = {spec.name: spec for spec in await wanted_streams(client, ns, replicas)}
+
+    async def look(one: Surveyed) -> Surveyed:
+        if one.trouble or one.name not in specs:
+            return one
+        return msgspec.structs.replace(one, trouble=await probe(client, ns, specs[one.name], SystemClock()))
+
+    return list(await asyncio.gather(*(look(one) for one in seen)))
 
 
 def as_table(seen: list[Surveyed]) -> str:

@@ -70,7 +70,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     `epoch` is that of the holder's incarnation. It stays the same through renewals and through a renewal that comes
     too late but finds the lease free; 0 while the holder still determines it, before it serves anything.
-    `incarnation` is unique to the holder.
+    `incarnation` is unique to the holder. `stalled` says that the log does not take what the holder appends.
     """
 
     kind: str
@@ -80,3 +80,4 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     epoch: int = 0
     incarnation: str = ""
+    stalled: bool = False

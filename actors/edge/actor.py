@@ -32,6 +32,7 @@ from headwater.actors.edge.limits import BodyLimits
 from headwater.actors.edge.models import Models
 from headwater.actors.edge.server import STOP_S, HttpServer
 from headwater.actors.edge.wishes import ClientLimits
+from headwater.actors.persistence import Persistence
 from headwater.actors.world import World
 from headwater.schemas import subjects
 from headwater.schemas.request import PayloadKind
@@ -56,6 +57,7 @@ class EdgeActor(Actor):
         limits: ClientLimits | None = None,
         bodies: BodyLimits | None = None,
         special_tokens_in_text: bool = False,
+        probe_s: float = 0.0,
     ) -> None:
         super().__init__(world, name)
         self._server = server
@@ -64,6 +66,8 @@ class EdgeActor(Actor):
         self._limits = limits or ClientLimits()
         self._bodies = bodies
         self._special_tokens_in_text = special_tokens_in_text
+        self._probe_s = probe_s
+        self._persistence = Persistence(world.clock, self.log)
         self._models = Models(world)
         self._fleet = Fleet(world, name, self.spawn)
         self._lease: lease.LeaseHandle | None = None
@@ -90,8 +94,14 @@ class EdgeActor(Actor):
         world = self.world
         self._lease = await self._take_lease()
         self._fleet.begin(self._lease.epoch)
-        self._ledger = Ledger(world.requests, world.ns, self.name, self._lease.epoch, world.clock)
+        self._ledger = Ledger(
+            world.requests, world.ns, self.name, self._lease.epoch, world.clock, probe_s=self._probe_s
+        )
         await self._ledger.open()
+        writer = self._ledger.writer
+        self._persistence.add("request log", lambda: writer.stalled_s)
+        self._persistence.add("lease store", lambda: self._lease.stalled_s if self._lease else 0.0)
+        self.spawn(self._persistence.run(), "persistence")
         self._frames = await world.bus.subscribe(
             subjects.edge_frames(world.ns, self.name), self._fleet.on_frame
         )
@@ -110,6 +120,7 @@ class EdgeActor(Actor):
             self._limits,
             self._bodies,
             special_tokens_in_text=self._special_tokens_in_text,
+            persistence=self._persistence,
         )
         self._serving = self.spawn(self._server.serve(self._app), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())
@@ -127,7 +138,9 @@ class EdgeActor(Actor):
     async def _take_lease(self) -> lease.LeaseHandle:
         world = self.world
         newest = lease.newest_epoch(world.requests, subjects.request_subject(world.ns, self.name))
-        return await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids(), newest=newest)
+        held = await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids(), newest=newest)
+        held.is_stalled = lambda: self._persistence.is_stalled
+        return held
 
     async def drain(self) -> None:
         """See `Actor.drain`."""

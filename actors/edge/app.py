@@ -23,6 +23,7 @@ from headwater.actors.edge.our_fields import Attempts
 from headwater.actors.edge.pooling_api import PoolingApi
 from headwater.actors.edge.serving import Call, Serving, trace_of
 from headwater.actors.edge.wishes import ClientLimits
+from headwater.actors.persistence import Persistence
 from headwater.schemas.request import PayloadKind
 
 _log = structlog.get_logger("headwater.edge")
@@ -42,10 +43,12 @@ class App:
         bodies: BodyLimits | None = None,
         *,
         special_tokens_in_text: bool = False,
+        persistence: Persistence | None = None,
     ) -> None:
         self._fleet = fleet
         self.bodies = Bodies(bodies)
         self._models = models
+        self._persistence = persistence
         self._draining = draining
         serving = Serving(
             fleet,
@@ -114,15 +117,22 @@ class App:
 
     async def _health(self, send: Send) -> None:
         workers = {card.name: self._fleet.workers(card.pool) for card in self._models.cards()}
-        status = self._status(any(workers.values()))
-        body = msgspec.json.encode({"status": status, "workers": workers})
+        stalled: dict[str, float] = self._persistence.stalled() if self._persistence is not None else {}
+        others = sorted(self._fleet.stalled)
+        status = self._status(any(workers.values()), bool(stalled or others))
+        document: dict[str, Any] = {"status": status, "workers": workers}
+        if stalled or others:
+            document |= {"not_persisting_s": stalled, "not_persisting": others}
+        body = msgspec.json.encode(document)
         await respond(send, 200 if status == "ok" else 503, body, [])
 
-    def _status(self, has_workers: bool) -> str:
+    def _status(self, has_workers: bool, stalled: bool) -> str:
         if self._fleet.closed:
             return "restarting"
         if self._draining():
             return "draining"
+        if stalled:
+            return "not persisting"
         return "ok" if has_workers else "no workers"
 
     async def _answer(self, send: Send, document: Any) -> None:

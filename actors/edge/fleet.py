@@ -56,6 +56,8 @@ class Fleet:
         self.routing = Routing(world, spawn)
         self.sagas: dict[int, Saga] = {}
         self.closed = False
+        self.stalled: set[str] = set()
+        """Workers and routers that say that the log does not take what they append."""
         self._handles = count(1)
         self._late_cancels: list[tuple[str, int, str]] = []
         self._workers: dict[str, Lease] = {}
@@ -129,8 +131,13 @@ class Fleet:
         async for entries in self.world.leases.watch():
             for entry in entries:
                 kind, _, name = entry.key.partition(".")
+                held = lease.decode_lease(entry)
+                if held is not None and held.stalled:
+                    self.stalled.add(f"{kind} {name}")
+                else:
+                    self.stalled.discard(f"{kind} {name}")
                 if kind == "worker":
-                    self._on_lease(name, lease.decode_lease(entry))
+                    self._on_lease(name, held)
 
     def _on_lease(self, name: str, held: Lease | None) -> None:
         if held is None:

@@ -33,14 +33,17 @@ _log = structlog.get_logger("headwater.ledger")
 class Ledger:
     """Writes the request log of one life of an edge."""
 
-    def __init__(self, log: Log, ns: str, edge: str, epoch: int, clock: Clock) -> None:
+    def __init__(
+        self, log: Log, ns: str, edge: str, epoch: int, clock: Clock, *, probe_s: float = 0.0
+    ) -> None:
         self._log = log
         self._edge = edge
         self._epoch = epoch
         self._clock = clock
         self._open: dict[str, int] = {}
         self._floor: int | None = None
-        self.writer = Writer(log, subjects.request_subject(ns, edge), edge, epoch, clock, stamp=self._stamp)
+        subject = subjects.request_subject(ns, edge)
+        self.writer = Writer(log, subject, edge, epoch, clock, probe_s=probe_s, stamp=self._stamp)
 
     @property
     def takes_requests(self) -> bool:

@@ -150,7 +150,10 @@ async def _newest_snapshot(client: Client, ns: str, pool: str) -> int | None:
 
 
 async def _pools_with_a_card(client: Client, ns: str) -> set[str]:
-    table = JetStreamTable(client, subjects.card_bucket(ns))
+    bucket = subjects.card_bucket(ns)
+    # A watch would wait for a bucket that is not there.
+    await api(client, f"STREAM.INFO.KV_{bucket}")
+    table = JetStreamTable(client, bucket)
     async with asyncio.timeout(READ_S), aclosing(table.watch()) as watch:
         entries = await anext(watch)
     return {entry.key for entry in entries if entry.value is not None and subjects.card_pool(entry.key)}

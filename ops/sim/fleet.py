@@ -10,6 +10,7 @@ from headwater.actors.actor import Actor
 from headwater.actors.cards import Served
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.engine import EngineActor
+from headwater.actors.persistence import PROBE_S
 from headwater.actors.router import RouterActor
 from headwater.actors.supervisor import RestartPolicy, supervise
 from headwater.actors.worker_life import Standing
@@ -163,7 +164,8 @@ class SimFleet:
             return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, standing=standing)
 
         def router() -> Actor:
-            made = RouterActor(world, name, POOL, weights=WEIGHTS, queue=crowded.queue_of(self._seed))
+            queue = crowded.queue_of(self._seed)
+            made = RouterActor(world, name, POOL, weights=WEIGHTS, queue=queue, probe_s=PROBE_S)
             self.router_lives.append(made)
             return made
 
@@ -172,7 +174,7 @@ class SimFleet:
             if self.processes[name] is process:
                 self.servers[name] = server
             process.on_kill(server.kill)
-            return EdgeActor(world, name, server, drain_s=DRAIN_S)
+            return EdgeActor(world, name, server, drain_s=DRAIN_S, probe_s=PROBE_S)
 
         return engine if name in self.engines else router if name in self.routers else edge
 

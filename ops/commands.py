@@ -51,6 +51,7 @@ def run_engine(arguments: argparse.Namespace) -> int:
         raise config.ConfigError(f"engine {named} and --engine {arguments.engine}: say it once")
     arguments.engine = named or arguments.engine
     settings = _settings(arguments)
+    config.check_engine(settings)
     return engine_command.run(settings)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 import uvloop
+
+from headwater.engines.heap import freeze_heap
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,9 +47,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
         loop.add_signal_handler(signal.SIGUSR1, _print_tasks)
-        # What exists now lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        freeze_heap()
         return await main(stop)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

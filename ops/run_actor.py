@@ -18,6 +18,7 @@ from headwater.actors.router import RouterActor
 from headwater.actors.shadow import ShadowActor
 from headwater.actors.supervisor import GaveUp, Hopeless, supervise
 from headwater.actors.world import World
+from headwater.engines.heap import freeze_heap
 from headwater.ops import metrics
 from headwater.ops.access import credentials, onlooker
 from headwater.ops.children import HOPELESS
@@ -154,6 +155,7 @@ async def run_one(
     """
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
+    freeze_heap()
     if settings.metrics_port:
         metrics.serve(settings.metrics_port, settings.host, labels, collector)
     opening = open_world(

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from array import array
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -42,11 +43,11 @@ async def _bare(pipe: Pipe, arguments: dict[str, Any]) -> None:
                         FIRST_ID + draw.randrange(len(SYMBOLS)) for _ in range(load.prompt_tokens)
                     ]
                 }
-                began, first_s, tokens = time.perf_counter(), 0.0, 0
+                began, tokens, came = time.monotonic(), 0, array("d")
                 async for step in engine.generate(prompt, sampling, f"{load.seed}-{number}-{draw.random()}"):
-                    first_s = first_s or time.perf_counter() - began
+                    came.append(time.monotonic())
                     tokens += len(step.outputs[0].token_ids)
-                return Sample(first_s, time.perf_counter() - began, tokens)
+                return Sample(came[0] - began, time.monotonic() - began, tokens, came)
 
             pipe.send(await run(load, request))
     finally:

@@ -8,7 +8,9 @@ import asyncio
 import random
 import string
 import time
-from collections.abc import Awaitable, Callable
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection as Pipe
 from typing import NamedTuple
 
@@ -32,13 +34,27 @@ class Load(NamedTuple):
     seed: int
 
 
+class Gap(NamedTuple):
+    """A wait for a next token, and when it ended (`time.monotonic`)."""
+
+    took_s: float
+    until_s: float
+
+
 class Sample(NamedTuple):
-    """One request: seconds to its first token and to its end, its tokens, and the longest it waited for a next one."""
+    """One request: seconds to its first token and to its end, its tokens, and when they came.
+
+    `came_s` are moments of `time.monotonic`, from the first token on; tokens that came together have one.
+    """
 
     first_s: float
     total_s: float
     tokens: int
-    gap_s: float = 0.0
+    came_s: Sequence[float] = ()
+
+    def gaps(self) -> list[Gap]:
+        """Its waits."""
+        return [Gap(later - sooner, later) for sooner, later in pairwise(self.came_s)]
 
 
 class Result(NamedTuple):
@@ -101,29 +117,24 @@ async def _http(load: Load, host: str, port: int, model: str) -> Result:
 async def _stream(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
 ) -> tuple[Sample, int]:
-    began = time.perf_counter()
+    began = time.monotonic()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     headers = await reader.readuntil(b"\r\n\r\n")
     if b" 200 " not in headers.split(b"\r\n", 1)[0]:
         raise RuntimeError(headers.decode() + (await reader.read(2000)).decode(errors="replace"))
     # The headers may come before the first token does; the first text does not.
-    received = bytearray()
-    first_s = last_s = gap_s = 0.0
+    received, came = bytearray(), array("d")
     while not received.endswith(b"0\r\n\r\n"):
         piece = await reader.read(1 << 18)
         if not piece:
             raise RuntimeError("the stream was cut")
         received += piece
-        now_s = time.perf_counter() - began
-        if not first_s and b'"text":"' in received:
-            first_s = now_s
-        elif first_s:
-            gap_s = max(gap_s, now_s - last_s)
-        last_s = now_s
-    total_s = time.perf_counter() - began
+        if came or b'"text":"' in received:
+            came.append(time.monotonic())
     tokens = _count(received, b'"completion_tokens":')
-    return Sample(first_s, total_s, tokens, gap_s), _count(received, b'"prompt_tokens":')
+    sample = Sample(came[0] - began, time.monotonic() - began, tokens, came)
+    return sample, _count(received, b'"prompt_tokens":')
 
 
 def _count(received: bytearray, name: bytes) -> int:

@@ -2,7 +2,8 @@
 
 Tokens per second are of all answers, over the time from the first request to the last token; TTFT is to the first
 token of an answer, as a client sees it; a token's time is the mean of those behind the first, of each request; the gap
-is the longest that a request waited for a next token.
+is the longest that a request waited for a next token. `gaps_p99_ms` is of all waits of all requests, and `gap_max_ms`
+the longest of them, which ended at `gap_max_at_s` (`time.monotonic`).
 """
 
 import argparse
@@ -14,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from headwater.ops.bench import gpu_model
-from headwater.ops.bench.gpu_load import Load, Result
-from headwater.ops.bench.gpu_serving_systems import System
+from headwater.ops.bench.gpu_load import Gap, Load, Result
+from headwater.ops.bench.gpu_serving_systems import ENGINE_DEFAULTS, System
 from headwater.ops.bench.report import percentile
 
 WARM_TOKENS = 8
@@ -35,6 +36,9 @@ class Row(msgspec.Struct):
     token_p99_ms: float
     gap_p50_ms: float
     gap_p99_ms: float
+    gaps_p99_ms: float
+    gap_max_ms: float
+    gap_max_at_s: float
 
 
 def arguments(
@@ -52,21 +56,34 @@ def arguments(
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=tuple(gpu_model.SHAPES), default="qwen3-8b")
     parser.add_argument("--streams", default=streams, help="concurrent requests, several with commas")
-    parser.add_argument("--rounds", default=rounds, help="requests of each stream in a measurement, likewise")
+    parser.add_argument(
+        "--rounds",
+        default=rounds,
+        help="requests of each stream in a measurement, likewise; the last one counts for all that are missing",
+    )
     parser.add_argument("--prompt-tokens", type=int, default=prompt_tokens)
     parser.add_argument("--tokens", type=int, default=tokens)
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--kv-gb", type=float, default=kv_gb, help="KV cache of each engine")
+    parser.add_argument(
+        "--engine-defaults",
+        choices=tuple(ENGINE_DEFAULTS),
+        default="api",
+        help="the tokens and requests of a step that vLLM chooses on an H200: as an API server, as a library; or few",
+    )
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options; `streams` and `rounds` are lists of the same length, and the folder `out` is there."""
+    """The options; `streams` and `rounds` are lists of the same length, and the folder `out` is there.
+
+    The defaults of `--rounds` are for those of `--streams`: with fewer or more of these, they are cut or continued.
+    """
     options = parser.parse_args()
     options.streams = [int(number) for number in options.streams.split(",")]
     options.rounds = [int(number) for number in options.rounds.split(",")]
-    if len(options.rounds) != len(options.streams):
-        parser.error("--rounds and --streams: as many of the one as of the other")
+    missing = len(options.streams) - len(options.rounds)
+    options.rounds = (options.rounds + options.rounds[-1:] * missing)[: len(options.streams)]
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     return options
@@ -97,12 +114,12 @@ def row(system: str, streams: int, repeat: int, result: Result) -> Row:
     """What a system's answers come to."""
     first = [sample.first_s * 1e3 for sample in result.samples]
     later = [(s.total_s - s.first_s) / max(1, s.tokens - 1) * 1e3 for s in result.samples]
-    gaps = [sample.gap_s * 1e3 for sample in result.samples]
-    return Row(
-        system,
-        streams,
-        repeat,
-        len(result.samples),
-        sum(s.tokens for s in result.samples) / (result.ended_s - result.began_s),
-        *(percentile(values, share) for values in (first, later, gaps) for share in (0.5, 0.99)),
-    )
+    # Each with the moment it ended; one with a single token waited for none.
+    waits = [sample.gaps() or [Gap(0.0, 0.0)] for sample in result.samples]
+    gaps = [max(of).took_s * 1e3 for of in waits]
+    every = [gap.took_s * 1e3 for of in waits for gap in of]
+    longest = max(max(of) for of in waits)
+    figures = [percentile(values, share) for values in (first, later, gaps) for share in (0.5, 0.99)]
+    figures += [percentile(every, 0.99), longest.took_s * 1e3, longest.until_s]
+    tokens_s = sum(s.tokens for s in result.samples) / (result.ended_s - result.began_s)
+    return Row(system, streams, repeat, len(result.samples), tokens_s, *figures)

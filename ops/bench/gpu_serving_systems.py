@@ -20,6 +20,15 @@ LOAD_S = 500.0
 STOP_S = 30.0
 POLL_S = 0.2
 CLIENTS = 4
+CPU_KV_GB = 0.5
+"""At most, where the device is a check only."""
+ENGINE_DEFAULTS = {
+    "api": {"max_num_batched_tokens": 8192, "max_num_seqs": 1024},
+    "engine-context": {"max_num_batched_tokens": 2048, "max_num_seqs": 128},
+    "small-steps": {"max_num_batched_tokens": 2048, "max_num_seqs": 256},
+}
+"""What vLLM chooses on an H200 for its API server, and for whoever uses AsyncLLM and does not say what for; and
+small steps for as many as ask here, in which a prompt holds up others' tokens least."""
 READY = re.compile(r"ready at http://([^:/]+):(\d+)/v1 after ([\d.]+) s \(model ([^,]+),")
 
 
@@ -52,10 +61,11 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {
         "load_format": "dummy",
         "max_model_len": options.prompt_tokens + options.tokens + 64,
-        "max_num_seqs": max(256, *options.streams),
         "kv_cache_memory_bytes": int(options.kv_gb * 1e9),
+        **ENGINE_DEFAULTS[options.engine_defaults],
     }
     if options.device == "cpu":
+        given["kv_cache_memory_bytes"] = int(min(options.kv_gb, CPU_KV_GB) * 1e9)
         return given | {"enforce_eager": True, "block_size": 32, "dtype": "float32"}
     # A check at the start only: the size of the cache is given.
     return given | {"gpu_memory_utilization": 0.1}
@@ -159,14 +169,17 @@ class Fleet:
 class Bare:
     """An AsyncLLM in a process of its own, which is its own client. Starts at once; `ready` waits."""
 
-    def __init__(self, options: argparse.Namespace, model: Path, _folder: Path) -> None:
+    def __init__(
+        self, options: argparse.Namespace, model: Path, _folder: Path, *, name: str = "bare"
+    ) -> None:
+        self._name = name
         arguments = {"model": str(model), "enable_prefix_caching": True, "disable_log_stats": True}
         arguments |= engine_arguments(options)
-        self._child = Child(gpu_bare.bare, (arguments,), _environ(options), options.out / "bare.log")
+        self._child = Child(gpu_bare.bare, (arguments,), _environ(options), options.out / f"{name}.log")
 
     def ready(self) -> System:
         """Wait until it is up. Raises `ChildFailed`."""
-        return System("bare", [self._child], self._child.hear(UP_S))
+        return System(self._name, [self._child], self._child.hear(UP_S))
 
     def stop(self) -> None:
         """End it."""

@@ -1,0 +1,112 @@
+"""Models that cannot be served: one line within a bounded time, and a template that never ends costs one request."""
+
+import asyncio
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import model_folder, tiny_model
+from tests.support.commands import Ended, ended
+from tests.support.fleet import fleet
+
+FREE = ("--port", "0", "--nats-port", "0")
+
+ENDLESS = {
+    "loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}x",
+    "range": "{% for a in range(10000000000) %}x{% endfor %}",
+    "text": "{% set n = namespace(t='x') %}{% for a in range(30) %}{% set n.t = n.t ~ n.t %}{% endfor %}{{ n.t }}",
+    "power": "{{ 9 ** (9 ** 9) }}",
+}
+
+
+async def _up(tmp_path: Path, model: Path, *flags: str, engine: str = "vllm", within_s: float) -> Ended:
+    data = str(tmp_path / "data")
+    words = ("--engine", engine, "--model", str(model), "--data-dir", data, *FREE)
+    return await ended("up", *words, *flags, within_s=within_s)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "weights"])
+async def test_a_model_without_one_of_its_files(tmp_path: Path, missing: str) -> None:
+    """Found before an engine is started: one line that names the folder and what it has not."""
+    model = tmp_path / "tiny-river"
+    model_folder.make(model)
+    if missing != "weights":
+        (model / "model.safetensors").write_bytes(b"")
+        (model / missing).unlink()
+    line = (await _up(tmp_path, model, within_s=20)).told()
+    assert str(model) in line
+    assert (missing if missing != "weights" else "safetensors") in line
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+async def test_a_model_with_a_damaged_file(tmp_path: Path, name: str) -> None:
+    """Half of a JSON file: one line that names it, also with the simulated engine."""
+    model = tmp_path / "tiny-river"
+    model_folder.make(model)
+    (model / "model.safetensors").write_bytes(b"")
+    text = (model / name).read_text()
+    (model / name).write_text(text[: len(text) // 2])
+    line = (await _up(tmp_path, model, engine="sim", within_s=20)).told()
+    assert str(model / name) in line
+
+
+@pytest.mark.processes
+async def test_truncated_weights(tmp_path: Path) -> None:
+    """The file is shorter than its own header says: found without an engine, in one line, without a restart."""
+    model = tmp_path / "tiny-river"
+    model_folder.make(model)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 2000)
+    line = (await _up(tmp_path, model, within_s=40)).told()
+    assert "model.safetensors" in line
+
+
+@pytest.mark.vllm
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.timeout(200)
+async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None:
+    """Only the engine finds it: it is not started again and again, and `up` ends with its reason in one line."""
+    model = tmp_path / "tiny-wrong"
+    shutil.copytree(tiny_model.ensure(), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "hidden_size": 128, "head_dim": 64}))
+    done = await _up(tmp_path, model, "--workers", "1", "--kv-cache-mib", "64", within_s=150)
+    line = done.told()
+    assert "its log says why" not in line or "engine_cannot_start" in done.output
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", sorted(ENDLESS))
+async def test_a_template_that_does_not_end(tmp_path: Path, kind: str) -> None:
+    """That chat is answered with an error within seconds; other requests go on meanwhile, without a gap."""
+    model = tmp_path / "tiny-river"
+    model_folder.make(model, template=ENDLESS[kind])
+    async with fleet(tmp_path, "--engine", "sim", "--model", str(model)) as up, up.client() as client:
+        body: dict[str, Any] = {"model": "tiny-river", "max_tokens": 2}
+        chat = {**body, "messages": [{"role": "user", "content": "Hello"}]}
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            chats = [group.create_task(client.post("/v1/chat/completions", json=chat)) for _ in range(3)]
+            slowest = 0.0
+            while not all(task.done() for task in chats) or not slowest:
+                slowest = max(slowest, await _seconds(client, {**body, "prompt": "Hello"}))
+        for answer in (task.result() for task in chats):
+            assert answer.status_code in (400, 422, 500), answer.text
+            assert "template" in answer.json()["error"]["message"]
+        assert slowest < 2.0
+        assert (await client.get("/health")).status_code == 200
+
+
+async def _seconds(client: httpx.AsyncClient, body: dict[str, Any]) -> float:
+    """How long a request that needs no template takes."""
+    began = time.monotonic()
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return time.monotonic() - began

@@ -1,0 +1,26 @@
+"""The short forms of `tests.faults.random_kills`."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.random_kills import Shape, random_kills
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+SECONDS = 15.0
+ANSWER_S = 6.0
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(), Shape(edges=2, prefill=2, decode=2)], ids=["4-workers", "2-prefill-2-decode"]
+)
+async def test_random_kills_cost_no_surviving_stream_a_token(tmp_path: Path, shape: Shape) -> None:
+    """Each process may be killed at any time: only answers of a killed edge end, and all others are whole."""
+    seed = int(time.time())
+    report = await random_kills(
+        tmp_path, seconds=SECONDS, seed=seed, shape=shape, answer_s=ANSWER_S, streams=4
+    )
+    print(report.text())
+    assert not report.violations, report.text()

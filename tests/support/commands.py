@@ -1,0 +1,129 @@
+"""Headwater commands run to their end, and fleets started with any flags and environment."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from headwater.ops.children import child_environment
+from tests.support.fleet import READY, FleetProcess, descendants
+
+NO_ENVIRON: Mapping[str, str] = {}
+
+
+class Ended(NamedTuple):
+    """What a command left: its exit code and everything it printed."""
+
+    code: int
+    output: str
+
+    def told(self) -> str:
+        """The only error line of a command that failed as it should: non-zero, without a traceback."""
+        assert "Traceback" not in self.output, self.output
+        assert self.code not in (0, None), self.output
+        assert self.code > 0, f"ended by signal {-self.code}: {self.output}"
+        lines = [
+            line
+            for line in self.output.splitlines()
+            if line.startswith("headwater: ") or (line.startswith("headwater ") and ": error: " in line)
+        ]
+        assert len(lines) == 1, f"{len(lines)} error lines: {self.output}"
+        return lines[0]
+
+
+async def spawn(
+    *arguments: str, environ: Mapping[str, str] = NO_ENVIRON, stdout: int | IO[bytes] | None = None
+) -> asyncio.subprocess.Process:
+    """A headwater command in a process group of its own; with `stdout` only its errors can be read."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "headwater.ops.cli",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE if stdout is None else stdout,
+        stderr=asyncio.subprocess.STDOUT if stdout is None else asyncio.subprocess.PIPE,
+        env=child_environment() | dict(environ),
+        start_new_session=True,
+    )
+
+
+async def ended(
+    *arguments: str,
+    within_s: float = 30,
+    environ: Mapping[str, str] = NO_ENVIRON,
+    stdout: int | IO[bytes] | None = None,
+) -> Ended:
+    """Run a command to its end. Fails, with what it printed, if it still runs after `within_s`."""
+    process = await spawn(*arguments, environ=environ, stdout=stdout)
+    printed = process.stdout if stdout is None else process.stderr
+    assert printed is not None
+    output = bytearray()
+
+    async def read() -> None:
+        while piece := await printed.read(65536):
+            output.extend(piece)
+        await process.wait()
+
+    try:
+        async with asyncio.timeout(within_s):
+            await read()
+    except TimeoutError as error:
+        text = output.decode(errors="replace")
+        raise AssertionError(f"{arguments} still runs after {within_s:g} s: {text[-3000:]}") from error
+    finally:
+        await kill_all(process)
+    assert process.returncode is not None
+    return Ended(process.returncode, output.decode(errors="replace"))
+
+
+async def kill_all(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL a process and everything below it, if it still runs."""
+    if process.returncode is None:
+        for pid in [*descendants(process.pid), process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        await process.wait()
+
+
+@asynccontextmanager
+async def launched(
+    folder: Path, *flags: str, ready_s: float = 40, environ: Mapping[str, str] = NO_ENVIRON
+) -> AsyncIterator[FleetProcess]:
+    """`headwater up` with these flags and no others, ready; killed at the end, in whatever state it is."""
+    log = folder / "launched.log"
+    with log.open("ab") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "headwater.ops.cli",
+            "up",
+            *flags,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=child_environment() | dict(environ),
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        try:
+            async with asyncio.timeout(ready_s):
+                while True:
+                    line = await process.stdout.readline()
+                    assert line, f"headwater up ended before it was ready:\n{log.read_text()[-3000:]}"
+                    if match := READY.search(line):
+                        break
+        except TimeoutError as error:
+            raise AssertionError(
+                f"not ready within {ready_s:g} s:\n{log.read_text(errors='replace')[-3000:]}"
+            ) from error
+        yield FleetProcess(process, match[1].decode(), match[2].decode(), log)
+    finally:
+        await kill_all(process)

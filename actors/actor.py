@@ -14,6 +14,7 @@ from headwater.actors.world import World
 from headwater.engines.engine import EngineError, EngineUnavailable
 from headwater.events.errors import LogError
 from headwater.events.writer import WriterFenced
+from headwater.schemas.names import InvalidName
 
 EXPECTED = (EngineError, LogError, LeaseLost, WriterFenced)
 """Reasons to end that say everything themselves; any other is logged with its traceback."""
@@ -29,6 +30,10 @@ class Actor(ABC):
     """Reasons to end that no actor should have: mistakes of ours."""
 
     def __init__(self, world: World, name: str) -> None:
+        if name.startswith("__"):
+            raise InvalidName(
+                f"{self.kind} {name!r}: names that begin with two underscores are Headwater's own"
+            )
         self.world = world
         self.name = name
         self.log = structlog.get_logger(f"headwater.{self.kind}").bind(**{self.kind: name})

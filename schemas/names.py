@@ -6,6 +6,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
+PROBE = "__probe"
+"""Writer of the empty messages that show whether a log takes any. No actor has a name that begins so."""
+
+
 class InvalidName(ValueError):
     """A name that cannot be a subject token."""
 

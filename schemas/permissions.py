@@ -8,7 +8,7 @@ not be read. Reply subjects need no right of their own: the server does not chec
 from typing import Final, Literal, NamedTuple
 
 from headwater.schemas import subjects
-from headwater.schemas.names import token
+from headwater.schemas.names import PROBE, token
 from headwater.schemas.subjects import EngineVerb, InboxKind, PoolKind
 
 Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
@@ -20,7 +20,8 @@ DUTIES: Final[dict[Kind, str]] = {
     "router": "answer routing queries, write route and fleet events, read the pool log, keep snapshots",
     "shadow": "write shadow events, read the pool log and the routers' snapshots",
     "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events, write and read cards",
-    "operator": "make and change streams, read everything, control workers; writes no events",
+    "operator": "make and change streams, read everything, control workers; writes no events, only empty messages "
+    "that show whether a log takes any",
     "admin": "control workers, read leases; for the admin port, which shall not hold an operator's key",
     "observer": "read streams and statistics; writes nothing",
 }
@@ -173,6 +174,9 @@ def _operator(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             f"$KV.{subjects.lease_bucket(ns)}.>",
             f"$KV.{subjects.card_bucket(ns)}.>",
             f"$O.{subjects.blob_bucket(ns)}.>",
+            # See headwater.events.jetstream.stream_probe.
+            f"hw.{ns}.pool.*.load.{PROBE}",
+            f"hw.{ns}.req.{PROBE}",
             f"hw.{ns}.route.*",
             *(f"hw.{ns}.engine.*.*.{verb}" for verb in verbs),
             f"hw.{ns}.worker.*.resync",

@@ -56,6 +56,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._discarded = 0
         self._address = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._running: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it, or refuse it."""
@@ -77,7 +78,16 @@ class LimitedConnection(HttpToolsProtocol):
         self.addresses[self._address] -= 1
         if not self.addresses[self._address]:
             del self.addresses[self._address]
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells only the last request; others wait behind the one that runs.
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the bounds."""
@@ -148,6 +158,7 @@ class LimitedConnection(HttpToolsProtocol):
         cycle = self.cycle
         if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
             return None
+        # The last of those that came; the ones before it keep the connection for it.
         cycle.keep_alive = False
         if self.scope["http_version"] == "1.1":
             self._probe()
@@ -155,7 +166,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _probe(self) -> None:
         """Write to a client that half-closed, until its response begins: one that is gone answers with a reset."""
-        if not self.transport.is_closing() and not self.cycle.response_started:
+        if (
+            not self.transport.is_closing()
+            and self._running is not None
+            and not self._running.response_started
+        ):
             self.transport.write(_STILL_HERE)
             self._timer = self.loop.call_later(PROBE_S, self._probe)
 

@@ -25,9 +25,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 PROMPTS_MAX = 128
 
-TOKEN_CHARACTERS_MAX = 128
-"""Characters of a token at most: runs of blanks are the longest that tokenizers have."""
-
 
 class Generation:
     """The endpoints that generate."""
@@ -174,16 +171,14 @@ def _sampling(
 def _check_length(model: Model, given: str | list[int] | openai.ChatRequest, param: str) -> None:
     """Refuse what can not fit the context before anything is made of it. Raises `ApiError` 400."""
     context = model.card.context_length
-    if isinstance(given, openai.ChatRequest):
-        characters = given.characters()
-    elif isinstance(given, str):
-        characters = len(given)
-    else:
-        characters = 0
+    if isinstance(given, list):
         if len(given) > context:
             raise _too_long(context, f"{len(given)} tokens", param)
-    if characters > context * TOKEN_CHARACTERS_MAX:
-        raise _too_long(context, f"{characters} characters", param)
+        return
+    texts = given.texts() if isinstance(given, openai.ChatRequest) else [given]
+    size = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if size > context * model.tokenizer.token_bytes_max:
+        raise _too_long(context, f"{size} bytes of text", param)
 
 
 def _too_long(context: int, has: str, param: str) -> ApiError:

@@ -21,21 +21,23 @@ INLINE_BYTES: Final = 1024 * 1024
 
 
 class ShapeLimits(NamedTuple):
-    """What a body may hold: objects and arrays, members of objects, values of arrays, levels, digits of a number."""
+    """What a body may hold: objects and arrays, members of objects, values of arrays, levels, digits of a number, escapes."""
 
     containers: int = 65_536
     members: int = 131_072
     values: int = 2_097_152
     depth: int = 128
     digits: int = 512
+    escapes: int = 2_097_152
 
 
 LIMITS: Final = ShapeLimits()
 
 
 @kernel
-def count(data: U8) -> tuple[int, int, int, int, int]:
-    """Objects and arrays, members, commas, deepest level, longest run of characters outside strings."""
+def count(data: U8) -> tuple[int, int, int, int, int, int]:
+    """Objects and arrays, members, commas, deepest level, longest run of characters outside strings, escapes."""
+    escapes = 0
     containers = members = values = depth = deepest = digits = longest = 0
     text = False
     at, size = 0, len(data)
@@ -43,6 +45,7 @@ def count(data: U8) -> tuple[int, int, int, int, int]:
         byte = data[at]
         if text:
             if byte == 92:  # backslash
+                escapes += 1
                 at += 1
             elif byte == 34:
                 text = False
@@ -67,7 +70,7 @@ def count(data: U8) -> tuple[int, int, int, int, int]:
             digits += 1
             longest = max(longest, digits)
         at += 1
-    return containers, members, values, deepest, longest
+    return containers, members, values, deepest, longest, escapes
 
 
 async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
@@ -79,13 +82,14 @@ async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
         found = count(data)
     else:
         found = await asyncio.to_thread(count, data)
-    containers, members, values, depth, digits = found
+    containers, members, values, depth, digits, escapes = found
     for number, most, what in (
         (containers, limits.containers, "objects and arrays"),
         (members, limits.members, "members of objects"),
         (values, limits.values, "values"),
         (depth, limits.depth, "levels"),
         (digits, limits.digits, "characters in a number"),
+        (escapes, limits.escapes, "escaped characters"),
     ):
         if number > most:
             raise _too_much(most, what)

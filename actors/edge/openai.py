@@ -5,6 +5,7 @@ as OpenAI's own servers tolerate new ones, and so are those that only we may set
 that are not supported are refused by name when they would change the answer (`not_served`).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -139,14 +140,13 @@ class ChatRequest(Common, kw_only=True):
             plain.append(entry)
         return plain
 
-    def characters(self) -> int:
-        """Of all texts together."""
-        return sum(
-            len(message.content)
-            if isinstance(message.content, str)
-            else sum(len(part.text or "") for part in message.content or ())
-            for message in self.messages
-        )
+    def texts(self) -> Iterator[str]:
+        """What the messages say."""
+        for message in self.messages:
+            if isinstance(message.content, str):
+                yield message.content
+            else:
+                yield from (part.text or "" for part in message.content or ())
 
     def refuse_unsupported(self) -> None:
         """Fields that would change the answer and are not served yet."""

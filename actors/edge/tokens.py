@@ -24,6 +24,9 @@ from headwater.schemas.hashing import U32
 MARK = "\U0010fffd"
 """A character for private use, with which `headwater.actors.edge.literal_text` marks places."""
 
+TOKEN_BYTES_MAX = 128
+"""Bytes of the longest token where no table tells: runs of blanks are the longest that tokenizers have."""
+
 REPLACEMENT = "\ufffd"
 
 INLINE_CHARACTERS_MAX = 8_192
@@ -76,6 +79,11 @@ class Tokenizer:
         )
         self._plain: tokenizers.Tokenizer | None = None
         self._data = data
+        self.token_bytes_max = (
+            max((len(piece) for piece in self.table.pieces), default=TOKEN_BYTES_MAX)
+            if self.table
+            else TOKEN_BYTES_MAX
+        )
 
     def encode_plain(self, text: str) -> U32:
         """Token ids of a short text in which nothing is a control token."""

@@ -1,7 +1,7 @@
 """Does a stream take appends? Asked by appending: its information shows nothing of a store that is frozen.
 
 A store that met a write error answers no publish at all until its server is restarted (nats-server 2.14 and newer). What
-is appended says nothing: an empty batch of a writer called `probe` in a log, a purge of a key `probe` in a bucket.
+is appended says nothing: an empty batch of a writer that no actor can be in a log, a purge of a key in a bucket.
 """
 
 from typing import Final
@@ -16,9 +16,9 @@ from headwater.events.log import Entry, Stored
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
 from headwater.schemas.envelope import SCHEMA_VERSION, Batch
+from headwater.schemas.names import PROBE
 from headwater.schemas.pool import seal
 
-WRITER: Final = "probe"
 ANSWER_S: Final = 3.0
 
 FROZEN: Final = (
@@ -32,13 +32,13 @@ async def probe(client: Client, ns: str, spec: StreamSpec, clock: Clock) -> str:
     try:
         if spec.what in ("pool log", "request log"):
             subject = (
-                subjects.pool_subject(ns, spec.pool, "load", WRITER)
+                subjects.pool_subject(ns, spec.pool, "load", PROBE)
                 if spec.pool
-                else subjects.request_subject(ns, WRITER)
+                else subjects.request_subject(ns, PROBE)
             )
             return await _append(JetStreamLog(client, spec.name), subject, clock)
         bucket = spec.name.partition("_")[2]
-        subject = f"$O.{bucket}.C.{WRITER}" if spec.name.startswith("OBJ_") else f"$KV.{bucket}.{WRITER}"
+        subject = f"$O.{bucket}.C.{PROBE}" if spec.name.startswith("OBJ_") else f"$KV.{bucket}.{PROBE}"
         await publish(client, subject, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}, ANSWER_S)
     except AccessDenied:
         return ""
@@ -51,7 +51,7 @@ async def _append(log: JetStreamLog, subject: str, clock: Clock) -> str:
     newest = await log.newest(subject)
     batch: Batch[None] = Batch(
         version=SCHEMA_VERSION,
-        writer=WRITER,
+        writer=PROBE,
         epoch=newest.epoch + 1,
         seq=1,
         wall_ns=clock.wall_ns(),

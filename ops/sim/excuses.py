@@ -54,7 +54,8 @@ def _recovered_s(fault: Fault, faults: list[Fault]) -> float:
     """When the process is back, the log being there."""
     until = fault.at_s + fault.for_s + RECOVERY_S
     for other in sorted(faults, key=lambda one: one.at_s):
-        hinders = other.kind in LOG or (other.kind in DOWN and other.target == fault.target)
+        again = other.kind in DOWN and other.target == fault.target and other is not fault
+        hinders = other.kind in LOG or again
         if hinders and fault.at_s <= other.at_s + other.for_s and other.at_s <= until:
             until = max(until, other.at_s + other.for_s + RECOVERY_S + ANSWER_S)
     return until

@@ -39,11 +39,12 @@ from headwater.actors.live_fold import LiveFold
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.persistence import Persistence
 from headwater.actors.replicas import Replicas
-from headwater.actors.route_queue import QueueSettings, RouteQueue
+from headwater.actors.route_queue import RouteQueue
 from headwater.actors.snapshot_keeper import SnapshotKeeper
 from headwater.actors.world import World
 from headwater.events.log import Log
 from headwater.events.writer import Writer
+from headwater.router.admission_queue import QueueSettings
 from headwater.router.decide import Standing, decide, prompt_of
 from headwater.router.policies import DEFAULT as POLICY
 from headwater.router.state import RouterState

@@ -2,8 +2,8 @@
 
 from headwater.actors.edge.limits import BodyLimits, ConnectionLimits
 from headwater.actors.edge.wishes import ClientLimits
-from headwater.actors.route_queue import QueueSettings
 from headwater.ops.config import Settings
+from headwater.router.admission_queue import QueueSettings
 from headwater.router.busy import BusyLimits
 from headwater.router.waiting import QueueLimits
 

@@ -79,7 +79,7 @@ class EdgeActor(Actor):
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
         return {
-            "state": "draining" if self.stopping else "ready",
+            "state": "restarting" if self._fleet.closed else "draining" if self.stopping else "ready",
             "models": [model.card.name for model in self._models.all()],
             "active_requests": self._app.active if self._app else 0,
             "streams": len(self._fleet.sagas),
@@ -152,8 +152,8 @@ class EdgeActor(Actor):
         deadline = clock.monotonic_s() + self._drain_s
         while self._app is not None and self._app.active and clock.monotonic_s() < deadline:
             await clock.sleep(0.02)
-        for saga in list(self._fleet.sagas.values()):
-            saga.fail(upstream_failed("The edge was stopped."))
+        for call in list(self._fleet.calls):
+            call.abort(upstream_failed("The edge was stopped."))
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=STOP_S)
         if self._ledger is not None:

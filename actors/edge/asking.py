@@ -34,6 +34,12 @@ class Asking:
             if name == worker and epoch < below_epoch and not gone.done():
                 gone.set_result(reason)
 
+    def close(self, reason: str) -> None:
+        """The edge ends: nothing is answered any more."""
+        for gone in self._waiting:
+            if not gone.done():
+                gone.set_result(reason)
+
     async def embed(self, worker: str, epoch: int, request: EmbedRequest) -> EmbedReply:
         """Have a worker pool prompts. Raises `BusError`, also when it is lost meanwhile."""
         subject = subjects.engine(self._world.ns, worker, epoch, "embed")

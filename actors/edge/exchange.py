@@ -77,6 +77,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = loop.create_future()
         self._heard: asyncio.Future[None] = loop.create_future()
+        self._placing: asyncio.Future[None] | None = None
         self._open = len(prompts) * choices
         self.sagas: list[Saga] = []
         self._choices: list[Choice] = []
@@ -113,6 +114,7 @@ class Exchange:
     async def run(self, send: Send, client: Disconnect) -> None:
         """Place every choice, then stream or collect until all ended or the client is gone."""
         error: ApiError | None = None
+        self._fleet.calls.add(self)
         try:
             if not await self._place(client):
                 return
@@ -124,13 +126,14 @@ class Exchange:
             error = raised
             raise
         finally:
+            self._fleet.calls.discard(self)
             for saga in self.sagas:
                 saga.finish("cancelled")
             self._record_end(error)
 
     async def _place(self, client: Disconnect) -> bool:
         """False if the client hung up meanwhile. The choices of one prompt go where its first went."""
-        placing = asyncio.ensure_future(self._place_all())
+        placing = self._placing = asyncio.ensure_future(self._place_all())
         try:
             gone = await client.or_done(placing)
         finally:
@@ -139,8 +142,17 @@ class Exchange:
                 await asyncio.gather(placing, return_exceptions=True)
         if gone:
             return False
+        if placing.cancelled():
+            raise next(saga.error for saga in self.sagas if saga.error)
         placing.result()
         return True
+
+    def abort(self, error: ApiError) -> None:
+        """See `headwater.actors.edge.fleet.Call`."""
+        for saga in self.sagas:
+            saga.fail(error)
+        if self._placing is not None and not self._placing.done():
+            self._placing.cancel()
 
     async def _place_all(self) -> None:
         placed: dict[int, str] = {}

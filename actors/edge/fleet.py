@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -11,7 +11,7 @@ import structlog
 from headwater.actors import lease, metrics
 from headwater.actors.bus_port import BusError, Message, NoResponder
 from headwater.actors.edge.asking import Asking
-from headwater.actors.edge.errors import overloaded
+from headwater.actors.edge.errors import ApiError, overloaded
 from headwater.actors.edge.routing import Routing
 from headwater.actors.edge.saga import Saga
 from headwater.actors.world import World
@@ -43,6 +43,14 @@ _status = msgspec.msgpack.Decoder(StatusReply)
 _log = structlog.get_logger("headwater.edge.fleet")
 
 
+class Call(Protocol):
+    """One request of a client."""
+
+    def abort(self, error: ApiError) -> None:
+        """End it with an error now, whatever it waits for."""
+        ...
+
+
 class Fleet:
     """Shared by all requests of one edge process."""
 
@@ -56,6 +64,8 @@ class Fleet:
         self.routing = Routing(world, spawn)
         self.sagas: dict[int, Saga] = {}
         self.closed = False
+        self.calls: set[Call] = set()
+        """Requests that are owed an end."""
         self.stalled: set[str] = set()
         """Workers and routers that say that the log does not take what they append."""
         self._handles = count(1)
@@ -103,8 +113,9 @@ class Fleet:
     async def close(self, reason: str) -> None:
         """The actor ends: end each request with an error, and tell its worker. Returns within `CLOSE_S_MAX`."""
         self.closed = True
-        for saga in list(self.sagas.values()):
-            saga.fail(overloaded(reason))
+        for call in list(self.calls):
+            call.abort(overloaded(reason))
+        self.asking.close(reason)
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
                 await asyncio.gather(*(self._cancel(*one) for one in self._late_cancels))

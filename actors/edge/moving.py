@@ -22,10 +22,23 @@ def needs_of(sampling: Sampling) -> tuple[Capability, ...]:
 
 def can_move(sampling: Sampling, emitted: int) -> bool:
     """May a request that has given `emitted` tokens to its client go on elsewhere? Before the first it always may."""
-    return not emitted or (sampling.guide is None and not sampling.processors)
+    return not emitted or not _state_of(sampling)
 
 
 def why_not(sampling: Sampling, emitted: int) -> str:
     """What to tell the client of a request that can not move."""
-    state = "its grammar's state" if sampling.guide is not None else "the state of its logits processors"
-    return f"{state} after {emitted} tokens was lost with the worker, so it can not go on: send it again"
+    return f"{_state_of(sampling)} after {emitted} tokens was lost with the worker, so it can not go on: send it again"
+
+
+def _state_of(sampling: Sampling) -> str:
+    """What the engine keeps of the tokens that it generated, and another one would begin anew; empty for nothing.
+
+    A repetition penalty counts the prompt too, which holds the answer so far after a move.
+    """
+    if sampling.guide is not None:
+        return "its grammar's state"
+    if sampling.processors:
+        return "the state of its logits processors"
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        return "the counts of its presence and frequency penalties"
+    return ""

@@ -115,6 +115,8 @@ class Pooling:
         asked = lost = 0
         had_worker = False
         while True:
+            if self._fleet.closed:
+                raise overloaded("This edge starts again.", 1.0)
             asked += 1
             attempt = f"{job.request}-{number}-{asked}"
             query = RouteQuery(

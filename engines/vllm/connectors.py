@@ -27,8 +27,6 @@ class Connector(NamedTuple):
 
 CONNECTORS: dict[str, Connector] = {
     "nixl": Connector("NixlConnector", hands_over=True),
-    "nixl-push": Connector("NixlPushConnector", hands_over=True),
-    "mooncake": Connector("MooncakeConnector", hands_over=True),
     # Without that, what it tells of blocks in host memory names neither their tokens nor their parents.
     "offload": Connector(
         "OffloadingConnector",
@@ -42,6 +40,12 @@ CONNECTORS: dict[str, Connector] = {
     "example": Connector("ExampleConnector", needs=(("shared_storage_path", '"/var/lib/headwater/kv"'),)),
 }
 """By the name on the command line."""
+
+NOT_SUPPORTED = {
+    "mooncake": "its workers find each other by a server of its own, which no worker here asks; use nixl",
+    "nixl-push": "its decode worker must be known before the prefill, and here it is chosen after; use nixl",
+}
+"""Connectors of vLLM's between prefill and decode whose hand-off differs from the one there is."""
 
 _FIELDS = frozenset(
     {
@@ -61,6 +65,8 @@ def names(text: str) -> tuple[str, ...]:
     """The connectors in a list with commas; `none` is none. Raises `EngineUnavailable`."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in found:
+        if name in NOT_SUPPORTED:
+            raise EngineUnavailable(f"--connector {name} is not supported: {NOT_SUPPORTED[name]}")
         if name != "none" and name not in CONNECTORS:
             raise EngineUnavailable(
                 f"--connector {name}: unknown; known are {', '.join(CONNECTORS)} and none"

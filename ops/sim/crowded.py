@@ -4,7 +4,7 @@ import random
 from typing import Final
 
 from headwater.actors.edge.http import Headers
-from headwater.actors.route_queue import QueueSettings
+from headwater.router.admission_queue import QueueSettings
 from headwater.router.busy import BusyLimits
 from headwater.router.waiting import Order, QueueLimits
 

@@ -183,7 +183,7 @@ def _unhealthy(fleet: SimFleet) -> list[str]:
             found.append(f"{name}: cold workers")
     for name in fleet.edges:
         actor = fleet.actors.get(name)
-        ready = isinstance(actor, EdgeActor) and actor.ready.is_set()
+        ready = isinstance(actor, EdgeActor) and actor.ready.is_set() and actor.stats()["state"] == "ready"
         if not ready or fleet.edge(name).workers(POOL) != len(fleet.engines):
             found.append(f"{name}: not ready, or it does not see every worker")
     return found

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.wishes import ClientLimits
-from headwater.actors.route_queue import QueueSettings
 from headwater.ops import cli, config, queue_settings
 from headwater.ops.config import ConfigError, Settings
+from headwater.router.admission_queue import QueueSettings
 from headwater.router.busy import BusyLimits
 from headwater.router.waiting import QueueLimits
 

@@ -9,9 +9,10 @@ import pytest
 from headwater.actors.bus_port import BusError
 from headwater.actors.edge.routing import ROUTE_TIMEOUT_S, UNANSWERED_MAX, Routing
 from headwater.actors.route_questions import ABANDONED_S, HOLD_S
-from headwater.actors.route_queue import SERVED_A_TURN, SILENCE_S, TICK_S, QueueSettings
+from headwater.actors.route_queue import SERVED_A_TURN, TICK_S
 from headwater.actors.world import World
 from headwater.ops.sim.fleet import NAMESPACE, POOL
+from headwater.router.admission_queue import SILENCE_S, QueueSettings
 from headwater.router.busy import UNACCEPTED_NS_MAX, BusyLimits
 from headwater.router.replay import Recorded, Replay
 from headwater.router.state import RouterState

@@ -11,7 +11,6 @@ from headwater.actors import lease
 from headwater.actors.actor import Actor
 from headwater.actors.cards import Served
 from headwater.actors.engine import EngineActor
-from headwater.actors.route_queue import QueueSettings
 from headwater.actors.router import RouterActor
 from headwater.actors.world import World
 from headwater.engines.sim import SimEngine
@@ -22,6 +21,7 @@ from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import FILES, MODEL, POOL, SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.process import Process
+from headwater.router.admission_queue import QueueSettings
 from headwater.schemas import subjects
 from headwater.schemas.card import Lease
 

@@ -103,10 +103,10 @@ class LeaseHandle:
                 _log.warning("lease_renewal_failed", key=self._key, reason=str(error))
                 pause_s = RETRY_S
                 continue
+            self._trying_since = None
             if revision is None:
                 return "another incarnation holds it"
-            pause_s = RENEW_S
-            self._revision, self._trying_since = revision, None
+            self._revision, pause_s = revision, RENEW_S
 
     async def _reclaim(self) -> int | None:
         """After a refused renewal, the revision to go on with; None where somebody else holds the lease.

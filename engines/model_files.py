@@ -22,6 +22,8 @@ class ModelFiles(NamedTuple):
 
 def read_model_files(folder: Path) -> ModelFiles:
     """Read a Hugging Face model folder. Raises `EngineUnavailable` naming the missing file."""
+    if not folder.is_dir():
+        raise EngineUnavailable(f"{folder} is no folder")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise EngineUnavailable(

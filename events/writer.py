@@ -125,8 +125,11 @@ class Writer:
 
     async def _append(self, packed: list[tuple[Sequence[Event], str]]) -> None:
         self._trying_since = self._clock.monotonic_s()
-        await self._store(packed)
-        self._trying_since = None
+        try:
+            await self._store(packed)
+        finally:
+            # Also where this incarnation is over: then nothing waits to be stored any more.
+            self._trying_since = None
 
     async def _store(self, packed: list[tuple[Sequence[Event], str]]) -> None:
         await self._find_place()

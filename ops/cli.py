@@ -17,6 +17,8 @@ ENGINE = (
     "model",
     "served_model_name",
     "chat_template",
+    "model_aliases",
+    "logits_processors",
     "workers",
     "prefill_workers",
     "decode_workers",

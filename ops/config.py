@@ -58,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nixl_port: Port = 0
     gpus_per_worker: Size = 0
     chat_template: str = ""
+    model_aliases: tuple[str, ...] = ()
+    logits_processors: dict[str, str] = {}
     allow_mixed_versions: YesNo = "no"
     allow_vulnerable_engine: YesNo = "no"
     local_prefill_tokens: Size = 256
@@ -169,6 +171,7 @@ ONLY_VLLM = (
     "kv_cache_mib",
     "dtype",
     "native",
+    "logits_processors",
     "allow_mixed_versions",
     "allow_vulnerable_engine",
 )
@@ -199,12 +202,21 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not (name and equals and ":" in value):
+        raise ValueError(f"{word!r} is not NAME=MODULE:CLASS")
+    return name, value
+
+
 _TYPES = get_type_hints(Settings, include_extras=True)
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "native": shlex.split,
     "taint": _words,
     "client_policies": _words,
     "router_weights": _words,
+    "model_aliases": _words,
+    "logits_processors": lambda text: dict(_pair(word) for word in _words(text)),
     "connector_options": msgspec.json.decode,
 }
 

@@ -30,6 +30,8 @@ HELP = {
     "nixl_port": "first port of NIXL's side channels, one per worker and data-parallel rank (default: free ones)",
     "gpus_per_worker": "GPUs of each worker of `up` (default: tensor-parallel times pipeline-parallel size)",
     "chat_template": "file with the chat template to use instead of the model's own",
+    "model_aliases": "other names that clients may use for the model, with commas",
+    "logits_processors": "logits processors that requests may use by name: NAME=MODULE:CLASS, with commas; only with --engine vllm",
     "allow_mixed_versions": "let prefill and decode workers of other vLLM versions into a pool",
     "allow_vulnerable_engine": "start a vLLM with known holes",
     "disaggregate": "longer prompts go to a prefill worker when that is estimated to be cheaper, or always",

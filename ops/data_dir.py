@@ -58,12 +58,12 @@ def _lock(handle: int, folder: Path) -> None:
 def _check_format(folder: Path) -> None:
     path = folder / _FORMAT
     try:
-        text = path.read_text().strip()
+        text = path.read_bytes().decode("ascii", "replace").strip()
     except FileNotFoundError:
         text = ""
     except OSError as error:
         raise _unusable(folder, error) from error
-    if text and not text.isdigit():
+    if text and not (text.isdigit() and len(text) < 10):
         raise ConfigError(f"{path} says {text[:40]!r}, which is no format version: it is not Headwater's")
     if text and int(text) > FORMAT:
         raise ConfigError(

@@ -48,7 +48,7 @@ def _headless(settings: Settings) -> int:
         metrics.serve(settings.metrics_port, settings.host, lambda: labels)
     alone = workers.of_worker(settings, plan[0])
     if engines.on_cpu():
-        share_imports.preload()
+        share_imports.preload(online="hf://" in settings.lora_sources)
     headless.run(engines.vllm_settings(alone, name, folder=folder, name=folder.name))
     return 0
 

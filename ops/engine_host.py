@@ -44,7 +44,7 @@ def run(settings: Settings) -> int:
     preflight.check(settings, plans)
     _log.info("vllm_importing", workers=len(plans))
     try:
-        seconds = share_imports.preload()
+        seconds = share_imports.preload(online="hf://" in settings.lora_sources)
     except ImportError as error:
         raise EngineUnavailable(f"vLLM can not be imported: {error}") from error
     try:

@@ -12,7 +12,7 @@ from headwater.engines.step_time import ZERO, StepTime
 from headwater.engines.vllm import checks, native
 from headwater.engines.vllm.arguments import VllmSettings
 from headwater.events.clock import SystemClock
-from headwater.ops import demo_model
+from headwater.ops import demo_model, model_check
 from headwater.ops.config import Settings
 
 DEMO_NAME = "smollm2-135m-instruct"
@@ -63,7 +63,23 @@ def vllm_settings(settings: Settings, worker: str, *, folder: Path, name: str) -
         nixl_port=settings.nixl_port,
         metrics=bool(settings.metrics_port),
         ranks=native.number(settings.native, "data_parallel_size", 1),
+        processors=settings.logits_processors,
     )
+
+
+def check_model(settings: Settings) -> None:
+    """Look at the model's folder before anything is started. Raises `EngineUnavailable`."""
+    if settings.engine == "sim":
+        if settings.model:
+            model_check.check(model_folder(settings), sim_files(settings), weights=False)
+        return
+    folder = model_folder(settings)
+    files = read_model_files(folder)
+    if settings.chat_template:
+        files = files._replace(chat_template=checks.template(settings.chat_template))
+    # Other formats of weights, or none at all, are vLLM's to look at.
+    weights = not native.has(settings.native, "load_format")
+    model_check.check(folder, files, weights=weights)
 
 
 def sim_files(settings: Settings) -> ModelFiles:
@@ -90,7 +106,7 @@ def _sim(settings: Settings) -> tuple[Engine, Served]:
         ),
         SystemClock(),
     )
-    return engine, Served(settings.served_model_name or files.name, files)
+    return engine, Served(settings.served_model_name or files.name, files, settings.model_aliases)
 
 
 def _vllm(settings: Settings, worker: str) -> tuple[Engine, Served]:
@@ -101,4 +117,4 @@ def _vllm(settings: Settings, worker: str) -> tuple[Engine, Served]:
     if settings.chat_template:
         files = files._replace(chat_template=checks.template(settings.chat_template))
     engine = VllmEngine(vllm_settings(settings, worker, folder=folder, name=files.name))
-    return engine, Served(settings.served_model_name or files.name, files)
+    return engine, Served(settings.served_model_name or files.name, files, settings.model_aliases)

@@ -90,11 +90,8 @@ class Fleet:
                 f"--replicas {settings.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
         preflight.check(settings, self.workers)
-        if settings.engine == "sim":
-            engines.sim_files(settings)
-        if settings.engine == "vllm":
-            # Made here, where its progress shows, not in a worker's log.
-            engines.model_folder(settings)
+        # A default model is made here too, where its progress shows, not in a worker's log.
+        engines.check_model(settings)
         if settings.admin_port:
             admin.check(settings)
         listener = listen(settings.host, settings.port)

@@ -37,6 +37,11 @@ def common(settings: Settings) -> list[str]:
             flags += ["--" + name.replace("_", "-"), str(value)]
     # Zero means something here: no probes.
     flags += ["--probe-idle-s", str(settings.probe_idle_s)]
+    if settings.model_aliases:
+        flags += ["--model-aliases", ",".join(settings.model_aliases)]
+    if settings.logits_processors:
+        pairs = (f"{name}={where}" for name, where in settings.logits_processors.items())
+        flags += ["--logits-processors", ",".join(pairs)]
     for name in settings.taint:
         flags += ["--taint", name]
     if settings.connector_options:

@@ -39,6 +39,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        # Not at compile time: `9 ** 9 ** 9` in a template would be computed there, without any bound.
+        environment.optimized = False
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:

@@ -40,7 +40,9 @@ def rejection_of(error: BaseException) -> RequestRejected | None:
 
 
 def _rejected(error: BaseException) -> RequestRejected:
-    # Its text ends in the value, which may be as large as the request.
-    text: Any = error.args[0] if error.args else type(error).__name__
+    # Its `str` ends in the value, which may be as large as the request.
+    text: Any = getattr(error, "message", "") or (error.args[0] if error.args else str(error))
     parameter = getattr(error, "parameter", None)
-    return RequestRejected(str(text)[:TEXT_MAX], param=parameter if isinstance(parameter, str) else "")
+    return RequestRejected(
+        (str(text) or type(error).__name__)[:TEXT_MAX], param=parameter if isinstance(parameter, str) else ""
+    )

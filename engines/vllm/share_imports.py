@@ -51,15 +51,21 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 
+OFFLINE = frozenset({"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"})
+
 SPIN_PAUSE_S = 0.0003
 
 _PR_SET_PDEATHSIG = 1
 
 
-def preload() -> float:
-    """Import everything an engine needs and make vLLM's own processes forks too. Returns the seconds taken."""
+def preload(*, online: bool = False) -> float:
+    """Import everything an engine needs and make vLLM's own processes forks too. Returns the seconds taken.
+
+    `online`: adapters may come from a hub, whose library reads at its import whether it may ask it.
+    """
     for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+        if not (online and name in OFFLINE):
+            os.environ.setdefault(name, value)
     # Deprecations inside vLLM and torch are not for whoever runs a fleet.
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch").setLevel(logging.ERROR)

@@ -46,7 +46,9 @@ def other(name: str) -> tuple[str, Any]:
         return "--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")
     if name == "connector_options":
         return '{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}
-    if name in ("taint", "client_policies", "router_weights"):
+    if name == "logits_processors":
+        return "a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}
+    if name in ("taint", "client_policies", "router_weights", "model_aliases"):
         return "one, two", ("one", "two")
     default = getattr(DEFAULTS, name)
     if name in special:

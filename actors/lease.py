@@ -11,6 +11,7 @@ is lost: `hold` returns, and the owner takes a new lease, which begins a new inc
 over and does not know it yet cannot append to the log; its epoch is too small.
 """
 
+import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -73,6 +74,8 @@ class LeaseHandle:
         self._revision = revision
         self._clock = clock
         self._released = False
+        # A renewal under way must not store again what is released meanwhile.
+        self._renewing = asyncio.Lock()
         self._trying_since: float | None = None
 
     @property
@@ -85,28 +88,34 @@ class LeaseHandle:
         return msgspec.json.encode(msgspec.structs.replace(self._lease, stalled=self.is_stalled()))
 
     async def hold(self) -> str:
-        """Renew until somebody else holds the lease, or it was released; returns why."""
+        """Renew until somebody else holds the lease; returns why. For a lease that was released it never returns."""
         pause_s = RENEW_S
         while True:
             await self._clock.sleep(pause_s)
             if self._released:
-                return "it was released"
+                # The owner ends, and this with it: a lost lease would have it take another one.
+                await asyncio.Event().wait()
             if self._trying_since is None:
                 self._trying_since = self._clock.monotonic_s()
             try:
-                revision = await self._table.update(
-                    self._key, self._value, revision=self._revision, ttl_s=TTL_S
-                )
-                if revision is None:
-                    revision = await self._reclaim()
+                async with self._renewing:
+                    revision = await self._renew()
             except LogError as error:
                 _log.warning("lease_renewal_failed", key=self._key, reason=str(error))
                 pause_s = RETRY_S
                 continue
             self._trying_since = None
+            if self._released:
+                continue
             if revision is None:
                 return "another incarnation holds it"
             self._revision, pause_s = revision, RENEW_S
+
+    async def _renew(self) -> int | None:
+        if self._released:
+            return None
+        revision = await self._table.update(self._key, self._value, revision=self._revision, ttl_s=TTL_S)
+        return await self._reclaim() if revision is None else revision
 
     async def _reclaim(self) -> int | None:
         """After a refused renewal, the revision to go on with; None where somebody else holds the lease.
@@ -115,13 +124,10 @@ class LeaseHandle:
         away, or that went with its bucket, is stored again.
         """
         entry = await self._table.get(self._key)
-        if entry is None and not self._released:
+        if entry is None:
             revision = await self._table.create(self._key, self._value, ttl_s=TTL_S)
             if revision is not None:
                 _log.warning("lease_reclaimed", key=self._key, epoch=self.epoch)
-            if revision is not None and self._released:
-                # Released while the answer was on its way.
-                await self._table.delete(self._key)
             return revision
         return entry.revision if entry is not None and self._is_mine(entry) else None
 
@@ -133,9 +139,10 @@ class LeaseHandle:
         """Give the lease back at once, so that nobody waits for it to lapse."""
         self._released = True
         try:
-            entry = await self._table.get(self._key)
-            if entry is not None and self._is_mine(entry):
-                await self._table.delete(self._key)
+            async with self._renewing:
+                entry = await self._table.get(self._key)
+                if entry is not None and self._is_mine(entry):
+                    await self._table.delete(self._key)
         except LogError as error:
             _log.info("lease_not_released", key=self._key, reason=str(error))
 

@@ -208,8 +208,18 @@ def test_other_commands_refuse_an_engines_arguments(
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["engine", "sim", "--", "--seed", "1"], "--seed behind `--`"),
-        (["engine", "sim", "--connector", "nixl"], "--connector nixl is for --engine vllm"),
+        (
+            ["engine", "sim", "--", "--seed", "1"],
+            "arguments (behind `--`) [HEADWATER_NATIVE] is not used by --engine sim: leave it out",
+        ),
+        (
+            ["engine", "sim", "--connector", "nixl"],
+            "--connector [HEADWATER_CONNECTOR] is not used by --engine sim: leave it out",
+        ),
+        (
+            ["engine", "vllm", "--sim-blocks", "64"],
+            "--sim-blocks [HEADWATER_SIM_BLOCKS] is not used by --engine vllm: leave it out",
+        ),
         (["engine", "sim", "--engine", "vllm"], "say it once"),
         (["engine", "sim", "--workers", "2"], "one sim worker per process"),
         (["engine", "vllm", "--chat-template", "/nowhere.jinja"], "--chat-template /nowhere.jinja"),

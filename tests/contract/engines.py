@@ -37,10 +37,18 @@ class Answer:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self._begun = asyncio.Event()
 
     def emit(self, step: Step) -> None:
         """Take one step; none may follow the last."""
         self.steps.append(step)
+        if step.tokens or step.finish:
+            self._begun.set()
+
+    async def begun(self, within_s: float = 60.0) -> None:
+        """Wait for the first token or the end, without polling: an engine may make 700 tokens between two polls."""
+        async with asyncio.timeout(within_s):
+            await self._begun.wait()
 
     @property
     def tokens(self) -> list[int]:

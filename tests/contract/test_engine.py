@@ -99,7 +99,7 @@ async def test_aborted_request_ends_soon_and_leaves_the_engine(engine_case: Engi
     """Its last step says abort, soon; its place in the engine is free again."""
     request = engine_case.request(engine_case.prompt(1.5), max_tokens=LONG)
     answer = engine_case.submit(request)
-    await eventually(lambda: bool(answer.tokens))
+    await answer.begun()
     began = time.monotonic()
     engine_case.engine.abort(request.request)
     await answer.ended()
@@ -205,7 +205,7 @@ async def test_living_engine_passes_its_check(engine_case: EngineCase) -> None:
     await engine_case.engine.check()
     request = engine_case.request(engine_case.prompt(1.5), max_tokens=LONG)
     answer = engine_case.submit(request)
-    await eventually(lambda: bool(answer.tokens))
+    await answer.begun()
     await asyncio.wait_for(engine_case.engine.check(), 10)
     engine_case.engine.abort(request.request)
     await answer.ended()

@@ -71,7 +71,7 @@ async def test_pause_stops_and_resume_goes_on(full_case: EngineCase, mode: Pause
     whole = (await case.generate(prompt, seed=5, max_tokens=40)).tokens
     request = case.request(prompt, seed=5, max_tokens=length)
     running = case.submit(request)
-    await eventually(lambda: bool(running.tokens))
+    await running.begun()
     await engine.pause(mode)
     if mode != "keep":
         await running.ended()
@@ -147,7 +147,7 @@ async def test_sleeping_engine_holds_nothing_and_wakes(full_case: EngineCase) ->
         await engine.sleep(3)
     request = case.request(prompt, max_tokens=LONG)
     running = case.submit(request)
-    await eventually(lambda: bool(running.tokens))
+    await running.begun()
     with pytest.raises(EngineError, match="running"):
         await engine.sleep(1)
     engine.abort(request.request)

@@ -9,7 +9,7 @@ import pytest
 from headwater.engines.engine import EngineError, Pinned, RequestRejected, Transfer
 from headwater.schemas.inference import Leg
 from tests.contract.engines import Answer, EngineCase, free_port
-from tests.contract.waiting import POLL_S, eventually
+from tests.contract.waiting import POLL_S
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -171,7 +171,7 @@ async def test_aborted_legs_end_with_an_abort(pair: Pair) -> None:
     _, pinned = await prefilled(first, prompt)
     request = second.request(prompt, leg="decode", max_tokens=700)
     answer = second.submit(request, Transfer(pinned.params))
-    await eventually(lambda: bool(answer.tokens))
+    await answer.begun()
     second.engine.abort(request.request)
     assert (await answer.ended()).finish == "abort"
     assert await alone(second, prompt) == await alone(first, prompt)

@@ -185,10 +185,10 @@ async def test_a_replayed_handoff_is_refused(apart: FleetProcess) -> None:
     """The KV of a prompt is given to one decode leg. A second one, and one with another prompt, get none of it."""
     import nats
 
-    await apart.until(
-        "both workers", lambda stats: sum(s.get("role") in ("prefill", "decode") for s in stats) == 2
+    stats = await apart.until(
+        "both workers", lambda stats: {"prefill-0", "decode-0"} <= {s["id"] for s in stats if s.get("epoch")}
     )
-    epochs = {s["id"]: s["epoch"] for s in await apart.stats() if "epoch" in s}
+    epochs = {s["id"]: s["epoch"] for s in stats if "epoch" in s}
     client = await nats.connect(apart.nats)
     encode = msgspec.msgpack.encode
     decoder: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)

@@ -88,18 +88,22 @@ class FleetProcess:
 
     async def until(
         self, what: str, holds: Callable[[list[dict[str, Any]]], bool], within_s: float = 60
-    ) -> None:
-        """Wait until the actors' statistics satisfy `holds`."""
+    ) -> list[dict[str, Any]]:
+        """Wait until the actors' statistics satisfy `holds`; returns them.
+
+        Asked once more, an actor of a busy machine may not answer in time.
+        """
         deadline = time.monotonic() + within_s
         while True:
             stats = await self.stats()
             if holds(stats):
-                return
+                return stats
             assert time.monotonic() < deadline, f"never came true: {what}; {stats}"
 
     async def blocks(self) -> int:
         """Blocks in the router's index."""
-        return max((s["blocks"] for s in await self.stats() if s["name"] == "headwater-router"), default=0)
+        stats = await self.until("the router answers", lambda stats: any("blocks" in one for one in stats))
+        return max(int(one["blocks"]) for one in stats if "blocks" in one)
 
     async def until_indexed(self, blocks: int) -> None:
         """Wait until the router's index holds so many blocks: events follow the tokens by milliseconds."""

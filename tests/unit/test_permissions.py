@@ -3,7 +3,7 @@
 import pytest
 
 from headwater.schemas import subjects
-from headwater.schemas.names import InvalidName
+from headwater.schemas.names import PROBE, InvalidName
 from headwater.schemas.permissions import DUTIES, KINDS, Kind, Rights, rights
 
 NS = "ns"
@@ -69,6 +69,8 @@ CARD = f"$KV.{subjects.card_bucket(NS)}.{subjects.card_key('p')}"
 ADAPTER = f"$KV.{subjects.card_bucket(NS)}.{subjects.adapter_key('p', 'some/adapter')}"
 CARDS = f"KV_{subjects.card_bucket(NS)}"
 BLOB = f"$O.{subjects.blob_bucket(NS)}.C.abc"
+
+PROBES = {subjects.pool_subject(NS, "p", "load", PROBE), subjects.request_subject(NS, PROBE)}
 
 EVERYTHING = {
     *EVENTS.values(),
@@ -185,6 +187,19 @@ def test_a_named_actor_is_itself_only() -> None:
     assert not may_publish(right, lease("worker").replace("me", "you"))
     assert not may_subscribe(right, subjects.engine(NS, "you", 3, "generate"))
     assert not may_subscribe(right, subjects.inbox(NS, "worker", "you", "bus") + ".id")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_an_operator_probes_logs_and_not_in_an_actors_name(kind: Kind) -> None:
+    """A named actor has no right over the probe's subjects, and an operator none over any actor's."""
+    right = rights(NS, kind, name="me", pools=("p",))
+    assert {subject for subject in PROBES if may_publish(right, subject)} == (
+        PROBES if kind == "operator" else set()
+    )
+    if kind == "operator":
+        assert not may_publish(right, subjects.pool_subject(NS, "p", "kv", PROBE))
+        assert not may_publish(right, subjects.pool_subject(NS, "p", "load", "probe"))
+        assert not may_publish(right, subjects.request_subject(NS, "probe"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

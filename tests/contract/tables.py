@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from headwater.events.jetstream import JetStreamTable
+from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams import ensure, table_stream
 from headwater.events.memory import MemoryTable
 from headwater.events.table import Entry, Table
@@ -16,11 +17,15 @@ TTL_S = 1
 
 
 class TableCase(NamedTuple):
-    """A table under test. `other` is the same table seen by another process; `passes(s)` lets time pass."""
+    """A table under test. `other` is the same table seen by another process; `passes(s)` lets time pass.
+
+    `replace()` deletes the whole table and makes it anew; both see the new one.
+    """
 
     table: Table
     other: Table
     passes: Callable[[float], Awaitable[None]]
+    replace: Callable[[], Awaitable[None]]
 
 
 class ManualClock:
@@ -52,15 +57,24 @@ async def memory_table() -> AsyncIterator[TableCase]:
         clock.now_s += seconds
         table.expire()
 
-    yield TableCase(table, table, passes)
+    async def replace() -> None:
+        table.replace()
+
+    yield TableCase(table, table, passes, replace)
 
 
 @asynccontextmanager
 async def jetstream_table(server: NatsServer, bucket: str) -> AsyncIterator[TableCase]:
     """A `JetStreamTable` on a fresh bucket, and another over a connection of its own."""
     async with connected(server) as client, connected(server) as other:
-        await ensure(client, table_stream(bucket, 1))
-        yield TableCase(JetStreamTable(client, bucket), JetStreamTable(other, bucket), asyncio.sleep)
+        spec = table_stream(bucket, 1)
+        await ensure(client, spec)
+
+        async def replace() -> None:
+            await api(client, f"STREAM.DELETE.{spec.name}")
+            await ensure(client, spec)
+
+        yield TableCase(JetStreamTable(client, bucket), JetStreamTable(other, bucket), asyncio.sleep, replace)
 
 
 class Watcher:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from headwater.events.table import Entry
-from tests.contract.tables import TTL_S, TableCase, jetstream_table, memory_table, watching
+from tests.contract.tables import TTL_S, TableCase, Watcher, jetstream_table, memory_table, watching
 from tests.contract.waiting import eventually
 from tests.support.nats import NatsServer
 
@@ -213,3 +214,59 @@ async def test_keys_are_apart_and_values_are_bytes(case: TableCase) -> None:
         assert entry.value == value
     async with watching(case.other) as watcher:
         await eventually(lambda: watcher.state() == values)
+
+
+async def test_a_replaced_table_holds_nothing_and_counts_anew(case: TableCase) -> None:
+    """Every key is free, whoever held it; revisions begin again, so an old one names nothing in the new table."""
+    held = await case.table.create("held", b"1")
+    for number in range(20):
+        await case.table.put(f"k{number}", b"1")
+    renewed = await case.table.update("held", b"1", revision=held or 0)
+    assert renewed is not None
+    await case.replace()
+    assert await case.table.get("held") is None
+    assert await case.other.get("k7") is None
+    assert await case.table.update("held", b"2", revision=renewed) is None
+    created = await case.other.create("held", b"3")
+    assert created is not None
+    assert created < renewed
+    assert await case.table.create("held", b"4") is None
+    assert await case.table.get("held") == Entry("held", b"3", created)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["empty", "held-again"])
+async def test_a_watcher_is_told_that_a_replaced_table_lost_its_keys(case: TableCase, kept: bool) -> None:
+    """And of everything that comes after, although its revisions are below those that were told before."""
+    for number in range(20):
+        await case.table.put("stays", str(number).encode())
+    async with watching(case.other) as watcher:
+        assert await case.table.create("goes", b"1") is not None
+        await eventually(lambda: watcher.state() == {"stays": b"19", "goes": b"1"})
+        await case.replace()
+        if kept:
+            # A holder may store its key again before the watcher has noticed anything.
+            assert await case.table.create("stays", b"new") is not None
+        await eventually(lambda: "goes" not in watcher.state())
+        await eventually(lambda: watcher.state() == ({"stays": b"new"} if kept else {}))
+        revision = await case.table.create("goes", b"2")
+        assert revision is not None
+        await eventually(lambda: watcher.state().get("goes") == b"2")
+        assert watcher.entries[-1] == Entry("goes", b"2", revision)
+        assert await case.table.update("goes", b"3", revision=revision) is not None
+        await case.table.delete("stays")
+        await eventually(lambda: watcher.state() == {"goes": b"3"})
+
+
+async def test_a_table_may_be_replaced_again_and_again(case: TableCase) -> None:
+    """A key that has the same value and the same revision each time is told for the last table as for the first."""
+    async with watching(case.other) as watcher:
+        for number in range(3):
+            assert await case.table.create("same", b"1") is not None
+            assert await case.table.create(f"k{number}", b"1") is not None
+            await eventually(partial(_holds, watcher, {"same": b"1", f"k{number}": b"1"}))
+            await case.replace()
+            await eventually(partial(_holds, watcher, {}))
+
+
+def _holds(watcher: Watcher, state: dict[str, bytes]) -> bool:
+    return watcher.state() == state

@@ -146,6 +146,13 @@ def test_a_format_file_of_somebody_else_is_refused(tmp_path: Path, content: str)
     assert (tmp_path / "format").read_text() == content
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00garbage", "²".encode(), b"9" * 5000])
+def test_a_format_file_that_is_no_number_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    """Bytes that are no text, and characters that look like a digit."""
+    (tmp_path / "format").write_bytes(content)
+    assert "format" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("what", ["a file", "below a file", "a directory as lock", "a directory as format"])
 def test_what_cannot_be_a_data_directory_is_one_line(tmp_path: Path, what: str) -> None:
     """The operating system's words, and the flag to change."""

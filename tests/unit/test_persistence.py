@@ -20,7 +20,7 @@ from headwater.schemas.card import Lease
 from headwater.schemas.kv import KvGap
 from tests.unit.clock import ManualClock, SkippingClock, running, settle
 from tests.unit.edge_world import memory_world
-from tests.unit.test_lease import FaultyTable, entry, held
+from tests.unit.test_lease import KEY, FaultyTable, entry, held
 from tests.unit.test_writer import SUBJECT, FaultyLog, begun, read, told, writer
 
 PROBE_S = 0.01
@@ -254,6 +254,36 @@ async def test_a_lease_whose_store_is_away_counts_its_seconds() -> None:
         table.script = []
         await clock.advance(RETRY_S)
         assert lease.stalled_s == 0.0
+
+
+async def test_a_lease_that_another_took_is_no_stalled_store() -> None:
+    """The store has answered: there is nothing for an operator to mend."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+    lease = await held(table, clock)
+    async with running(lease.hold()) as holding:
+        await clock.advance(RENEW_S / 2)
+        await table.delete(KEY)
+        await held(table, clock, "i2")
+        await clock.advance(RENEW_S)
+        assert holding.done()
+    await clock.advance(10 * STALLED_S)
+    assert lease.stalled_s == 0.0
+
+
+async def test_a_writer_whose_life_is_over_is_not_stalled() -> None:
+    """The log has answered; the next life may wait for its lease as long as it takes."""
+    clock = ManualClock()
+    log = MemoryLog(clock)
+    one = writer(log, clock)
+    async with running(one.run()) as task:
+        await begun(log, clock, 4, 1)
+        one.offer(KvGap(0))
+        await clock.advance(1.0)
+        with pytest.raises(WriterFenced):
+            await task
+    await clock.advance(10 * STALLED_S)
+    assert one.stalled_s == 0.0
 
 
 async def test_an_edge_knows_who_in_the_fleet_cannot_persist() -> None:

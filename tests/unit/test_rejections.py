@@ -151,6 +151,9 @@ def test_every_client_error_of_the_installed_release_is_a_rejection() -> None:
     another = type("Another", (known.VLLMClientError,), {})
     assert rejection_of(another("no")) is not None
     assert rejection_of(known.VLLMNotFoundError("no such thing")) is not None
+    missing = rejection_of(known.LoRAAdapterNotFoundError("rivers", "/adapters/rivers"))
+    assert missing is not None
+    assert "No adapter found for /adapters/rivers" in str(missing)
 
 
 def test_our_own_rejection_stays_what_it_is() -> None:
@@ -164,3 +167,23 @@ def test_a_text_that_repeats_the_request_is_cut(release: ModuleType) -> None:
     found = rejection_of(validation_error(release, "x" * 10 * TEXT_MAX))
     assert found is not None
     assert len(str(found)) == TEXT_MAX
+
+
+class Wordy(ValueError):
+    """Like pydantic's: its text is made of fields, and `args` is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "1 validation error for StructuredOutputsParams"
+
+
+def test_an_error_without_arguments_says_what_it_says(release: ModuleType) -> None:
+    """The client is told what is wrong, not the name of a class."""
+    found = rejection_of(Wordy())
+    assert found is not None
+    assert str(found) == "1 validation error for StructuredOutputsParams"
+    found = rejection_of(ValueError())
+    assert found is not None
+    assert str(found) == "ValueError"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.actors.edge.openai import ChatRequest, CompletionRequest
-from tests.unit.edge_world import ANSWER, EdgeWorld
+from tests.unit.edge_world import ANSWER, CONTEXT, EdgeWorld
 from tests.unit.examples import texts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -56,6 +56,28 @@ def test_the_sound_request_is_answered(edge: EdgeWorld) -> None:
     assert chat.document["choices"][0]["message"]["content"] == ANSWER
     completion = edge.ask(COMPLETIONS, SOUND[COMPLETIONS])
     assert completion.document["choices"][0]["text"] == ANSWER[:16]
+
+
+@pytest.mark.parametrize("text", ["a", "<|im_end|>"], ids=["plain", "control tokens"])
+def test_a_prompt_is_as_long_as_its_tokens(edge: EdgeWorld, text: str) -> None:
+    """One that leaves room for a token is answered, and one more is refused, however many bytes its tokens have."""
+    for length, status in ((CONTEXT - 1, 200), (CONTEXT, 400)):
+        reply = edge.ask(COMPLETIONS, {"model": "m", "prompt": text * length, "max_tokens": 1})
+        assert reply.status == status, reply.body
+        if status == 200:
+            assert reply.document["usage"]["prompt_tokens"] == length
+        else:
+            assert reply.document["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_message_is_as_long_as_its_tokens(edge: EdgeWorld) -> None:
+    """With those that the template puts around it."""
+    template = edge.ask(CHAT, {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1})
+    around = template.document["usage"]["prompt_tokens"] - 1
+    for length, status in ((CONTEXT - 1 - around, 200), (CONTEXT - around, 400)):
+        messages = [{"role": "user", "content": "a" * length}]
+        reply = edge.ask(CHAT, {"model": "m", "messages": messages, "max_tokens": 1})
+        assert reply.status == status, reply.body
 
 
 @pytest.mark.parametrize("path", SOUND)

@@ -14,7 +14,7 @@ TORCH = --torch-backend=cpu
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: install up demo test lint types bench clean
+.PHONY: install up demo test soak lint types bench clean
 
 install: $(VENV)/.installed
 
@@ -45,6 +45,15 @@ types: install
 test: export PYTHONDONTWRITEBYTECODE =
 test: install lint types
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+# Long forms and variants; an hour on two cores.
+soak: install
+	$(BIN)/pytest -n 2 --dist loadgroup -m soak
+	$(BIN)/python -m tests.faults.random_kills --seconds 1200 --edges 3 --routers 3
+	$(BIN)/python -m tests.faults.pauses --seconds 20
+	$(BIN)/python -m tests.faults.quorum_loss --seconds 20
+	$(BIN)/python -m tests.faults.rolling_restart --requests 10000
+	$(BIN)/headwater sim --seeds 0:2000
 
 bench: install
 	$(BIN)/headwater bench hash

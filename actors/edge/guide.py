@@ -122,10 +122,10 @@ def _regex(value: Any, param: str) -> Guide:
 
 
 def _choice(value: Any, param: str) -> Guide:
+    if isinstance(value, list) and len(value) > CHOICES_MAX:
+        raise bad_request(f"{param} has more than {CHOICES_MAX} choices.", param=param)
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
         raise bad_request(f"{param} is a list of texts; neither it nor they are empty.", param=param)
-    if len(value) > CHOICES_MAX:
-        raise bad_request(f"{param} has more than {CHOICES_MAX} choices.", param=param)
     if len(set(value)) < len(value):
         raise bad_request(f"{param} names a choice twice.", param=param)
     return Guide("choice", _as_json(value, param))

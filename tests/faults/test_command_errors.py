@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.nats_server import free_port
+from headwater.ops.workers import free_range
 from tests.support.commands import Ended, ended, launched
 from tests.support.fleet import FleetProcess, fleet
 
@@ -87,9 +87,12 @@ async def _into_a_closed_pipe(up: FleetProcess, *command: str) -> Ended:
     ("environ", "workers"),
     [
         ({"WORKERS": "3"}, ["worker-0", "worker-1", "worker-2"]),
-        ({"PREFILL_WORKERS": "1", "DECODE_WORKERS": "2"}, ["decode-0", "decode-1", "prefill-0"]),
+        pytest.param(
+            {"PREFILL_WORKERS": "1", "DECODE_WORKERS": "2"},
+            ["decode-0", "decode-1", "prefill-0"],
+            marks=pytest.mark.soak,
+        ),
         ({"NAME": "mine", "WORKERS": "1"}, ["mine"]),
-        ({"NAME": "mine"}, ["worker-0", "worker-1"]),
         ({"METRICS_PORT": "free", "PORT": "free", "DRAIN_S": "1"}, ["worker-0", "worker-1"]),
     ],
     ids=lambda value: "-".join(value).lower() if isinstance(value, dict) else "",
@@ -99,7 +102,8 @@ async def test_settings_of_the_fleet_by_environment(
 ) -> None:
     """`up` takes them for the fleet; its processes do not take them again for themselves."""
     made = {
-        f"HEADWATER_{name}": str(free_port(0) if text == "free" else text) for name, text in environ.items()
+        f"HEADWATER_{name}": str(free_range(4, "127.0.0.1") if text == "free" else text)
+        for name, text in environ.items()
     }
     flags = ["--engine", "sim", "--nats-port", "0", "--data-dir", str(tmp_path / "data")]
     if "PORT" not in environ:

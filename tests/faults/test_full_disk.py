@@ -112,6 +112,7 @@ async def test_a_full_disk_under_an_external_server(tmp_path: Path) -> None:
             server.stop()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(100)
 async def test_an_idle_fleet_on_a_full_disk(tmp_path: Path) -> None:
     """Without a request nothing is appended, and it is found all the same."""

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.ops.nats_server import free_port
+from headwater.ops.workers import free_range
 from tests.support.commands import ended
 from tests.support.fleet import fleet
 
@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {"model": "sim", "prompt": "Where does a river begin? " *
 @pytest.mark.parametrize("given", ["no port", "a port"])
 async def test_each_process_exports_its_own_metrics(tmp_path: Path, given: str) -> None:
     """The file in Prometheus's format names each once; behind each target are numbers of that process."""
-    first = free_port(0)
+    first = free_range(4, "127.0.0.1")
     flags = ["--engine", "sim", *(["--metrics-port", str(first)] if given == "a port" else [])]
     async with fleet(tmp_path, *flags) as up, up.client() as client:
         for _ in range(3):
@@ -71,6 +71,7 @@ async def _numbers(client: httpx.AsyncClient, target: str) -> dict[str, float]:
     return sums
 
 
+@pytest.mark.soak
 async def test_the_file_is_made_anew(tmp_path: Path) -> None:
     """A later fleet with fewer workers leaves no targets of the earlier one."""
     targets = tmp_path / "data" / "prometheus-targets.json"

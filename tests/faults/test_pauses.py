@@ -7,7 +7,7 @@ import pytest
 from headwater.actors.lease import TTL_S
 from tests.faults.pauses import pauses
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(240)]
 
 SECONDS = 4.0
 

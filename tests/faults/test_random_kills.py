@@ -14,7 +14,11 @@ ANSWER_S = 6.0
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(), Shape(edges=2, prefill=2, decode=2)], ids=["4-workers", "2-prefill-2-decode"]
+    "shape",
+    [
+        pytest.param(Shape(), id="4-workers"),
+        pytest.param(Shape(edges=2, prefill=2, decode=2), id="2-prefill-2-decode", marks=pytest.mark.soak),
+    ],
 )
 async def test_random_kills_cost_no_surviving_stream_a_token(tmp_path: Path, shape: Shape) -> None:
     """Each process may be killed at any time: only answers of a killed edge end, and all others are whole."""

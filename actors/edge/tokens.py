@@ -79,8 +79,9 @@ class Tokenizer:
         )
         self._plain: tokenizers.Tokenizer | None = None
         self._data = data
+        spelled = [token.content.encode() for token in self.reference.get_added_tokens_decoder().values()]
         self.token_bytes_max = (
-            max((len(piece) for piece in self.table.pieces), default=TOKEN_BYTES_MAX)
+            max((len(piece) for piece in [*self.table.pieces, *spelled]), default=TOKEN_BYTES_MAX)
             if self.table
             else TOKEN_BYTES_MAX
         )

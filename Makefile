@@ -18,12 +18,17 @@ endif
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+comma = ,
+
+# The versions of uv.lock, whoever builds the wheels: torch comes as a CPU build.
+$(VENV)/.installed: pyproject.toml uv.lock
 	@echo "installing into $(VENV) (about 2.4 GB; a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv export --frozen --quiet --no-header --no-annotate --no-hashes --no-emit-project \
+		$(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) > $(VENV)/constraints.txt
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
-		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH)
+		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) -c $(VENV)/constraints.txt
 	$(BIN)/headwater warm
 	@touch $@
 

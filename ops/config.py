@@ -284,7 +284,7 @@ def resolve(flags: Namespace, environ: Mapping[str, str] = os.environ) -> Settin
     return Settings(**_lifted(values, words))
 
 
-def check_engine(settings: Settings, path: str = "") -> None:
+def check_engine(settings: Settings) -> None:
     """Refuse settings that the chosen engine does not use. Raises `ConfigError`."""
     foreign = {"sim": ONLY_VLLM, "vllm": ONLY_SIM}.get(settings.engine, ())
     defaults = Settings()

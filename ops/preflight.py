@@ -23,15 +23,6 @@ _log = structlog.get_logger("headwater.preflight")
 def check(settings: Settings, workers: Sequence[WorkerPlan]) -> None:
     """Everything that needs neither vLLM nor the fleet. Raises `EngineUnavailable`."""
     if settings.engine != "vllm":
-        if settings.connector:
-            raise EngineUnavailable(
-                f"--connector {settings.connector} is for --engine vllm: {settings.engine} has no connectors; leave it out"
-            )
-        if settings.native:
-            raise EngineUnavailable(
-                f"{settings.native[0]} behind `--`, or from --config-key or --native: only --engine vllm has arguments "
-                f"of its own, {settings.engine} has none; leave it out"
-            )
         checks.ports(_metrics_ports(workers))
         return
     versions.check(versions.installed(), allow=settings.allow_vulnerable_engine == "yes")

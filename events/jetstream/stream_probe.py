@@ -22,7 +22,7 @@ from headwater.schemas.pool import seal
 ANSWER_S: Final = 3.0
 
 FROZEN: Final = (
-    "not persisting: an append had no answer within 3 s. Make room on the server's disk; if it was full or read-only, "
+    "not persisting: an append was not taken within 3 s. Make room on the server's disk; if it was full or read-only, "
     "restart that nats-server (`headwater up` restarts its own)"
 )
 

@@ -121,6 +121,7 @@ async def test_a_raw_prompt_may_have_control_tokens(up: FleetProcess) -> None:
     assert control(ids) == [*TURN, *ANSWER]
 
 
+@pytest.mark.soak
 async def test_the_operator_may_allow_them(tmp_path: Path) -> None:
     """Whoever trusts every text may have control tokens in it, as the first release did."""
     flags = ("--engine", "sim", "--workers", "1", "--allow-special-tokens-in-text", "yes")

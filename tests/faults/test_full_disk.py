@@ -90,6 +90,7 @@ async def test_a_full_disk_under_the_embedded_server(tmp_path: Path) -> None:
             assert "edge_listens" not in up.log.read_text()[len(logged) :], "the edge was started again"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(150)
 async def test_a_full_disk_under_an_external_server(tmp_path: Path) -> None:
     """The operator is told what to do; after the restart of that server the log goes on."""

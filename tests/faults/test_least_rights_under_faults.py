@@ -14,7 +14,7 @@ from tests.support.fleet import FleetProcess, fleet
 from tests.support.nats import NatsServer
 from tests.support.traffic import answer, until_async, until_health
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.soak, pytest.mark.processes]
 
 LONG: dict[str, Any] = {
     "model": "sim",

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes]
 BODY: dict[str, Any] = {"model": "sim", "prompt": "Where does a river begin? " * 20, "max_tokens": 4}
 
 
-@pytest.mark.parametrize("given", ["no port", "a port"])
+@pytest.mark.parametrize("given", [pytest.param("no port", marks=pytest.mark.soak), "a port"])
 async def test_each_process_exports_its_own_metrics(tmp_path: Path, given: str) -> None:
     """The file in Prometheus's format names each once; behind each target are numbers of that process."""
     first = free_range(4, "127.0.0.1")

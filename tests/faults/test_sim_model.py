@@ -39,6 +39,7 @@ async def test_a_simulated_fleet_serves_a_model(tmp_path: Path) -> None:
             assert (await client.post("/v1/completions", json={**body, "prompt": text})).status_code == 200
 
 
+@pytest.mark.soak
 async def test_the_name_and_the_context_may_be_set(tmp_path: Path) -> None:
     """As with a real engine: `--served-model-name` and `--max-model-len` go before what the folder says."""
     model_folder.make(tmp_path / "tiny-river")

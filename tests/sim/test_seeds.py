@@ -16,7 +16,7 @@ from headwater.ops.sim.run import fleet_names, run_seed
 from headwater.ops.sim.shrink import shrink
 
 ROOT = Path(tests.__path__[0]).parent
-SEEDS = 150
+SEEDS = 100
 PER_TEST = 25
 
 

@@ -67,14 +67,17 @@ async def test_truncated_weights(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("vllm")
 @pytest.mark.timeout(200)
 async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None:
-    """Only the engine finds it: it is not started again and again, and `up` ends with its reason in one line."""
+    """Only vLLM finds it, and prints its own traceback: it is not started again, and `up` ends and says why."""
     model = tmp_path / "tiny-wrong"
     shutil.copytree(tiny_model.ensure(), model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "hidden_size": 128, "head_dim": 64}))
     done = await _up(tmp_path, model, "--workers", "1", "--kv-cache-mib", "64", within_s=150)
-    line = done.told()
-    assert "its log says why" not in line or "engine_cannot_start" in done.output
+    assert done.code == 1, done.output
+    assert done.output.count('"event": "vllm_importing"') == 1, "it was started again"
+    assert f"vLLM can not start with {model}" in done.output
+    [line] = [line for line in done.output.splitlines() if line.startswith("headwater: ")]
+    assert "can not start" in line
 
 
 @pytest.mark.processes

@@ -8,6 +8,8 @@ from headwater.schemas.inference import Guide, Sampling
 FREE = Sampling(10, logprobs=0, logit_bias={1: 1.0}, seed=3)
 GUIDED = Sampling(10, guide=Guide("json_object"))
 PROCESSED = Sampling(10, processors={"shout": {}})
+PENALISED = Sampling(10, temperature=0.0, presence_penalty=0.5)
+COUNTED = Sampling(10, frequency_penalty=-0.5)
 
 
 def test_needs_are_the_capabilities_that_the_engine_must_have() -> None:
@@ -18,7 +20,7 @@ def test_needs_are_the_capabilities_that_the_engine_must_have() -> None:
     assert needs_of(PROCESSED) == ("processors",)
 
 
-@pytest.mark.parametrize("sampling", [GUIDED, PROCESSED])
+@pytest.mark.parametrize("sampling", [GUIDED, PROCESSED, PENALISED, COUNTED])
 def test_state_that_only_the_engine_has_does_not_move(sampling: Sampling) -> None:
     """Before the first token there is none yet."""
     assert can_move(sampling, 0)
@@ -30,3 +32,5 @@ def test_a_free_answer_moves_at_any_time() -> None:
     """Its tokens are all there is."""
     assert can_move(FREE, 0)
     assert can_move(FREE, 9)
+    # It counts the prompt too, which holds the answer so far after a move.
+    assert can_move(Sampling(10, repetition_penalty=1.2), 9)

@@ -36,7 +36,6 @@ PASSES: Final = frozenset(
         10013, 10014, 10026, 10105, 10148, 10149, 10225,  # a consumer of an earlier try, or one that went away
         10040, 10044, 10124, 10129, 10202, 10226,  # membership or a move under way
         10043,  # a sequence that is not there yet
-        10158,  # an earlier try with this message id is under way
         10176, 10208,  # a batch whose first part went with its leader
     }
 )  # fmt: skip

@@ -35,6 +35,7 @@ CLIENTS_FROM_S: Final = 2.0
 CLIENTS_UNTIL_S: Final = 36.0
 SPLIT: Final[tuple[Role, ...]] = ("prefill",) * 3 + ("decode",) * 4 + ("both",)
 QUIET_S: Final = 30.0
+SHOWS_S: Final = 1.0
 RUN_S: Final = 60.0
 PROBES: Final = 4
 
@@ -161,6 +162,8 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
 async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> list[str]:
     """Healthy within `QUIET_S` after the last fault: every router whole, every edge with all workers."""
     deadline = over_s + QUIET_S
+    # What the last fault does takes a moment to show.
+    await asyncio.sleep(SHOWS_S)
     unhealthy = ["not looked yet"]
     while clock.time() < deadline:
         unhealthy = _unhealthy(fleet)

@@ -25,6 +25,9 @@ MESSAGES: Final[frozenset[Kind]] = frozenset({"drop", "delay"})
 
 LOG: Final[frozenset[Kind]] = frozenset({"log_unavailable", "answer_lost", "disk_full"})
 
+HINDERS: Final[frozenset[Kind]] = LOG | {"delay"}
+"""The log answers late, or not at all: a process that starts asks it some ten times."""
+
 
 def unexplained(told: list[Told], faults: list[Fault], healthy_s: float) -> list[str]:
     """Requests that failed without a fault that explains it, or after the fleet was healthy again at `healthy_s`."""
@@ -55,7 +58,7 @@ def _recovered_s(fault: Fault, faults: list[Fault]) -> float:
     until = fault.at_s + fault.for_s + RECOVERY_S
     for other in sorted(faults, key=lambda one: one.at_s):
         again = other.kind in DOWN and other.target == fault.target and other is not fault
-        hinders = other.kind in LOG or again
+        hinders = other.kind in HINDERS or again
         if hinders and fault.at_s <= other.at_s + other.for_s and other.at_s <= until:
             until = max(until, other.at_s + other.for_s + RECOVERY_S + ANSWER_S)
     return until

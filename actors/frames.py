@@ -85,6 +85,10 @@ class FrameSender:
         """A request was taken by the engine."""
         self.active[request.request] = Outgoing(request)
 
+    def knows(self, request: str) -> bool:
+        """Does the engine have it, or has it had it lately?"""
+        return request in self.active or request in self._ended
+
     def step(self, request: str, step: Step) -> None:
         """The engine has something for a request."""
         stream = self.active.get(request)

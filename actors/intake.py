@@ -116,7 +116,8 @@ class Intake:
         if request.request in self._preparing:
             # Sent twice: the first is still to be answered, and there is one answer.
             return None
-        known = request.request in self.frames.active
+        # Names of attempts are unique: one that comes again, however late, is the same one.
+        known = self.frames.knows(request.request)
         refusal = "" if known else self._refuses()
         if known or refusal:
             return await self._answer(message, Refused(refusal, True) if refusal else Accepted())

@@ -17,6 +17,8 @@ RECOVERY_S: Final = 5.0
 ANSWER_S: Final = 6.0
 """A request to the log whose answer was lost is made again this much later at most."""
 
+MOMENT_S: Final = 0.001
+
 DOWN: Final[frozenset[Kind]] = frozenset({"crash", "zombie", "pause", "partition", "actor_failure"})
 """A process is gone, or does not answer. A client of an edge notices, and whoever has no other router or worker."""
 
@@ -44,7 +46,8 @@ def unexplained(told: list[Told], faults: list[Fault], healthy_s: float) -> list
 
 
 def _explains(fault: Fault, one: Told, faults: list[Fault]) -> bool:
-    if fault.at_s > one.ended_s:
+    # Virtual time is made of floats: what a fault ends may end in the moment before it.
+    if fault.at_s > one.ended_s + MOMENT_S:
         return False
     if fault.kind in MESSAGES:
         return one.end != "reset" and one.at_s <= fault.at_s + fault.for_s + RECOVERY_S

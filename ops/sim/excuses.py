@@ -17,7 +17,7 @@ RECOVERY_S: Final = 5.0
 ANSWER_S: Final = 6.0
 """A request to the log whose answer was lost is made again this much later at most."""
 
-MOMENT_S: Final = 0.001
+MOMENT_S: Final = 1e-6
 
 DOWN: Final[frozenset[Kind]] = frozenset({"crash", "zombie", "pause", "partition", "actor_failure"})
 """A process is gone, or does not answer. A client of an edge notices, and whoever has no other router or worker."""

@@ -59,7 +59,7 @@ class Fleet:
     ) -> None:
         self.world = world
         self.edge = edge
-        self.spawn = spawn
+        self._spawn = spawn
         self.asking = Asking(world)
         self.routing = Routing(world, spawn)
         self.sagas: dict[int, Saga] = {}
@@ -71,6 +71,13 @@ class Fleet:
         self._handles = count(1)
         self._late_cancels: list[tuple[str, int, str]] = []
         self._workers: dict[str, Lease] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> object:
+        """Run `work` as the actor's. Raises `ApiError` 503 where the actor ends, and is about to say so."""
+        try:
+            return self._spawn(work, name)
+        except RuntimeError as error:
+            raise overloaded("This edge starts again.", 1.0) from error
 
     def begin(self, epoch: int) -> None:
         """Give handles that no earlier life of this edge gave: workers may still send what that one asked for."""
@@ -98,10 +105,14 @@ class Fleet:
 
     def cancel(self, worker: str, epoch: int, request: str) -> None:
         """Tell a worker that nobody waits for a request any more. Does not wait."""
-        if self.closed:
-            self._late_cancels.append((worker, epoch, request))
-        else:
-            self.spawn(self._cancel(worker, epoch, request), "cancel")
+        if not self.closed:
+            try:
+                self._spawn(self._cancel(worker, epoch, request), "cancel")
+                return
+            except RuntimeError:
+                # The actor ends: `close` sends it.
+                _log.debug("cancel_is_late", request=request)
+        self._late_cancels.append((worker, epoch, request))
 
     async def _cancel(self, worker: str, epoch: int, request: str) -> None:
         subject = subjects.engine(self.world.ns, worker, epoch, "cancel")

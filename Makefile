@@ -14,7 +14,7 @@ TORCH = --torch-backend=cpu
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: install up demo test soak lint types bench clean
+.PHONY: install up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -46,14 +46,29 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# Empty is unset: where nothing may be cached, every process that imports vLLM compiles it for 13 s.
-test: export PYTHONDONTWRITEBYTECODE =
-test: install lint types
-	$(BIN)/pytest -n 2 --dist loadgroup
+# Types are checked while the tests run; what mypy found is printed after them.
+define with_types
+	@$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & checking=$$!; \
+	$(1); tests=$$?; \
+	wait $$checking; types=$$?; \
+	echo "mypy:"; cat $(VENV)/mypy.log; \
+	test $$tests -eq 0 -a $$types -eq 0
+endef
 
-# Long forms and variants; an hour on two cores.
+# Empty is unset: where nothing may be cached, every process that imports vLLM compiles it for 13 s.
+check test: export PYTHONDONTWRITEBYTECODE =
+
+# Lint, types and unit tests: within a minute.
+check: install lint
+	$(call with_types,$(BIN)/pytest -q -n 2 tests/unit tests/tidy)
+
+test: install lint
+	$(call with_types,$(BIN)/pytest -n 2 --dist loadgroup)
+
+# Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
 soak: install
 	$(BIN)/pytest -n 2 --dist loadgroup -m soak
+	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	$(BIN)/python -m tests.faults.random_kills --seconds 1200 --edges 3 --routers 3
 	$(BIN)/python -m tests.faults.pauses --seconds 20
 	$(BIN)/python -m tests.faults.quorum_loss --seconds 20
@@ -69,5 +84,19 @@ bench: install
 	$(BIN)/headwater bench edge
 	$(BIN)/headwater bench nixl
 
+# The dependency diagram and the traces of docs/contributing/architecture.md.
+graph: install
+	$(BIN)/python -m tests.tidy.import_graph --write-docs
+
+# The documentation as a site in docs/_build/html; a broken link or reference fails.
+docs: install
+	$(BIN)/python -m docs._reference --check
+	$(BIN)/sphinx-build -W --keep-going -n -q -j auto docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+# The pages of docs/reference, written from the code.
+docs-reference: install
+	$(BIN)/python -m docs._reference
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,60 +1,66 @@
-"""Prometheus names, units last. One place, so that a dashboard can be written from this file."""
+"""Prometheus metrics by name, with units last. All in one place, as the reference for dashboards."""
 
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    # The router's kernels are loaded with it, which no edge and no worker needs.
+    # It loads the router's kernels, which edges and workers do not use.
     from headwater.router.shadow import Tally
 
 _SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 _DECIDED = Counter("headwater_router_decisions_total", "Decisions made", ["pool"])
-_REFUSED = Counter("headwater_router_refusals_total", "Queries for which no worker was found", ["pool"])
+_REFUSED = Counter("headwater_router_refusals_total", "Route queries for which no worker was found", ["pool"])
 _UNRECORDED = Counter(
-    "headwater_router_unrecorded_decisions_total", "Decisions that the log could not take", ["pool"]
+    "headwater_router_unrecorded_decisions_total", "Decisions that the log did not accept", ["pool"]
 )
 _UNREADABLE = Counter("headwater_router_unreadable_messages_total", "Log messages skipped", ["pool"])
-_GAPS = Counter("headwater_router_log_gaps_total", "Gaps met in the log", ["pool"])
-_DECIDE_SECONDS = Histogram("headwater_router_decision_seconds", "Time to decide", ["pool"], buckets=_SECONDS)
+_GAPS = Counter("headwater_router_log_gaps_total", "Gaps found in the log", ["pool"])
+_DECIDE_SECONDS = Histogram(
+    "headwater_router_decision_seconds", "Time to make a decision", ["pool"], buckets=_SECONDS
+)
 _POSITION = Gauge("headwater_router_log_position", "Log position of the fold", ["pool"])
 _LAG = Gauge("headwater_router_lag_messages", "Log messages not folded yet", ["pool"])
-_LAG_EVENTS = Gauge("headwater_router_lag_events", "About how many events those messages hold", ["pool"])
+_LAG_EVENTS = Gauge("headwater_router_lag_events", "Estimated number of events in those messages", ["pool"])
 _LAG_SECONDS = Gauge(
-    "headwater_router_lag_seconds", "Age of the newest folded message while behind", ["pool"]
+    "headwater_router_lag_seconds", "Age of the newest folded message while the router lags", ["pool"]
 )
-_BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of place", ["pool"])
+_BREAKS = Counter("headwater_router_chain_breaks_total", "Messages found missing or out of order", ["pool"])
 _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index", ["pool"])
 _BLOCKS_REFUSED = Gauge(
-    "headwater_router_index_blocks_refused", "Blocks not noted since the index is at its bound", ["pool"]
+    "headwater_router_index_blocks_refused", "Blocks not indexed because the index is at its bound", ["pool"]
 )
 _WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
-_QUEUE_REQUESTS = Gauge("headwater_router_queue_requests", "Queries that wait for a worker", ["pool"])
-_QUEUE_TOKENS = Gauge("headwater_router_queue_tokens", "Prompt tokens of those", ["pool"])
+_QUEUE_REQUESTS = Gauge("headwater_router_queue_requests", "Queries in the admission queue", ["pool"])
+_QUEUE_TOKENS = Gauge(
+    "headwater_router_queue_tokens", "Prompt tokens of the queries in the admission queue", ["pool"]
+)
 _QUEUE_SECONDS = Histogram(
     "headwater_router_queue_seconds",
-    "How long queries waited that got a worker",
+    "Time in the admission queue, of queries that got a worker",
     ["pool", "priority"],
     buckets=_LONG_SECONDS,
 )
 _BUSY = Gauge(
     "headwater_router_busy_workers",
-    "Workers that are given only what can neither wait nor go elsewhere",
+    "Saturated workers: they get only requests that can neither wait nor go to another worker",
     ["pool"],
 )
 _QUEUE_LEFT = Counter(
     "headwater_router_queue_refusals_total",
-    "Queries that left or never entered the queue",
+    "Queries that were refused by the admission queue or left it without a worker",
     ["pool", "reason"],
 )
 _COMPARED = Counter("headwater_router_compared_total", "State digests compared with another router", ["pool"])
 _DIVERGENCE = Counter(
-    "headwater_router_divergence_total", "Times another router held another state at one position", ["pool"]
+    "headwater_router_divergence_total",
+    "Times another router had another state at the same log position",
+    ["pool"],
 )
 _DIVERGED = Gauge(
-    "headwater_router_diverged_routers", "Routers that held another state when last compared", ["pool"]
+    "headwater_router_diverged_routers", "Routers that had another state when last compared", ["pool"]
 )
 
 
@@ -85,47 +91,55 @@ class RouterMetrics:
         self._pool = pool
 
     def waited(self, priority: int, seconds: float) -> None:
-        """A query got its worker. Clients choose priorities, so only their sign is a label."""
+        """A query got a worker. Clients choose priorities, so only the sign is a label."""
         kind = "high" if priority < 0 else "low" if priority else "normal"
         _QUEUE_SECONDS.labels(self._pool, kind).observe(seconds)
 
     def left_queue(self, reason: str) -> None:
-        """A query got none: tenant, full, deadline, waited, no_worker, gone, abandoned or stopping."""
+        """A query got no worker: tenant, full, deadline, waited, no_worker, gone, abandoned or stopping."""
         _QUEUE_LEFT.labels(self._pool, reason).inc()
 
 
 _SHADOW: Final = ["pool", "policy", "judge"]
-_SHADOW_JUDGED = Counter("headwater_shadow_decisions_total", "Decisions made again by a shadow", _SHADOW)
-_SHADOW_AGREED = Counter("headwater_shadow_agreed_total", "Those in which it chose the same worker", _SHADOW)
-_SHADOW_AGREEMENT = Gauge("headwater_shadow_agreement_ratio", "Share in which it chose the same", _SHADOW)
+_SHADOW_JUDGED = Counter("headwater_shadow_decisions_total", "Decisions that a shadow recomputed", _SHADOW)
+_SHADOW_AGREED = Counter(
+    "headwater_shadow_agreed_total", "Recomputed decisions with the same worker", _SHADOW
+)
+_SHADOW_AGREEMENT = Gauge(
+    "headwater_shadow_agreement_ratio", "Share of recomputed decisions with the same worker", _SHADOW
+)
 _SHADOW_REGRET = Counter(
     "headwater_shadow_regret_total",
-    "Cost above the least there was, in the judge's measure, of what the routers chose or the shadow would have",
+    "Cost above the minimum, by the judge's weights, of the routers' or the shadow's choices",
     [*_SHADOW, "of"],
 )
 _SHADOW_LATE = Counter(
-    "headwater_shadow_late_decisions_total", "Decisions stored too late to be judged", _SHADOW
+    "headwater_shadow_late_decisions_total", "Decisions stored too late to be compared", _SHADOW
 )
 _SHADOW_UNJUDGED = Counter(
-    "headwater_shadow_unjudged_decisions_total", "Decisions that could not be made again", _SHADOW
+    "headwater_shadow_unjudged_decisions_total", "Decisions that could not be recomputed", _SHADOW
 )
 _SHADOW_UNRECORDED = Counter(
-    "headwater_shadow_unrecorded_total", "Findings that the log could not take", _SHADOW
+    "headwater_shadow_unrecorded_total", "Findings that the log did not accept", _SHADOW
 )
 _SHADOW_POSITION = Gauge("headwater_shadow_log_position", "Log position of the shadow's fold", _SHADOW)
-_FORESEEN: Final = "of routed prompts: foreseen by the router, come, or the absolute difference"
+_FORESEEN: Final = (
+    "of routed prompts: predicted by the router (foreseen), actual (come), or their absolute difference"
+)
 _CACHED_TOKENS = Counter("headwater_shadow_cached_tokens_total", f"Cached tokens {_FORESEEN}", ["pool", "of"])
-_CACHED_COUNT = Counter("headwater_shadow_cached_prompts_total", "Prompts in that", ["pool"])
+_CACHED_COUNT = Counter("headwater_shadow_cached_prompts_total", "Prompts counted there", ["pool"])
 _FIRST_SECONDS = Counter(
     "headwater_shadow_time_to_first_token_seconds_total",
     f"Time to the first token {_FORESEEN}",
     ["pool", "of"],
 )
-_FIRST_COUNT = Counter("headwater_shadow_time_to_first_token_prompts_total", "Prompts in that", ["pool"])
+_FIRST_COUNT = Counter(
+    "headwater_shadow_time_to_first_token_prompts_total", "Prompts counted there", ["pool"]
+)
 
 
 class ShadowMetrics:
-    """A shadow's metrics, brought up to its tally by `note`."""
+    """A shadow's metrics, updated from its tally by `note`."""
 
     def __init__(self, pool: str, policy: str, judge: str) -> None:
         who = (pool, policy, judge)
@@ -145,7 +159,7 @@ class ShadowMetrics:
         self._noted = [0.0] * len(self._counters)
 
     def note(self, tally: "Tally", position: int) -> None:
-        """Count what came since the last call."""
+        """Add the changes since the last call."""
         self._position.set(position)
         self._agreement.set(tally.agreed / tally.judged if tally.judged else 0.0)
         sums = [
@@ -172,23 +186,21 @@ def _foreseen(pool: str, count: Counter, sums: Counter) -> list[Counter]:
 
 LOG_STALLED = Gauge(
     "headwater_log_stalled_seconds",
-    "How long appends or renewals have had no answer, once it is no hiccup",
+    "How long appends or lease renewals have been unanswered, 0 below 4 s",
     ["what"],
 )
 REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
 HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
-ACTIVE = Gauge("headwater_edge_active_requests", "Requests that are owed an end")
+ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
 PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
 CACHED_TOKENS = Counter(
-    "headwater_edge_cached_prompt_tokens_total", "Prompt tokens engines did not compute anew", ["model"]
+    "headwater_edge_cached_prompt_tokens_total", "Prompt tokens that engines had cached", ["model"]
 )
 COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
-MIGRATIONS = Counter("headwater_edge_migrations_total", "Requests moved to another worker", ["model"])
-STRIPPED = Counter(
-    "headwater_edge_stripped_fields_total", "Fields in requests that only the fleet may set", ["field"]
-)
+MIGRATIONS = Counter("headwater_edge_migrations_total", "Requests migrated to another worker", ["model"])
+STRIPPED = Counter("headwater_edge_stripped_fields_total", "Reserved fields removed from requests", ["field"])
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
-FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Holes in a token stream, asked for again")
+FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
 TTFT_SECONDS = Histogram(
     "headwater_edge_time_to_first_token_seconds", "Accepted to first token", ["model"], buckets=_LONG_SECONDS
 )

@@ -1,41 +1,23 @@
-"""The `Engine` protocol: what an engine actor needs of an engine.
+"""The `Engine` protocol: what a worker requires of an engine.
 
-One contract suite (tests/contract/test_engine.py) runs over every adapter. What an engine cannot do is said
-by its `capabilities`, so that a request is refused with a name and not with a traceback: `Basic` is a base that
-refuses everything optional.
+One contract suite (tests/contract/engine) runs over every implementation. An engine lists what it can do in its
+`capabilities`, so that an unsupported request is rejected with the capability's name and not with a traceback.
+`EngineBase` rejects everything optional.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal, NamedTuple, NoReturn, Protocol
 
-from headwater.schemas.handoff import Choreography
-from headwater.schemas.inference import EmbedRequest, GenerateRequest, TokenLogprob
-from headwater.schemas.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
+from headwater.schemas.tables.capability import Capability, required_capabilities
 
-Capability = Literal[
-    "generate",
-    "logprobs",
-    "logit_bias",
-    "seed",
-    "priority",
-    "cache_salt",
-    "guide",
-    "processors",
-    "embed",
-    "lora",
-    "handoff",
-    "sleep",
-    "pause",
-    "profile",
-    "kv_events",
-    "kv_dump",
-    "clear_kv",
-]
 Finish = Literal["", "stop", "length", "abort", "error", "rejected"]
-"""abort: it was told to stop. error: the engine failed, another may go on. rejected: no engine would take it."""
+"""abort: the request was aborted. error: the engine failed, another may continue. rejected: no engine would accept it."""
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-"""Sampling fields for which a model may bring values of its own."""
+"""Sampling fields for which a model may have defaults of its own."""
 
 PauseMode = Literal["abort", "wait", "keep"]
 KvEvent = BlocksStored | BlocksRemoved | BlocksCleared | KvGap
@@ -50,17 +32,17 @@ class EngineUnavailable(EngineError):
 
 
 class EngineDied(EngineError):
-    """The engine is gone and takes its requests with it: the worker must end and be started again."""
+    """The engine has died and its requests with it: the worker must end and be restarted."""
 
 
 class RequestRejected(EngineError):
-    """The engine will not take this request, however often it is asked (too long, not supported).
+    """The engine rejects this request, and would again (too long, not supported).
 
-    `param` is the API's name of the field at fault, where the engine tells it.
+    `param` is the API's name of the field at fault, if the engine names it.
     """
 
     retryable = False
-    """May another worker take it?"""
+    """May another worker accept it?"""
 
     def __init__(self, message: str, *, param: str = "") -> None:
         super().__init__(message)
@@ -71,17 +53,17 @@ class NotSupported(RequestRejected):
     """The engine lacks a capability; `capability` names it."""
 
     def __init__(self, engine: str, capability: Capability) -> None:
-        super().__init__(f"{engine} can not do this: it has no capability {capability!r} here")
+        super().__init__(f"{engine} does not support this: it has no capability {capability!r} here")
         self.capability = capability
 
 
 class EngineInfo(NamedTuple):
-    """What a started engine says of itself. `total_blocks` of `block_size` tokens each.
+    """What a started engine reports of itself. `total_blocks` of `block_size` tokens each.
 
-    `pairs_with` names the engines that it can hand KV over to and take it from, by what must be equal (engine,
-    version, model, type); "" where it can not. `tasks` are what it pools prompts for. `vocabulary` bounds token ids in
-    sampling parameters, 0 for the tokenizer's size; `logprobs_max` are the alternatives that it gives per token. `default_sampling` are the model's own
-    values of sampling fields (`DEFAULT_FIELDS`) that a request leaves out.
+    `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model,
+    dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
+    parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
+    the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits.
     """
 
     model: str
@@ -104,7 +86,7 @@ class Pinned(NamedTuple):
     """The KV of a prompt, kept for another engine for `lease_s` seconds unless released before.
 
     `params` is what the other engine needs to fetch it, opaque. `first_tokens` are those that the prefill
-    generated, where the decode leg begins behind them.
+    generated, if the decode leg starts after them.
     """
 
     params: bytes
@@ -113,7 +95,7 @@ class Pinned(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What a decode leg gets of the prefill leg: see `Pinned`."""
+    """What a decode leg receives from the prefill leg: see `Pinned`."""
 
     params: bytes
     first_tokens: tuple[int, ...] = ()
@@ -122,10 +104,10 @@ class Transfer(NamedTuple):
 class Step(NamedTuple):
     """New tokens of one request. The step with a `finish` is the last, and there is exactly one.
 
-    `cached_tokens` is how many prompt tokens were not computed anew; -1 where this step does not tell. `pinned`
-    comes with the last step of a prefill leg (with the first where both legs run at once), None if the prompt has
-    no KV worth handing over. A prefill leg's own tokens are nobody's answer. `param` names the field that a rejected
-    request is rejected for, where the engine tells it.
+    `cached_tokens` is how many prompt tokens were cached; -1 if this step does not state it. `pinned` comes with the
+    last step of a prefill leg (with the first if both legs run at once), None if the prompt has no KV worth a
+    transfer. The tokens of a prefill leg are not part of any answer. `param` names the field that a request is
+    rejected for, if the engine names it.
     """
 
     tokens: tuple[int, ...]
@@ -138,7 +120,7 @@ class Step(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """Requests running and waiting, KV blocks in use and in all."""
+    """Requests running and waiting; KV blocks in use and in total."""
 
     running: int
     waiting: int
@@ -146,7 +128,7 @@ class EngineLoad(NamedTuple):
     total_blocks: int
 
 
-class Adapter(NamedTuple):
+class LoraAdapter(NamedTuple):
     """A LoRA adapter on this machine: `folder` in PEFT's layout, `rank` as its configuration says."""
 
     name: str
@@ -165,40 +147,40 @@ class Engine(Protocol):
     choreography: Choreography
 
     async def start(self) -> EngineInfo:
-        """Load the model and get ready. Raises `EngineUnavailable`."""
+        """Load the model and become ready. Raises `EngineUnavailable`."""
         ...
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
-        """Begin to generate. `emit` is called on the event loop for each step, never before this returns.
+        """Start to generate. `emit` is called on the event loop for each step, never before this returns.
 
-        `request.leg` "prefill" computes the prompt and pins its KV for another engine; "decode" fetches it by
-        `transfer`, which is good for one such call, and computes the prompt itself if there is none. Raises
-        `RequestRejected` at once for a request that can never work.
+        `request.leg` "prefill" computes the prompt and pins its KV for another engine; "decode" fetches the KV with
+        `transfer`, which is valid for one such call, and computes the prompt itself if there is none. Raises
+        `RequestRejected` at once for a request that cannot succeed.
         """
         ...
 
     def abort(self, request: str) -> None:
-        """Stop a request soon: its last step says abort. Unknown ids are ignored."""
+        """Stop a request soon: its last step has finish "abort". Unknown ids are ignored."""
         ...
 
     async def release(self, request: str, params: bytes) -> None:
-        """Give up KV pinned by the prefill leg `request`: nobody will fetch it. Twice is fine."""
+        """Release KV pinned by the prefill leg `request`: no engine will fetch it. Again is fine."""
         ...
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """One vector per prompt, packed little-endian float32. Raises `RequestRejected`."""
         ...
 
-    async def load_lora(self, adapter: Adapter) -> None:
-        """Make requests with this `lora_name` work. Raises `EngineError`; then nothing is loaded."""
+    async def load_lora(self, adapter: LoraAdapter) -> None:
+        """Load an adapter, for requests with its name as `lora_name`. Raises `EngineError`; then nothing is loaded."""
         ...
 
     async def unload_lora(self, name: str) -> None:
-        """Forget an adapter. Requests that use it must have ended."""
+        """Unload an adapter. Requests that use it must have ended."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give memory back: level 1 keeps the weights in host memory, 2 drops them. Nothing may be running."""
+        """Release memory: level 1 keeps the weights in host memory, 2 discards them. No request may be running."""
         ...
 
     async def wake(self) -> None:
@@ -206,7 +188,7 @@ class Engine(Protocol):
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating: abort what runs, wait until it has ended, or keep it where it is."""
+        """Stop generating: abort running requests, wait until they have ended, or keep them suspended."""
         ...
 
     async def resume(self) -> None:
@@ -214,17 +196,17 @@ class Engine(Protocol):
         ...
 
     async def profile(self, *, on: bool) -> None:
-        """Begin or end a profile; where it is written is the engine's own setting."""
+        """Start or end a profile; the engine's own settings say where it is written."""
         ...
 
     def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        """KV-cache events as they happen, with our own sequence hashes. One reader."""
+        """KV-cache events as they happen, with Headwater's sequence hashes. One reader."""
         ...
 
     def held_blocks(self) -> list[BlocksStored]:
-        """Everything cached now, parents before children: `BlocksCleared` and these rebuild the index.
+        """All cached blocks, parents before children: `BlocksCleared` and these rebuild the index.
 
-        Events from before that `kv_events` has not yielded yet are dropped: they are in here.
+        Earlier events that `kv_events` has not yielded yet are dropped, as their result is included.
         """
         ...
 
@@ -233,20 +215,20 @@ class Engine(Protocol):
         ...
 
     async def clear_kv(self) -> None:
-        """Forget all cached blocks that no running request uses."""
+        """Drop all cached blocks that no running request uses."""
         ...
 
     async def check(self) -> None:
-        """Return if the engine is alive. Raises `EngineDied`."""
+        """Returns if the engine is alive. Raises `EngineDied`."""
         ...
 
     async def stop(self) -> None:
-        """End the engine and every process of it."""
+        """Stop the engine and all its processes."""
         ...
 
 
-class Basic:
-    """Base for engines: refuses every optional call by its capability's name."""
+class EngineBase:
+    """Base for engines: rejects every optional call with the name of its capability."""
 
     name: str
     capabilities: frozenset[Capability]
@@ -254,54 +236,46 @@ class Basic:
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
-        self._lacks("handoff")
+        self._reject("handoff")
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
-        self._lacks("embed")
+        self._reject("embed")
 
-    async def load_lora(self, adapter: Adapter) -> None:
+    async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""
-        self._lacks("lora")
+        self._reject("lora")
 
     async def unload_lora(self, name: str) -> None:
         """See `Engine.unload_lora`."""
-        self._lacks("lora")
+        self._reject("lora")
 
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`."""
-        self._lacks("sleep")
+        self._reject("sleep")
 
     async def wake(self) -> None:
         """See `Engine.wake`."""
-        self._lacks("sleep")
+        self._reject("sleep")
 
     async def pause(self, mode: PauseMode) -> None:
         """See `Engine.pause`."""
-        self._lacks("pause")
+        self._reject("pause")
 
     async def resume(self) -> None:
         """See `Engine.resume`."""
-        self._lacks("pause")
+        self._reject("pause")
 
     async def profile(self, *, on: bool) -> None:
         """See `Engine.profile`."""
-        self._lacks("profile")
+        self._reject("profile")
 
-    def _lacks(self, capability: Capability) -> NoReturn:
+    def _reject(self, capability: Capability) -> NoReturn:
         raise NotSupported(self.name, capability)
 
-    def _refuse_what_it_lacks(self, request: GenerateRequest) -> None:
-        """Raises `NotSupported` for the first thing that a request wants and this engine has not."""
-        sampling = request.sampling
-        wants: tuple[tuple[bool, Capability], ...] = (
-            (sampling.logprobs is not None, "logprobs"),
-            (bool(sampling.logit_bias), "logit_bias"),
-            (sampling.guide is not None, "guide"),
-            (bool(sampling.processors), "processors"),
-            (bool(request.lora_name), "lora"),
-            (bool(request.leg), "handoff"),
-        )
-        for wanted, capability in wants:
-            if wanted and capability not in self.capabilities:
-                self._lacks(capability)
+    def _check_supported(self, request: GenerateRequest) -> None:
+        """Raises `NotSupported` for the first capability that a request requires and this engine lacks."""
+        features = {"lora_name": request.lora_name, "leg": request.leg, "cache_salt": request.cache_salt}
+        for capability in required_capabilities(request.sampling, **features):
+            if capability not in self.capabilities:
+                self._reject(capability)

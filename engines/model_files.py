@@ -1,4 +1,4 @@
-"""What a model's folder says about tokens and text: tokenizer, chat template, special tokens, limits."""
+"""Files of a model's folder for tokenization: tokenizer, chat template, special tokens, limits."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 
 
 class ModelFiles(NamedTuple):
-    """The parts of a model that an edge needs. `chat_template` is empty for a base model."""
+    """The parts of a model that an edge uses. `chat_template` is empty for a base model."""
 
     tokenizer: bytes
     chat_template: str
@@ -23,7 +23,7 @@ class ModelFiles(NamedTuple):
 def read_model_files(folder: Path) -> ModelFiles:
     """Read a Hugging Face model folder. Raises `EngineUnavailable` naming the missing file."""
     if not folder.is_dir():
-        raise EngineUnavailable(f"{folder} is no folder")
+        raise EngineUnavailable(f"{folder} is not a folder")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise EngineUnavailable(
@@ -56,7 +56,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, settings: dict[str, Any]) -> str:
-    """Newer models keep the template in a file of its own; some name several, `default` among them."""
+    """Newer models have the template in a separate file; some have several, with one named `default`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text()

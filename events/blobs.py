@@ -1,11 +1,11 @@
-"""The `Blobs` port: named objects too large for a message. Snapshots and tokenizer files live here."""
+"""The `Blobs` port: named objects too large for a message, such as snapshots and tokenizer files."""
 
 import hashlib
 from typing import Protocol
 
 
 class Blobs(Protocol):
-    """Named byte strings. An object appears whole or not at all, and is verified on read."""
+    """Named byte strings. An object becomes visible whole or not at all, and is verified on read."""
 
     async def put(self, name: str, data: bytes | memoryview) -> str:
         """Store or replace an object. Returns the SHA-256 of its bytes, in hex."""
@@ -16,10 +16,10 @@ class Blobs(Protocol):
         ...
 
     async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
-        """Read an object to where it is wanted: no copy is made, and its bytes are hashed once.
+        """Read an object into a buffer: no copy is made, and its bytes are hashed once.
 
         `into`: bytes, writable, as long as the object. False where the object is absent. Raises `LogRefused`
-        if size or SHA-256 (hex) are not as expected; `into` then holds anything.
+        if size or SHA-256 (hex) are not as expected; the content of `into` is then undefined.
         """
         ...
 
@@ -37,10 +37,10 @@ class Blobs(Protocol):
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """Digest in hex. hashlib lets other threads run meanwhile, so large data is hashed in a thread."""
+    """Digest in hex. hashlib releases the GIL, so large data is hashed in a thread."""
     return hashlib.sha256(data).hexdigest()
 
 
 def wrong_bytes(name: str) -> str:
-    """What is said of an object whose bytes are not those that were written, and the mend."""
-    return f"object {name}: its bytes do not match its digest; delete it and let it be remade"
+    """The error message for an object whose bytes are not those that were written, with the fix."""
+    return f"object {name}: its bytes do not match its digest; delete it, and it is written again"

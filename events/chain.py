@@ -1,8 +1,8 @@
-"""Following the chains of a log: is each message the one that came behind the message before it?
+"""Verification of a log's hash chains: does each message follow the one that it names as its predecessor?
 
-Every message is checked against its own digest when it is decoded. What is left to notice is a message that is
-missing between two sound ones, one that was put in another's place, and one that is there twice. Pure: part of the
-fold, so that every replica and every replay finds the same breaks at the same positions.
+Each message's own digest is checked when it is decoded. This module detects the remaining faults: a message missing
+between two valid ones, one replaced by another, and a duplicate. Pure, and part of the fold, so every router and every
+replay finds the same breaks at the same positions.
 """
 
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.events.log import Record
-from headwater.schemas.envelope import NO_DIGEST
+from headwater.schemas.encoding.envelope import NO_DIGEST
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """The newest message of a subject that was read."""
+    """The newest message read of a subject."""
 
     position: int
     writer: str
@@ -24,7 +24,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Break(NamedTuple):
-    """At `position` the chain of `subject` does not go on where it stood; `writer`'s events are incomplete."""
+    """At `position` the chain of `subject` is broken: `writer`'s events are incomplete."""
 
     position: int
     subject: str
@@ -33,16 +33,16 @@ class Break(NamedTuple):
 
 
 class Chains:
-    """The heads of all subjects. `whole`: the log was read from its first message on, so no head is unknown."""
+    """The heads of all subjects. `whole`: the log was read from its first message, so no head is unknown."""
 
     def __init__(self, heads: dict[str, Head] | None = None, *, whole: bool = True) -> None:
         self.heads = heads or {}
         self.whole = whole
 
     def follow(self, record: Record) -> tuple[bool, Break | None]:
-        """(is it to be folded?, what is wrong with its place). Repeated messages are not to be folded twice.
+        """(whether to fold the record, the break before it if any). Duplicates are not folded again.
 
-        After a break the chain goes on from this message, so each break is told once.
+        After a break the chain continues from this message, so each break is reported once.
         """
         batch = record.batch
         if batch.digest == NO_DIGEST:
@@ -60,13 +60,13 @@ class Chains:
                 lost = batch.seq - head.seq - 1
                 reason = f"{lost} messages between position {head.position} and this one are missing"
             elif batch.previous != head.digest:
-                reason = f"the message at position {head.position} is not the one it was written behind"
+                reason = f"the message at position {head.position} is not the one it names as its predecessor"
         elif batch.epoch < head.epoch:
             return False, Break(
                 record.position,
                 record.subject,
                 batch.writer,
-                f"epoch {batch.epoch} wrote although {head.epoch} had begun",
+                f"epoch {batch.epoch} wrote after epoch {head.epoch} had started",
             )
         elif batch.seq != 1 or batch.previous != head.digest:
             reason = f"messages between position {head.position} and this one are missing"

@@ -2,9 +2,9 @@
 
     LogError
     ├── LogUnavailable   retryable: the server did not answer in time, or has no leader
-    │   └── LogFull      retryable once an operator made room: the store's limit or the disk is reached
-    ├── LogRefused       not retryable: the server said no; the message carries its reason
-    │   └── AccessDenied not retryable: the server does not know us, or we may not do this
+    │   └── LogFull      retryable once an operator freed space: the store's limit or the disk is reached
+    ├── LogRefused       not retryable: the server rejected the request; the message contains its reason
+    │   └── AccessDenied not retryable: authentication failed, or the client lacks a permission
     └── StreamMissing    not retryable: the stream was deleted or never created
 
 Losing a fence is not an error: `Log.append` returns `Fenced`.
@@ -12,7 +12,7 @@ Losing a fence is not an error: `Log.append` returns `Fenced`.
 
 
 class LogError(Exception):
-    """Base. `retryable` tells whether the same call may succeed later."""
+    """Base. `retryable`: the same call may succeed later."""
 
     retryable = False
 
@@ -24,7 +24,7 @@ class LogUnavailable(LogError):
 
 
 class LogFull(LogUnavailable):
-    """There is no room in the store. Nothing was stored; the message says which limit."""
+    """The store is full. Nothing was stored; the message names the limit."""
 
 
 class LogRefused(LogError):
@@ -36,7 +36,7 @@ class LogRefused(LogError):
 
 
 class AccessDenied(LogRefused):
-    """The server refuses this client, or what it asked for; the message names the setting and the mend."""
+    """The server rejects this client, or what it requested; the message names the setting and the fix."""
 
 
 class StreamMissing(LogError):

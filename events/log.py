@@ -1,39 +1,38 @@
 """The `Log` port: one stream, appended under a fence and read by position.
 
-Two ways to append, chosen by what is written. `append` is atomic: all messages or none, in the place where their
-subjects stood, for facts that must not be there twice or out of turn (who is in the fleet, how a request ended).
-`ingest` streams messages of one subject without waiting for each, for what there is much of (KV blocks, load); a
-prefix may be stored when it fails, and trying again goes on behind it.
+There are two ways to append. `append` is atomic and fenced by the expected last sequence of each subject: all messages
+are stored or none. It is for facts that must be recorded exactly once and in order: membership, decisions, request
+lifecycle. `ingest` streams messages of one subject without waiting for each acknowledgement, for frequent events (KV
+blocks, load). When it fails a prefix may be stored, and a retry continues after that prefix.
 
-Held to one contract suite over JetStream and memory (tests/contract/test_log.py).
+One contract suite runs over JetStream and memory (tests/contract/log/test_log.py).
 """
 
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple, Protocol
 
-from headwater.events.retention import Retention
-from headwater.schemas.envelope import NO_DIGEST, Batch, Sealed
-from headwater.schemas.pool import LogEvent
+from headwater.schemas.encoding.codec import LogEvent
+from headwater.schemas.encoding.envelope import NO_DIGEST, Batch, Sealed
 
 ATOMIC_MESSAGES_MAX: Final = 1_000
 """Messages of one `append`: the server's own bound."""
 
 
 class Stored(NamedTuple):
-    """Everything is in the log, the last message at `position`; `again` if an earlier try had put it there."""
+    """All messages are stored, the last at `position`; `again` if an earlier attempt had stored them."""
 
     position: int
     again: bool = False
 
 
 class Fenced(NamedTuple):
-    """A later life of this writer (`epoch`) has written to the subject: nothing was appended."""
+    """A later incarnation of this writer (`epoch`) has written to the subject: nothing was appended."""
 
     epoch: int
 
 
 class Unknown(NamedTuple):
-    """The deadline passed without an answer. All or a part may be stored; the same call again is safe."""
+    """The deadline passed without an answer. All, some or none may be stored; repeating the call is safe."""
 
     reason: str
 
@@ -51,7 +50,7 @@ class Record(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Positions `first` to `last` can not be read any more: purged, or the stream was replaced."""
+    """Positions `first` to `last` are no longer readable: purged, or the stream was replaced."""
 
     first: int
     last: int
@@ -59,7 +58,7 @@ class Gap(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """A message that is no batch of ours. It is skipped, counted and named, never guessed at."""
+    """A message that does not decode as a batch. It is skipped, counted and reported."""
 
     position: int
     subject: str
@@ -67,9 +66,9 @@ class Unreadable(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What one wake-up of a reader brings, in log order; a gap comes before the records.
+    """Records delivered together, in log order; a gap precedes the records.
 
-    `lag` counts the messages that were in the stream behind the last record; 0 means caught up.
+    `lag` counts the messages in the stream after the last record; 0 means caught up.
     """
 
     records: list[Record]
@@ -79,7 +78,7 @@ class Slice(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest message of a subject: where it is, whose it is, and its digest."""
+    """The newest message of a subject: its position, writer and digest."""
 
     position: int
     writer: str
@@ -93,17 +92,29 @@ NOTHING: Final = Newest(0, "", 0, 0, NO_DIGEST)
 
 
 class Entry(NamedTuple):
-    """A message and the subject it belongs to."""
+    """A message and its subject."""
 
     subject: str
     message: Sealed
 
 
 class Bounds(NamedTuple):
-    """First and last position held. `last` is first - 1 for an empty log."""
+    """First and last stored position. `last` is first - 1 for an empty log."""
 
     first: int
     last: int
+
+
+class Retention(NamedTuple):
+    """Contents and limits of a log; 0 is no limit. `next_age_s`: see `Log.retention`."""
+
+    first: int
+    last: int
+    bytes: int
+    max_bytes: int
+    max_messages: int
+    max_age_s: float
+    next_age_s: float
 
 
 class Log(Protocol):
@@ -112,20 +123,20 @@ class Log(Protocol):
     async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
         """Append these messages together or not at all, at most once per (subject, writer, epoch, seq).
 
-        At most `ATOMIC_MESSAGES_MAX`; messages of one subject in the order of their seq. Appends that touch
-        the same subject are taken one at a time in call order. Raises `LogRefused` when the server rejects a
-        message for good (too large), `LogFull` when there is no room, never for a lost fence.
+        At most `ATOMIC_MESSAGES_MAX`; messages of one subject in the order of their seq. Appends to the same
+        subject are serialised in call order. Raises `LogRefused` when the server rejects a message permanently
+        (too large), `LogFull` when the store is full; a lost fence is a result, not an error.
         """
         ...
 
     async def ingest(
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
     ) -> AppendResult:
-        """Append messages of one writer's life to its subject, in order and without holes.
+        """Append messages of one incarnation of a writer to its subject, in order and without gaps.
 
-        `fence` is another subject of the same writer, written by `append` at the start of each life: a
-        message is taken only while no later life has written there. At most `ATOMIC_MESSAGES_MAX` messages. Raises
-        as `append` does.
+        `fence` is another subject of the same writer, written by `append` at the start of each incarnation: a
+        message is accepted only while no later incarnation has written there. At most `ATOMIC_MESSAGES_MAX`
+        messages. Raises as `append` does.
         """
         ...
 
@@ -134,11 +145,10 @@ class Log(Protocol):
         ...
 
     def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
-        """Yield everything behind position `after` in order.
+        """Yield everything after position `after` in order.
 
-        Ends at the position that was last when reading began, or with `follow` never. Survives the loss
-        of the server by reading on from the last position; a slice without records says that the reader
-        is caught up.
+        Ends at the position that was last when reading began; with `follow`, never. When the server is lost,
+        reading resumes from the last position; a slice without records means that the reader is caught up.
         """
         ...
 
@@ -147,12 +157,12 @@ class Log(Protocol):
         ...
 
     async def identity(self) -> str:
-        """Which log this is: one that was deleted and made anew under the same name has another identity."""
+        """Identity of this log: one that was deleted and re-created under the same name has another."""
         ...
 
     async def retention(self, after: int) -> Retention:
-        """What the log holds and may hold, with the age of the first message behind position `after`.
+        """Contents and limits of the log, with the age of the first message after position `after`.
 
-        `next_age_s` is by the clock of whoever keeps the log, and 0.0 when nothing is behind `after`.
+        `next_age_s` is by the clock of the log's server, and 0.0 when there is no message after `after`.
         """
         ...

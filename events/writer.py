@@ -1,7 +1,7 @@
-"""A writer of one subject: takes events without waiting, appends them in packed messages, one call at a time.
+"""A writer of one subject: queues events without blocking and appends them in packed messages, one call at a time.
 
-Whoever has an event calls `offer` and goes on; the log never holds up a token. `run` packs what came within a few
-milliseconds into messages and appends them until they are stored, with the same messages each time.
+`offer` queues an event and returns at once, so the log never delays a token. `run` packs the events of a few
+milliseconds into messages and retries each append, with the same messages, until it is stored.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ import structlog
 from headwater.events.errors import LogError, LogFull, LogRefused
 from headwater.events.log import ATOMIC_MESSAGES_MAX, AppendResult, Entry, Fenced, Log, Stored, Unknown
 from headwater.schemas.clock import Clock
-from headwater.schemas.envelope import SCHEMA_VERSION, Batch, Event, Sealed
-from headwater.schemas.pool import seal, size_of
+from headwater.schemas.encoding.codec import seal, size_of
+from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch, Sealed
+from headwater.schemas.events.event import Event
 
 DELAY_S = 0.002
 BATCH_EVENTS_MAX = 512
@@ -25,24 +26,24 @@ PENDING_EVENTS_MAX = 200_000
 
 RETRY_S = 0.5
 FULL_RETRY_S = 2.0
-"""Pause while the store is full: somebody has to make room first."""
+"""Pause between attempts while the store is full: an operator has to free space first."""
 
 _log = structlog.get_logger("headwater.writer")
 
 
 class WriterFenced(Exception):
-    """A later life of this writer took over: this one must stop writing."""
+    """A later incarnation of this writer has taken over: this one must stop writing."""
 
 
 class Writer:
     """Appends the events of one (subject, writer, epoch) in order.
 
-    With a `fence` (another subject of this writer, see `Log.ingest`) its messages are streamed, without one each
-    call is atomic. At most `PENDING_EVENTS_MAX` events wait; past that `offer` refuses, and counts what it refused
-    in `refused`: the owner then declares a gap once the log is back. `stamp` sees the events of each message
-    at the moment when it is made, and may put one more behind them. `on_stored` hears each message's
-    position and events once they are stored, position 0 where the log does not tell it. After `probe_s` without
-    events (0: never) an empty message is appended, so that `stalled_s` tells of a log that takes none.
+    With a `fence` (another subject of this writer, see `Log.ingest`) its messages are streamed; without one each
+    call is atomic. At most `PENDING_EVENTS_MAX` events are queued; beyond that `offer` rejects events and counts
+    them in `refused`, and the owner declares a gap once the log is available again. `stamp` is called with the
+    events of each message when it is built, and may append one more event. `on_stored` is called with each message's
+    position and events once they are stored, with position 0 where the log does not report it. After `probe_s`
+    without events (0: never) an empty message is appended, so that `stalled_s` shows a log that accepts none.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Writer:
         self.position = 0
 
     def offer(self, event: Event, trace: str = "") -> bool:
-        """Queue an event. False if the queue is full and it was not taken."""
+        """Queue an event. False if the queue is full and the event was rejected."""
         if len(self._pending) >= PENDING_EVENTS_MAX:
             self.refused += 1
             return False
@@ -89,12 +90,12 @@ class Writer:
 
     @property
     def pending(self) -> int:
-        """Events that are not known to be stored."""
+        """Number of events that are not known to be stored."""
         return len(self._pending)
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the append under way was first tried, 0 while there is none."""
+        """Seconds since the first attempt of the current append, 0 without one."""
         return 0.0 if self._trying_since is None else self._clock.monotonic_s() - self._trying_since
 
     async def flush(self) -> None:
@@ -102,7 +103,7 @@ class Writer:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Append for ever. Raises `WriterFenced` when a later life of this writer has written."""
+        """Append until cancelled. Raises `WriterFenced` when a later incarnation of this writer has written."""
         while True:
             if not await self._woken():
                 await self._append([((), "")])
@@ -114,7 +115,7 @@ class Writer:
             self._idle.set()
 
     async def _woken(self) -> bool:
-        """Wait for events; False if a probe is due before any came."""
+        """Wait for events; False if a probe is due before any arrived."""
         if not self._probe_s:
             return await self._wake.wait()
         try:
@@ -128,7 +129,7 @@ class Writer:
         try:
             await self._store(packed)
         finally:
-            # Also where this incarnation is over: then nothing waits to be stored any more.
+            # Also when this incarnation ended: no event will be stored after that.
             self._trying_since = None
 
     async def _store(self, packed: list[tuple[Sequence[Event], str]]) -> None:
@@ -142,7 +143,7 @@ class Writer:
                 self._pending.popleft()
             if self._on_stored is not None:
                 behind = len(packed) - 1 - index
-                # Those of an atomic append stand together; between streamed ones there may be others.
+                # Messages of an atomic append are adjacent; between streamed ones there may be others.
                 self._on_stored(0 if self._fence and behind else self.position - behind, events)
 
     async def _send(self, messages: list[Sealed]) -> AppendResult:
@@ -151,7 +152,7 @@ class Writer:
         return await self._log.append(*(Entry(self.subject, message) for message in messages))
 
     async def _find_place(self) -> None:
-        """Learn behind which message this life's first one goes."""
+        """Read the digest of the message that this incarnation's first one follows."""
         while not self._previous:
             try:
                 self._previous = (await self._log.newest(self.subject)).digest
@@ -179,8 +180,8 @@ class Writer:
         self._previous = message.digest
         return message
 
-    async def begin(self, *events: Event) -> list[Entry]:
-        """The first messages of this life, for an atomic append together with those of other subjects.
+    async def first_entries(self, *events: Event) -> list[Entry]:
+        """The first messages of this incarnation, for an atomic append together with those of other subjects.
 
         The caller appends them, with `stored`, before `run` is started.
         """
@@ -213,7 +214,7 @@ def pack(events: Iterable[tuple[Event, str]], messages_max: int) -> list[tuple[S
 async def stored(
     attempt: Callable[[], Any], clock: Clock, subject: str, pending: Callable[[], int] = lambda: 0
 ) -> int:
-    """Try until it is stored; returns the position. Raises `WriterFenced`, `LogRefused` or `StreamMissing`."""
+    """Retry until it is stored; returns the position. Raises `WriterFenced`, `LogRefused` or `StreamMissing`."""
     while True:
         pause_s = RETRY_S
         try:
@@ -228,7 +229,7 @@ async def stored(
             case Stored(position=position):
                 return position
             case Fenced(epoch=epoch):
-                raise WriterFenced(f"{subject}: this life is over, epoch {epoch} writes now")
+                raise WriterFenced(f"{subject}: this incarnation ended, epoch {epoch} writes now")
             case Unknown(reason=reason):
                 _log.warning("append_retried", subject=subject, reason=reason, pending=pending())
                 await clock.sleep(pause_s)

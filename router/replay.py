@@ -1,9 +1,8 @@
-"""Replaying decisions: fold the log again and make every decision again where it was made. Pure.
+"""Replaying decisions: fold the log again and recompute every decision at the position where it was made. Pure.
 
-A router decides on the fold up to some position plus its own decisions that the log does not hold yet. So for
-each life of a router a second load state runs beside the plain fold: it takes that life's decisions at the
-position where they were made, and skips them where the log has them. The index is shared: decisions never
-change it.
+A router decides on the fold up to some position plus its own decisions that the log did not hold yet. So each
+incarnation of a router gets loads of its own (its *view*): they apply its decisions at the position where
+they were made, and skip them where the log stores them. The index is shared, because decisions never change it.
 """
 
 from collections import defaultdict
@@ -13,36 +12,35 @@ import msgspec
 
 from headwater.events.chain import Break
 from headwater.events.log import Record, Unreadable
-from headwater.router.decide import CannotRecompute, recompute
-from headwater.router.load import Loads
-from headwater.router.state import RouterState, apply_to_loads
-from headwater.schemas.route import Decision, RouteRefused
+from headwater.router.decision.decide import CannotRecompute, recompute
+from headwater.router.fold.load import Loads
+from headwater.router.fold.state import RouterState, apply_to_loads
+from headwater.schemas.events.route import Decision, RouteRefused
 
-Life = tuple[str, int]
-"""A router and its epoch."""
+Incarnation = tuple[str, int]
+"""A router's name and epoch."""
 
 
 class Difference(NamedTuple):
-    """A decision that came out otherwise. `again` is what was decided now, or why nothing could be."""
+    """A decision that was not reproduced. `recomputed` is what came out instead, or why nothing could."""
 
-    life: Life
+    incarnation: Incarnation
     recorded: Decision
-    again: Decision | RouteRefused | str
+    recomputed: Decision | RouteRefused | str
 
 
 class Recorded(NamedTuple):
-    """A decision as the log holds it, since `stored_ns`."""
+    """A decision of the log, stored at `stored_ns`."""
 
-    life: Life
+    incarnation: Incarnation
     decision: Decision
     stored_ns: int = 0
 
 
 class Replay:
-    """Folds record by record; `check` is given every decision made at the position just reached.
+    """Folds message by message, and recomputes the decisions made at each position.
 
-    `decisions` are all decisions of the log (they are needed before their own position is reached, since a
-    decision is made earlier than it is stored).
+    `decisions` are all decisions of the log: each is made at an earlier position than the one that stores it.
     """
 
     def __init__(self, state: RouterState, decisions: list[Recorded]) -> None:
@@ -51,28 +49,28 @@ class Replay:
         self.unverifiable = 0
         self.breaks: list[Break] = []
         self._made_at: defaultdict[int, list[Recorded]] = defaultdict(list)
-        self._last_number: dict[Life, int] = {}
-        self._views: dict[Life, tuple[Loads, int]] = {}
+        self._last_number: dict[Incarnation, int] = {}
+        self._views: dict[Incarnation, tuple[Loads, int]] = {}
         for recorded in decisions:
-            self.expect(recorded)
+            self.add_decision(recorded)
 
-    def expect(self, recorded: Recorded) -> None:
-        """One more decision, made at a position that is not passed yet."""
+    def add_decision(self, recorded: Recorded) -> None:
+        """Add a decision made at the present position or a later one."""
         self._made_at[recorded.decision.position].append(recorded)
         number = recorded.decision.number
-        self._last_number[recorded.life] = max(number, self._last_number.get(recorded.life, 0))
+        self._last_number[recorded.incarnation] = max(number, self._last_number.get(recorded.incarnation, 0))
 
     def start(self) -> Difference | None:
-        """Check the decisions made at the position where the replay begins."""
+        """Recompute the decisions made at the position where the replay begins."""
         return self._check(self.state.position)
 
     def step(self, message: Record | Unreadable) -> Difference | None:
-        """Fold one message, then check the decisions made on it. Returns the first difference."""
+        """Fold one message, then recompute the decisions made at its position. Returns the first difference."""
         self.fold(message)
         return self._check(message.position)
 
     def fold(self, message: Record | Unreadable) -> None:
-        """Fold one message, and check nothing."""
+        """Fold one message without recomputing decisions."""
         if isinstance(message, Unreadable):
             return self.state.skip(message)
         batch = message.batch
@@ -82,9 +80,9 @@ class Replay:
         for event in events:
             self.state.apply_to_index(batch, event)
             apply_to_loads(self.state.loads, message, event)
-            life = (batch.writer, batch.epoch)
+            writer = (batch.writer, batch.epoch)
             for other, (loads, _) in self._views.items():
-                if other != life or not isinstance(event, Decision):
+                if other != writer or not isinstance(event, Decision):
                     apply_to_loads(loads, message, event)
         return None
 
@@ -94,39 +92,39 @@ class Replay:
             if loads is None:
                 self.unverifiable += 1
                 continue
-            difference = self._again(loads, recorded)
+            difference = self._compare(loads, recorded)
             if difference is not None:
                 return difference
             loads.decide(recorded.decision)
             self.verified += 1
-            self._made(recorded, loads)
+            self._keep_view(recorded, loads)
         return None
 
     def _view(self, recorded: Recorded) -> Loads | None:
-        """The loads that its router saw, None where decisions of that life before it are missing."""
+        """The loads that its router decided on; None if an earlier decision of that incarnation is missing."""
         decision = recorded.decision
-        loads, number = self._views.get(recorded.life) or (None, decision.seen)
+        loads, number = self._views.get(recorded.incarnation) or (None, decision.seen)
         if decision.number != number + 1:
             return None
         return _copy(self.state.loads) if loads is None else loads
 
-    def _made(self, recorded: Recorded, loads: Loads) -> None:
-        """A decision is part of its life's view now; behind the last one the plain fold is as good."""
-        if recorded.decision.number == self._last_number[recorded.life]:
-            self._views.pop(recorded.life, None)
+    def _keep_view(self, recorded: Recorded, loads: Loads) -> None:
+        """The view now includes the decision. After an incarnation's last decision it is dropped."""
+        if recorded.decision.number == self._last_number[recorded.incarnation]:
+            self._views.pop(recorded.incarnation, None)
         else:
-            self._views[recorded.life] = (loads, recorded.decision.number)
+            self._views[recorded.incarnation] = (loads, recorded.decision.number)
 
-    def _again(self, loads: Loads, recorded: Recorded) -> Difference | None:
-        life, decision, _ = recorded
+    def _compare(self, loads: Loads, recorded: Recorded) -> Difference | None:
+        incarnation, decision, _ = recorded
         try:
-            again = recompute(self.state.index, loads, self.state.cold, decision)
+            recomputed = recompute(self.state.index, loads, self.state.cold, decision)
         except CannotRecompute as error:
-            return Difference(life, decision, str(error))
-        if isinstance(again, Decision):
-            # How long the query had waited is no part of deciding.
-            again = msgspec.structs.replace(again, waited_ms=decision.waited_ms)
-        return None if again == decision else Difference(life, decision, again)
+            return Difference(incarnation, decision, str(error))
+        if isinstance(recomputed, Decision):
+            # The time in the queue does not result from deciding.
+            recomputed = msgspec.structs.replace(recomputed, waited_ms=decision.waited_ms)
+        return None if recomputed == decision else Difference(incarnation, decision, recomputed)
 
 
 def _copy(loads: Loads) -> Loads:

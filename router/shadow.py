@@ -1,10 +1,10 @@
-"""Another policy beside the one that decides: each decision of the log is made again with it, on the same state. Pure.
+"""Shadow policy: recomputes each decision of the log with another policy, on the same state. Pure.
 
-A decision is stored some moments after it was made, on a fold that had read less. So messages are read first and folded
-later, when the decisions made before them are known: whoever calls `read` and `fold` says how much later. On that fold
-the view of the router that decided is rebuilt as for a replay, the shadow decides, and a judge says what each choice
-costs. What the log tells still later, what the engine had of the prompt and when the first token came, is held against
-what the decision foresaw.
+A decision is stored some time after it was made, on a fold that had read less. So messages are read first and folded
+later, when the decisions made before them are known; the caller of `read` and `advance` chooses the delay. On that fold
+the deciding router's view is rebuilt as for a replay, the shadow policy decides, and the judge policy scores
+both choices. Later load reports give the cached tokens and the time to the first token, which are compared with the
+decision's estimates.
 """
 
 from collections import OrderedDict
@@ -14,43 +14,43 @@ from typing import Final
 import msgspec
 
 from headwater.events.log import Record, Unreadable
-from headwater.router.decide import CannotRecompute, recompute
-from headwater.router.index import PrefixIndex
-from headwater.router.load import Loads
-from headwater.router.replay import Difference, Life, Recorded, Replay
-from headwater.router.state import RouterState
-from headwater.schemas.load import LoadReported
-from headwater.schemas.route import Decision, RouteRefused, Shadowed
+from headwater.router.decision.decide import CannotRecompute, recompute, with_policy
+from headwater.router.fold.load import Loads
+from headwater.router.fold.state import RouterState
+from headwater.router.index.prefix_index import PrefixIndex
+from headwater.router.replay import Difference, Incarnation, Recorded, Replay
+from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.route import Decision, RouteRefused, Shadowed
 
 VIEWS_MAX: Final = 16
-"""Lives of routers whose views are kept; one that is forgotten is copied anew."""
+"""Incarnations of routers whose views are kept. A dropped view is copied again from the plain fold."""
 
-AWAITED_MAX: Final = 20_000
-"""Decisions whose prompt is still to be computed; the oldest is forgotten first."""
+PENDING_MAX: Final = 20_000
+"""Decisions kept until their prompt is computed; the oldest is dropped first."""
 
-Again = Callable[[PrefixIndex, Loads, set[str], Decision], Decision | RouteRefused]
+Recompute = Callable[[PrefixIndex, Loads, set[str], Decision], Decision | RouteRefused]
 
 
 class Errors(msgspec.Struct):
-    """What was foreseen beside what came: sums over `count` decisions, and the sum of the absolute differences."""
+    """Estimates against measurements: sums over `count` decisions, and the sum of the absolute errors."""
 
     count: int = 0
-    foreseen: float = 0.0
-    came: float = 0.0
-    missed: float = 0.0
+    estimated: float = 0.0
+    measured: float = 0.0
+    absolute_error: float = 0.0
 
-    def add(self, foreseen: float, came: float) -> None:
-        """One more."""
+    def add(self, estimated: float, measured: float) -> None:
+        """Add one decision."""
         self.count += 1
-        self.foreseen += foreseen
-        self.came += came
-        self.missed += abs(foreseen - came)
+        self.estimated += estimated
+        self.measured += measured
+        self.absolute_error += abs(estimated - measured)
 
 
 class Tally(msgspec.Struct):
-    """So far. Regrets are sums of costs above the least, by the judge.
+    """Results so far. Regret is the sum of costs above the lowest, as the judge scores them.
 
-    `late` decisions were stored too long after they were made, `unjudged` ones can not be made again or got no worker.
+    `late` decisions were stored too long after they were made; `unjudged` ones could not be recomputed, or no worker was found.
     """
 
     judged: int = 0
@@ -64,7 +64,7 @@ class Tally(msgspec.Struct):
 
 
 class ShadowFold(Replay):
-    """See the module. `done` names requests of decisions that were judged before, under the same name."""
+    """See the module. `done` lists requests whose decisions were judged before, under the same name."""
 
     def __init__(
         self,
@@ -73,64 +73,64 @@ class ShadowFold(Replay):
         judge: str,
         *,
         done: Iterable[str] = (),
-        again: Again = recompute,
+        recompute: Recompute = recompute,
     ) -> None:
         super().__init__(state, [])
         self.tally = Tally()
         self._policy = policy
         self._judge = judge
         self._done = set(done)
-        self._again_by = again
+        self._recompute = recompute
         self._found: list[Shadowed] = []
-        self._awaited: OrderedDict[tuple[str, int, str], tuple[Recorded, int]] = OrderedDict()
+        self._pending: OrderedDict[tuple[str, int, str], tuple[Recorded, int]] = OrderedDict()
 
     def read(self, message: Record | Unreadable) -> None:
-        """A message of the log, to be folded later: what it holds of decisions is needed before."""
+        """Take the decisions out of a message that is folded later."""
         if isinstance(message, Unreadable):
             return
-        life = (message.batch.writer, message.batch.epoch)
+        incarnation = (message.batch.writer, message.batch.epoch)
         for event in message.batch.events:
             if not isinstance(event, Decision):
                 continue
             if event.position < self.state.position:
                 self.tally.late += 1
             else:
-                self.expect(Recorded(life, event, message.stored_ns))
+                self.add_decision(Recorded(incarnation, event, message.stored_ns))
 
     def judge(self) -> list[Shadowed]:
-        """Judge what was decided at the present position, as far as it is known."""
+        """Judge the decisions known to be made at the present position."""
         self._check(self.state.position)
         found, self._found = self._found, []
         return found
 
     def advance(self, message: Record | Unreadable) -> list[Shadowed]:
-        """Judge what was decided at the present position, then fold the next message."""
+        """Judge the decisions made at the present position, then fold the next message."""
         found = self.judge()
         if isinstance(message, Record):
             for event in message.batch.events:
                 if isinstance(event, LoadReported):
-                    self._compare(message, event)
+                    self._compare_estimates(message, event)
         self.fold(message)
         return found
 
     def _view(self, recorded: Recorded) -> Loads | None:
         loads = super()._view(recorded)
-        if loads is None and self._views.pop(recorded.life, None) is not None:
-            # One of its decisions is not in the log. Where all before this one are, the plain fold is its view.
+        if loads is None and self._views.pop(recorded.incarnation, None) is not None:
+            # One of its decisions is not in the log. If all before this one are, the plain fold is its view.
             loads = super()._view(recorded)
         self.tally.unjudged += loads is None
         return loads
 
-    def _made(self, recorded: Recorded, loads: Loads) -> None:
-        """Whether this life decides again is not known here: its view is kept, the one used last behind the others."""
-        self._views.pop(recorded.life, None)
-        for life in [life for life in self._views if _succeeded(life, recorded.life)]:
-            del self._views[life]
+    def _keep_view(self, recorded: Recorded, loads: Loads) -> None:
+        """More decisions of the incarnation may follow: keep its view, as the most recently used one."""
+        self._views.pop(recorded.incarnation, None)
+        for former in [one for one in self._views if _succeeded(one, recorded.incarnation)]:
+            del self._views[former]
         if len(self._views) >= VIEWS_MAX:
             del self._views[next(iter(self._views))]
-        self._views[recorded.life] = (loads, recorded.decision.number)
+        self._views[recorded.incarnation] = (loads, recorded.decision.number)
 
-    def _again(self, loads: Loads, recorded: Recorded) -> Difference | None:
+    def _compare(self, loads: Loads, recorded: Recorded) -> Difference | None:
         decision = recorded.decision
         if decision.request in self._done:
             self._done.discard(decision.request)
@@ -147,18 +147,18 @@ class ShadowFold(Replay):
         self._found.append(shadowed)
         worker = loads.current(decision.worker, decision.epoch)
         if worker is not None and decision.leg != "decode":
-            self._awaited[decision.worker, decision.epoch, decision.request] = (recorded, worker.block_size)
-            if len(self._awaited) > AWAITED_MAX:
-                self._awaited.popitem(last=False)
+            self._pending[decision.worker, decision.epoch, decision.request] = (recorded, worker.block_size)
+            if len(self._pending) > PENDING_MAX:
+                self._pending.popitem(last=False)
         return None
 
     def _shadow(self, loads: Loads, decision: Decision) -> Shadowed | None:
-        """What the policy would have done, None where it or the judge has no answer."""
-        mine = self._by(self._policy, loads, decision)
-        judged = mine if self._judge == self._policy else self._by(self._judge, loads, decision)
-        if mine is None or judged is None:
+        """The policy's choice, with both choices scored; None if it or the judge has no answer."""
+        own = self._decide_by(self._policy, loads, decision)
+        judged = own if self._judge == self._policy else self._decide_by(self._judge, loads, decision)
+        if own is None or judged is None:
             return None
-        score = _score(judged, mine)
+        score = _score(judged, own)
         chosen_score = _score(judged, decision)
         if score is None or chosen_score is None:
             return None
@@ -166,7 +166,7 @@ class ShadowFold(Replay):
         return Shadowed(
             decision.request,
             self._policy,
-            mine.worker,
+            own.worker,
             decision.worker,
             self._judge,
             score,
@@ -174,40 +174,38 @@ class ShadowFold(Replay):
             least,
         )
 
-    def _by(self, policy: str, loads: Loads, decision: Decision) -> Decision | None:
-        # Without a temperature: what the policy holds for best, and no draw.
-        asked = msgspec.structs.replace(decision, policy=policy, temperature=0.0)
+    def _decide_by(self, policy: str, loads: Loads, decision: Decision) -> Decision | None:
         try:
-            again = self._again_by(self.state.index, loads, self.state.cold, asked)
+            reply = self._recompute(self.state.index, loads, self.state.cold, with_policy(decision, policy))
         except CannotRecompute:
             return None
-        return None if isinstance(again, RouteRefused) else again
+        return None if isinstance(reply, RouteRefused) else reply
 
-    def _compare(self, record: Record, report: LoadReported) -> None:
-        """Hold what decisions foresaw against what a worker says."""
+    def _compare_estimates(self, record: Record, report: LoadReported) -> None:
+        """Compare decisions' estimates with what a worker reports."""
         for request, cached in zip(report.prefilled, report.cached, strict=False):
-            awaited = self._awaited.pop((record.batch.writer, record.batch.epoch, request), None)
-            if awaited is None:
+            pending = self._pending.pop((record.batch.writer, record.batch.epoch, request), None)
+            if pending is None:
                 continue
-            recorded, block_size = awaited
+            recorded, block_size = pending
             decision, chosen = recorded.decision, recorded.decision.chosen
             if cached >= 0:
-                foreseen = min(chosen.cached_blocks * block_size, decision.prompt_tokens - 1)
-                self.tally.cached_tokens.add(foreseen, cached)
-            foreseen_ms = chosen.queue_ms + chosen.prefill_ms
-            if foreseen_ms > 0:
-                # Both as the log's server has them: one clock.
+                estimated = min(chosen.cached_blocks * block_size, decision.prompt_tokens - 1)
+                self.tally.cached_tokens.add(estimated, cached)
+            estimated_ms = chosen.queue_ms + chosen.prefill_ms
+            if estimated_ms > 0:
+                # Both times are the log server's: one clock.
                 self.tally.first_token_s.add(
-                    foreseen_ms / 1000, max(0.0, (record.stored_ns - recorded.stored_ns) / 1e9)
+                    estimated_ms / 1000, max(0.0, (record.stored_ns - recorded.stored_ns) / 1e9)
                 )
 
 
 def _score(judged: Decision, choice: Decision) -> float | None:
-    """What a choice costs by the judge, None if it is no candidate of its."""
+    """The judge's score of a choice; None if the judge has no such candidate."""
     same = [candidate for candidate in judged.candidates if candidate.worker == choice.worker]
     of_leg = [candidate.score for candidate in same if candidate.leg == choice.leg]
     return min(of_leg or [candidate.score for candidate in same], default=None)
 
 
-def _succeeded(life: Life, by: Life) -> bool:
-    return life[0] == by[0] and life[1] < by[1]
+def _succeeded(former: Incarnation, by: Incarnation) -> bool:
+    return former[0] == by[0] and former[1] < by[1]

@@ -1,5 +1,7 @@
-"""Time as an argument: actors, engines and the log never read a clock of their own."""
+"""Time as an argument: actors, engines and the log read the clock that they are given, never one of their own."""
 
+import asyncio
+import time
 from typing import Protocol
 
 
@@ -17,3 +19,19 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Suspend for `seconds`; zero yields to other tasks once."""
         ...
+
+
+class SystemClock:
+    """Wall and monotonic time of this machine; see `Clock`."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since the Unix epoch."""
+        return time.time_ns()
+
+    def monotonic_s(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend the calling task."""
+        await asyncio.sleep(seconds)

@@ -1,12 +1,11 @@
-"""Tokens to sequence hashes: the one block identity that edge, engine actor and router share.
+"""Tokens to sequence hashes: the block identity shared by edge, worker and router.
 
-A sequence hash names a block by its tokens *and* everything before it: it is chained over all earlier
-blocks and seeded by LoRA name and cache salt; multimodal digests enter at the block they overlap. Equal
-hash means equal prefix. It is a routing hint of 64 bits, not a security boundary: the engine checks its own
-hashes before it reuses a block.
+A sequence hash identifies a block by its tokens *and* all tokens before it: it is chained over all earlier blocks and
+seeded by LoRA name and cache salt; multimodal digests enter at the block they overlap. Equal hashes mean equal prefixes.
+It is a routing hint of 64 bits, not a security boundary: the engine checks its own hashes before it reuses a block.
 
-Hashing one block does not wait for the block before it (only the short chaining step does), so a core works
-on several blocks at once: see `headwater bench hash`.
+Only the short chaining step depends on the previous block, so a core hashes several blocks in parallel: see
+`headwater bench hash`.
 """
 
 from collections.abc import Sequence
@@ -16,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.schemas.kernel import kernel
+from headwater.schemas.jit import kernel
 
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
 
 ROOT = 0
-"""Parent of a first block. No block ever hashes to it."""
+"""Parent of a first block. No block hashes to it."""
 
 _MASK = (1 << 64) - 1
 _P1, _P2, _P3 = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F
@@ -58,7 +57,7 @@ def _chain(tokens: Any, block_size: int, parent: Any, extra: Any, out: Any) -> N
 
 
 def chain_plain(tokens: Sequence[int], block_size: int, parent: int, extra: Sequence[int] = ()) -> list[int]:
-    """The same numbers as the compiled kernel, in plain Python. For tests and for reading."""
+    """The same hashes as the compiled kernel, in plain Python: for tests and as documentation."""
     out: list[int] = []
     state = parent
     for block in range(len(tokens) // block_size):
@@ -114,7 +113,7 @@ def sequence_hashes(
         if block < 0:
             raise ValueError(f"multimodal digest at block {block}: must not be negative")
         if block < count:
-            # Several items may overlap one block, in either order; the same one twice is not none.
+            # Several items may overlap one block, in any order; addition does not cancel equal ones.
             extra[block] = (int(extra[block]) + digest) & _MASK
     _chain(tokens, block_size, np.uint64(parent), extra, out)
     return out
@@ -126,7 +125,7 @@ def pack_tokens(tokens: Sequence[int] | U32) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> U32:
-    """View packed token ids as an array, without a copy. Raises ValueError on a torn length."""
+    """View packed token ids as an array, without a copy. Raises ValueError if the length is not a multiple."""
     return np.frombuffer(data, dtype="<u4")
 
 
@@ -140,5 +139,5 @@ def pack_hashes(hashes: U64) -> bytes:
 
 
 def unpack_hashes(data: bytes) -> U64:
-    """View packed block hashes as an array, without a copy. Raises ValueError on a torn length."""
+    """View packed block hashes as an array, without a copy. Raises ValueError if the length is not a multiple."""
     return np.frombuffer(data, dtype="<u8")

@@ -1,4 +1,4 @@
-"""Names that become subject tokens, stream names and keys, and how they are checked."""
+"""Validation of names that become subject tokens, stream names and keys."""
 
 import re
 
@@ -7,7 +7,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 PROBE = "__probe"
-"""Writer of the empty messages that show whether a log takes any. No actor has a name that begins so."""
+"""Writer of the empty messages that probe whether a log accepts any. No actor has a name that starts like this."""
 
 
 class InvalidName(ValueError):
@@ -17,11 +17,11 @@ class InvalidName(ValueError):
 def token(kind: str, name: str) -> str:
     """Return `name` if it may be one subject token, else raise `InvalidName` naming `kind`.
 
-    Subject tokens are 1 to 64 of letters, digits, '-' and '_': dots, wildcards and blanks would change
+    Subject tokens are 1 to 64 of letters, digits, '-' and '_': dots, wildcards and spaces would change
     which subjects a subscription matches.
     """
     if not _TOKEN.match(name):
-        raise InvalidName(f"{kind} {name!r} is not usable as a name: use 1 to 64 letters, digits, '-' or '_'")
+        raise InvalidName(f"{kind} {name!r} is not a valid name: use 1 to 64 letters, digits, '-' or '_'")
     return name
 
 

@@ -1,36 +1,34 @@
-"""What each kind of client may publish and subscribe to on the server: the least that its work needs.
+"""What each kind of client may publish and subscribe to on the server: the least that its work requires.
 
-A subject permission knows whole tokens only. So a pool's stream, whose name holds the pool, is allowed by name
-where the pools are known and by `*` where not; then the namespace's other streams are denied where they must
-not be read. Reply subjects need no right of their own: the server does not check them.
+A subject permission matches whole tokens only. A pool's stream has the pool in its name, so it is allowed by name where
+the pools are known and by `*` where they are not; the namespace's other streams are then denied where they must not be
+read. Reply subjects need no permission: the server does not check them.
 """
 
 from typing import Final, Literal, NamedTuple
 
 from headwater.schemas import subjects
 from headwater.schemas.names import PROBE, token
-from headwater.schemas.subjects import EngineVerb, InboxKind, PoolKind
+from headwater.schemas.subjects import ANY, EngineVerb, InboxKind, PoolKind
 
 Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
 
 KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "shadow", "worker", "operator", "admin", "observer")
 
 DUTIES: Final[dict[Kind, str]] = {
-    "edge": "ask routers and workers, write and read the request log, read leases, model cards and their files",
-    "router": "answer routing queries, write route and fleet events, read the pool log, keep snapshots",
+    "edge": "query routers and workers, write and read the request log, read leases, model cards and their files",
+    "router": "answer route queries, write route and fleet events, read the pool log, write snapshots",
     "shadow": "write shadow events, read the pool log and the routers' snapshots",
-    "worker": "take requests, send tokens, hand KV over, write its fleet, kv and load events, write and read cards",
-    "operator": "make and change streams, read everything, control workers; writes no events, only empty messages "
-    "that show whether a log takes any",
-    "admin": "control workers, read leases; for the admin port, which shall not hold an operator's key",
+    "worker": "accept requests, send tokens, hand off KV, write its fleet, kv and load events, write and read cards",
+    "operator": "create and change streams, read everything, control workers; writes no events, only empty messages "
+    "that probe whether a log accepts any",
+    "admin": "control workers, read leases; for the admin port, which must not have an operator's key",
     "observer": "read streams and statistics; writes nothing",
 }
 """What each kind does, in a line."""
 
 REPLY_EXPIRES: Final = "1m"
-"""How long a worker may answer a message after it came."""
-
-_ANY: Final = "*"
+"""How long a worker may reply to a message after receiving it."""
 
 
 class Rights(NamedTuple):
@@ -53,13 +51,13 @@ class _Streams(NamedTuple):
 
 
 def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) -> Rights:
-    """Rights of the client `name` of a kind (empty: of all of that kind), over `pools` (empty: over all).
+    """Rights of the client `name` of a kind (empty: of all of that kind), for `pools` (empty: for all).
 
     Raises `InvalidName`.
     """
     token("namespace", ns)
-    who = token(kind, name) if name else _ANY
-    made = {
+    client = token(kind, name) if name else ANY
+    make = {
         "edge": _edge,
         "router": _router,
         "shadow": _shadow,
@@ -67,141 +65,141 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
         "operator": _operator,
         "admin": _admin,
     }.get(kind, _observer)
-    return made(ns, who, tuple(token("pool", pool) for pool in pools))
+    return make(ns, client, tuple(token("pool", pool) for pool in pools))
 
 
-def _edge(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
     verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed")
     return Rights(
         publish=(
-            *(f"hw.{ns}.route.{pool}" for pool in pools or (_ANY,)),
-            *(f"hw.{ns}.wait.{pool}.*.*" for pool in pools or (_ANY,)),
-            *(f"hw.{ns}.engine.*.*.{verb}" for verb in verbs),
-            f"hw.{ns}.req.{who}",
-            f"$KV.{subjects.lease_bucket(ns)}.edge.{who}",
-            *_look(streams.leases, streams.cards, streams.blobs, streams.requests),
+            *(subjects.route_query(ns, pool) for pool in pools or (ANY,)),
+            *(subjects.route_wait(ns, pool, ANY, ANY) for pool in pools or (ANY,)),
+            *(subjects.engine(ns, ANY, ANY, verb) for verb in verbs),
+            subjects.request_subject(ns, client),
+            _lease(ns, "edge", client),
+            *_look_up(streams.leases, streams.cards, streams.blobs, streams.requests),
             *_read(streams.leases, streams.cards, streams.blobs, streams.requests),
-            *_answer(ns, "operator", "observer"),
+            *_reply(ns, "operator", "observer"),
         ),
-        subscribe=(_inbox(ns, "edge", who), f"hw.{ns}.edge.{who}.frames", *_services("edge", who)),
+        subscribe=(_inbox(ns, "edge", client), subjects.edge_frames(ns, client), *_services("edge", client)),
     )
 
 
-def _router(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
-    blobs = subjects.blob_bucket(ns)
     return Rights(
         publish=(
-            *_events(ns, pools, ("route", "fleet"), who),
-            *(f"hw.{ns}.digest.{pool}" for pool in pools or (_ANY,)),
-            f"hw.{ns}.worker.*.resync",
-            f"$KV.{subjects.lease_bucket(ns)}.router.{who}",
-            f"$O.{blobs}.>",
-            f"$JS.API.STREAM.PURGE.{streams.blobs}",
-            *_look(streams.leases, streams.cards, streams.blobs, *streams.pools),
+            *_events(ns, pools, ("route", "fleet"), client),
+            *(subjects.digests(ns, pool) for pool in pools or (ANY,)),
+            subjects.resync(ns, ANY),
+            _lease(ns, "router", client),
+            subjects.object_subjects(subjects.blob_bucket(ns)),
+            _purge(streams.blobs),
+            *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             _info(streams.requests),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_answer(ns, "edge", "operator", "observer"),
+            *_reply(ns, "edge", "operator", "observer"),
         ),
         subscribe=(
-            _inbox(ns, "router", who),
-            *(f"hw.{ns}.route.{pool}" for pool in pools or (_ANY,)),
-            *(f"hw.{ns}.digest.{pool}" for pool in pools or (_ANY,)),
-            *(f"hw.{ns}.wait.{pool}.{who}.*" for pool in pools or (_ANY,)),
-            *_services("router", who),
+            _inbox(ns, "router", client),
+            *(subjects.route_query(ns, pool) for pool in pools or (ANY,)),
+            *(subjects.digests(ns, pool) for pool in pools or (ANY,)),
+            *(subjects.route_wait(ns, pool, client, ANY) for pool in pools or (ANY,)),
+            *_services("router", client),
         ),
         deny_publish=_no_reading(streams.requests),
     )
 
 
-def _shadow(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _shadow(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
     return Rights(
         publish=(
-            # A subject kind of its own, so that it can not pass for a router.
-            *_events(ns, pools, ("shadow",), who),
-            f"$KV.{subjects.lease_bucket(ns)}.shadow.{who}",
-            *_look(streams.leases, streams.cards, streams.blobs, *streams.pools),
+            # A subject kind of its own, so that it cannot write as a router.
+            *_events(ns, pools, ("shadow",), client),
+            _lease(ns, "shadow", client),
+            *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             _info(streams.requests),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_answer(ns, "operator", "observer"),
+            *_reply(ns, "operator", "observer"),
         ),
-        subscribe=(_inbox(ns, "shadow", who), *_services("shadow", who)),
+        subscribe=(_inbox(ns, "shadow", client), *_services("shadow", client)),
         deny_publish=_no_reading(streams.requests),
     )
 
 
-def _worker(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
+    cards = subjects.card_bucket(ns)
     return Rights(
         publish=(
-            *_events(ns, pools, ("fleet", "kv", "load"), who),
-            f"hw.{ns}.edge.*.frames",
+            *_events(ns, pools, ("fleet", "kv", "load"), client),
+            subjects.edge_frames(ns, ANY),
             # A decode worker claims the KV of its prompt from the worker that computed it.
-            f"hw.{ns}.engine.*.*.claim",
-            f"$KV.{subjects.lease_bucket(ns)}.worker.{who}",
-            *(f"$KV.{subjects.card_bucket(ns)}.{pool}" for pool in pools or (_ANY,)),
-            *(f"$KV.{subjects.card_bucket(ns)}.{pool}.lora.*" for pool in pools or (_ANY,)),
-            f"$O.{subjects.blob_bucket(ns)}.>",
-            # Two workers may store the same file at once, and the later one takes the earlier one's bytes away.
-            # No more power than the bucket's subjects give: a roll-up header deletes as well.
-            f"$JS.API.STREAM.PURGE.{streams.blobs}",
-            *_look(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            # It follows the cards: a forgotten adapter goes everywhere.
+            subjects.engine(ns, ANY, ANY, "claim"),
+            _lease(ns, "worker", client),
+            *(subjects.table_subject(cards, subjects.card_key(pool)) for pool in pools or (ANY,)),
+            *(subjects.table_subject(cards, subjects.lora_key(pool, ANY)) for pool in pools or (ANY,)),
+            subjects.object_subjects(subjects.blob_bucket(ns)),
+            # Two workers may store the same file at once, and the later one removes the earlier one's bytes.
+            # This grants no more than the bucket's subjects do: a roll-up header deletes as well.
+            _purge(streams.blobs),
+            *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
+            # A worker follows the cards: a LoRA adapter that is removed is removed on all workers.
             *_read(streams.cards),
             _info(streams.requests),
         ),
         subscribe=(
-            _inbox(ns, "worker", who),
-            f"hw.{ns}.engine.{who}.>",
-            f"hw.{ns}.worker.{who}.>",
-            *_services("worker", who),
+            _inbox(ns, "worker", client),
+            subjects.engine_requests(ns, client),
+            subjects.worker_requests(ns, client),
+            *_services("worker", client),
         ),
         deny_publish=_no_reading(streams.requests),
-        # Exact, and affordable here only: the server remembers every message with a reply subject, and each
-        # one read from a stream has one. A worker reads no log, only the few cards.
+        # Exact, and affordable only here: the server records every message with a reply subject, and each one
+        # read from a stream has one. A worker reads no log, only the few cards.
         answers=True,
     )
 
 
-def _operator(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     del pools
     verbs: tuple[EngineVerb, ...] = ("cancel", "status", "drain")
     return Rights(
         publish=(
             "$JS.API.>",
-            f"$KV.{subjects.lease_bucket(ns)}.>",
-            f"$KV.{subjects.card_bucket(ns)}.>",
-            f"$O.{subjects.blob_bucket(ns)}.>",
-            # See headwater.events.jetstream.stream_probe.
-            f"hw.{ns}.pool.*.load.{PROBE}",
-            f"hw.{ns}.req.{PROBE}",
-            f"hw.{ns}.route.*",
-            *(f"hw.{ns}.engine.*.*.{verb}" for verb in verbs),
-            f"hw.{ns}.worker.*.resync",
-            f"hw.{ns}.worker.*.control",
+            subjects.table_subject(subjects.lease_bucket(ns), ">"),
+            subjects.table_subject(subjects.card_bucket(ns), ">"),
+            subjects.object_subjects(subjects.blob_bucket(ns)),
+            # See headwater.events.jetstream.streams.probe.
+            subjects.pool_subject(ns, ANY, "load", PROBE),
+            subjects.request_subject(ns, PROBE),
+            subjects.route_query(ns, ANY),
+            *(subjects.engine(ns, ANY, ANY, verb) for verb in verbs),
+            subjects.resync(ns, ANY),
+            subjects.control(ns, ANY),
             "$SRV.>",
         ),
-        subscribe=(_inbox(ns, "operator", who), "$JS.EVENT.>"),
+        subscribe=(_inbox(ns, "operator", client), "$JS.EVENT.>"),
     )
 
 
-def _admin(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _admin(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
     return Rights(
         publish=(
-            f"hw.{ns}.worker.*.control",
-            *_look(streams.leases),
+            subjects.control(ns, ANY),
+            *_look_up(streams.leases),
             *_read(streams.leases),
-            # That they are there, as every process looks at its start.
+            # Whether they exist, which every process checks when it starts.
             *(_info(stream) for stream in (streams.cards, streams.blobs, streams.requests)),
         ),
-        subscribe=(_inbox(ns, "admin", who),),
+        subscribe=(_inbox(ns, "admin", client),),
     )
 
 
-def _observer(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
+def _observer(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
     everything = (streams.leases, streams.cards, streams.blobs, streams.requests, *streams.pools)
     return Rights(
@@ -209,49 +207,58 @@ def _observer(ns: str, who: str, pools: tuple[str, ...]) -> Rights:
             "$JS.API.INFO",
             "$JS.API.STREAM.NAMES",
             "$JS.API.STREAM.LIST",
-            *_look(*everything),
+            *_look_up(*everything),
             *_read(*everything),
             "$SRV.>",
         ),
-        subscribe=(_inbox(ns, "observer", who), "$JS.EVENT.>"),
+        subscribe=(_inbox(ns, "observer", client), "$JS.EVENT.>"),
     )
 
 
 def _streams(ns: str, pools: tuple[str, ...]) -> _Streams:
     return _Streams(
-        f"KV_{subjects.lease_bucket(ns)}",
-        f"KV_{subjects.card_bucket(ns)}",
-        f"OBJ_{subjects.blob_bucket(ns)}",
+        subjects.table_stream(subjects.lease_bucket(ns)),
+        subjects.table_stream(subjects.card_bucket(ns)),
+        subjects.object_stream(subjects.blob_bucket(ns)),
         subjects.request_stream(ns),
-        tuple(subjects.pool_stream(ns, pool) for pool in pools) or (_ANY,),
+        tuple(subjects.pool_stream(ns, pool) for pool in pools) or (ANY,),
     )
 
 
-def _inbox(ns: str, kind: InboxKind, who: str) -> str:
-    return f"{subjects.inbox_root(ns, kind)}.{who}.>"
+def _lease(ns: str, kind: subjects.LeaseKind, client: str) -> str:
+    return subjects.table_subject(subjects.lease_bucket(ns), subjects.lease_key(kind, client))
 
 
-def _answer(ns: str, *kinds: InboxKind) -> tuple[str, ...]:
-    """Replies to these kinds' questions."""
+def _inbox(ns: str, kind: InboxKind, client: str) -> str:
+    return f"{subjects.inbox_root(ns, kind)}.{client}.>"
+
+
+def _reply(ns: str, *kinds: InboxKind) -> tuple[str, ...]:
+    """Replies to requests of these kinds."""
     return tuple(f"{subjects.inbox_root(ns, kind)}.>" for kind in kinds)
 
 
-def _services(kind: str, who: str) -> tuple[str, ...]:
+def _services(kind: str, client: str) -> tuple[str, ...]:
     """Where an actor answers service discovery."""
-    scopes = ("", f".headwater-{kind}", f".headwater-{kind}.{who}")
-    return tuple(f"$SRV.{verb}{scope}" for verb in ("PING", "INFO", "STATS") for scope in scopes)
+    name = f"headwater-{kind}"
+    verbs: tuple[Literal["PING", "INFO", "STATS"], ...] = ("PING", "INFO", "STATS")
+    return tuple(subjects.service(verb, *scope) for verb in verbs for scope in ((), (name,), (name, client)))
 
 
-def _events(ns: str, pools: tuple[str, ...], kinds: tuple[PoolKind, ...], who: str) -> tuple[str, ...]:
-    return tuple(f"hw.{ns}.pool.{pool}.{kind}.{who}" for pool in pools or (_ANY,) for kind in kinds)
+def _events(ns: str, pools: tuple[str, ...], kinds: tuple[PoolKind, ...], client: str) -> tuple[str, ...]:
+    return tuple(subjects.pool_subject(ns, pool, kind, client) for pool in pools or (ANY,) for kind in kinds)
 
 
 def _info(stream: str) -> str:
     return f"$JS.API.STREAM.INFO.{stream}"
 
 
-def _look(*streams: str) -> tuple[str, ...]:
-    """That a stream exists, and single messages of it: by the leader, and by any replica."""
+def _purge(stream: str) -> str:
+    return f"$JS.API.STREAM.PURGE.{stream}"
+
+
+def _look_up(*streams: str) -> tuple[str, ...]:
+    """Whether a stream exists, and single messages of it: from the leader, and from any replica."""
     return tuple(
         subject
         for stream in streams
@@ -265,7 +272,7 @@ def _look(*streams: str) -> tuple[str, ...]:
 
 
 def _read(*streams: str) -> tuple[str, ...]:
-    """Whole streams, by a consumer of one's own."""
+    """Whole streams, by a consumer of the client's own."""
     return tuple(
         subject
         for stream in streams
@@ -279,5 +286,5 @@ def _read(*streams: str) -> tuple[str, ...]:
 
 
 def _no_reading(stream: str) -> tuple[str, ...]:
-    """Against `*` for pools whose names are not known."""
-    return tuple(right for right in (*_look(stream), *_read(stream)) if right != _info(stream))
+    """What to deny where `*` stands for pools whose names are not known."""
+    return tuple(right for right in (*_look_up(stream), *_read(stream)) if right != _info(stream))

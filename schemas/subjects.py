@@ -1,22 +1,22 @@
 """The only place that spells a subject, a stream or a bucket.
 
-Subjects carry workers and actors, never requests or block hashes: the server keeps the subject index in
-memory, so its size must follow the fleet and not the traffic.
+Subjects contain workers and actors, never requests or block hashes: the server keeps the subject index in memory, so its
+size must grow with the fleet and not with the traffic.
 
 ========================================= ============ ====================================================
-subject                                   carried by   what
+subject                                   carried by   content
 ========================================= ============ ====================================================
 hw.<ns>.pool.<pool>.<kind>.<writer>       JetStream    fleet, kv, load, route and shadow events of one pool
-hw.<ns>.digest.<pool>                     core NATS    state digests of the pool's routers, for each other
-hw.<ns>.req.<edge>                        JetStream    the life of requests, by the edge that accepted them
+hw.<ns>.digest.<pool>                     core NATS    state digests that the pool's routers exchange
+hw.<ns>.req.<edge>                        JetStream    request lifecycle events, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
-hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    asks the router with which a query waits what became of it
+hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    poll of a query in one router's admission queue
 hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, drain, claim (of a hand-off)
-hw.<ns>.worker.<worker>.resync            core NATS    asks a worker, in whatever life, to announce itself anew
-hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, in whatever life
+hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
+hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
-$SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool asks it
-_INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; nobody else may read them
+$SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool sends it
+_INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; no other client may read them
 ========================================= ============ ====================================================
 """
 
@@ -27,13 +27,32 @@ from headwater.schemas.names import slug, token
 
 PoolKind = Literal["fleet", "kv", "load", "route", "shadow"]
 InboxKind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
+LeaseKind = Literal["worker", "router", "edge", "shadow"]
 EngineVerb = Literal["generate", "cancel", "status", "embed", "drain", "claim"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route", "shadow")
 
 
+class Wildcard(str):
+    """A token that matches any other. Its type sets `ANY` apart from names, which may not be `*`."""
+
+
+ANY: Final = Wildcard("*")
+"""In place of a name: the pattern of all subjects of that form."""
+
+
+def _token(kind: str, name: str) -> str:
+    """One token: a checked name, or `ANY`. Raises `InvalidName`."""
+    return name if isinstance(name, Wildcard) else token(kind, name)
+
+
+def _ours(ns: str, *parts: str) -> str:
+    """A subject of a namespace."""
+    return ".".join(("hw", token("namespace", ns), *parts))
+
+
 def pool_stream(ns: str, pool: str) -> str:
-    """Stream that holds everything a routing decision in `pool` depends on, in one total order."""
+    """Stream with everything that a routing decision in `pool` depends on, in one total order."""
     return pool_stream_prefix(ns) + token("pool", pool)
 
 
@@ -44,17 +63,17 @@ def pool_stream_prefix(ns: str) -> str:
 
 def in_namespace(ns: str, subject: str) -> bool:
     """Is it one of this namespace's log or bus subjects?"""
-    return subject.startswith(f"hw.{token('namespace', ns)}.")
+    return subject.startswith(_ours(ns, ""))
 
 
 def pool_filter(ns: str, pool: str) -> str:
     """All subjects of one pool log."""
-    return f"hw.{token('namespace', ns)}.pool.{token('pool', pool)}.>"
+    return _ours(ns, "pool", token("pool", pool), ">")
 
 
 def pool_subject(ns: str, pool: str, kind: PoolKind, writer: str) -> str:
     """Subject of one writer's events of one kind. Fencing and order are per such subject."""
-    return f"hw.{token('namespace', ns)}.pool.{token('pool', pool)}.{kind}.{token('writer', writer)}"
+    return _ours(ns, "pool", _token("pool", pool), kind, _token("writer", writer))
 
 
 def pool_kind(subject: str) -> str:
@@ -68,63 +87,73 @@ def writer_of(subject: str) -> str:
 
 
 def request_stream(ns: str) -> str:
-    """Stream with the life of every request."""
+    """Stream with the lifecycle of every request."""
     return f"HW_{token('namespace', ns)}_REQ"
 
 
 def request_filter(ns: str) -> str:
     """All subjects of the request log."""
-    return f"hw.{token('namespace', ns)}.req.>"
+    return _ours(ns, "req", ">")
 
 
 def request_subject(ns: str, edge: str) -> str:
     """Subject of the requests that one edge accepted."""
-    return f"hw.{token('namespace', ns)}.req.{token('edge', edge)}"
+    return _ours(ns, "req", _token("edge", edge))
 
 
 def route_query(ns: str, pool: str) -> str:
-    """Where an edge asks for a decision; routers of the pool subscribe in one queue group."""
-    return f"hw.{token('namespace', ns)}.route.{token('pool', pool)}"
+    """Route queries of a pool; its routers subscribe in one queue group."""
+    return _ours(ns, "route", _token("pool", pool))
 
 
 def digests(ns: str, pool: str) -> str:
-    """Where a pool's routers tell each other the digests of their states."""
-    return f"hw.{token('namespace', ns)}.digest.{token('pool', pool)}"
+    """State digests that a pool's routers exchange."""
+    return _ours(ns, "digest", _token("pool", pool))
 
 
-def route_wait(ns: str, pool: str, router: str, epoch: int) -> str:
-    """Where an edge asks one life of a router after a query that waits with it."""
-    return f"hw.{token('namespace', ns)}.wait.{token('pool', pool)}.{token('router', router)}.{epoch}"
+def route_wait(ns: str, pool: str, router: str, epoch: int | Wildcard) -> str:
+    """Polls of queries in the admission queue of one router's incarnation."""
+    return _ours(ns, "wait", _token("pool", pool), _token("router", router), str(epoch))
 
 
-def engine(ns: str, worker: str, epoch: int, verb: EngineVerb) -> str:
-    """Direct subject of one incarnation of a worker. A new epoch is a new subject."""
-    return f"hw.{token('namespace', ns)}.engine.{token('worker', worker)}.{epoch}.{verb}"
+def engine(ns: str, worker: str, epoch: int | Wildcard, verb: EngineVerb) -> str:
+    """Requests to one incarnation of a worker. A new epoch is a new subject."""
+    return _ours(ns, "engine", _token("worker", worker), str(epoch), verb)
+
+
+def engine_requests(ns: str, worker: str) -> str:
+    """All requests to any incarnation of a worker."""
+    return _ours(ns, "engine", _token("worker", worker), ">")
+
+
+def worker_requests(ns: str, worker: str) -> str:
+    """All requests to a worker that do not name its epoch."""
+    return _ours(ns, "worker", _token("worker", worker), ">")
 
 
 def resync(ns: str, worker: str) -> str:
-    """Where a worker is asked to announce itself and its cache anew. Not by epoch: who asks may not know it."""
-    return f"hw.{token('namespace', ns)}.worker.{token('worker', worker)}.resync"
+    """Requests that a worker reannounces itself and its cache. Without epoch: the sender may not have it."""
+    return _ours(ns, "worker", _token("worker", worker), "resync")
 
 
 def control(ns: str, worker: str) -> str:
-    """Where a worker takes an operator's commands. Not by epoch: they are meant for the worker, whoever it is now."""
-    return f"hw.{token('namespace', ns)}.worker.{token('worker', worker)}.control"
+    """An operator's commands to a worker. Without epoch: they apply to whichever incarnation runs."""
+    return _ours(ns, "worker", _token("worker", worker), "control")
 
 
 def edge_frames(ns: str, edge: str) -> str:
-    """Where engines send token frames for one edge process."""
-    return f"hw.{token('namespace', ns)}.edge.{token('edge', edge)}.frames"
+    """Token frames for one edge process."""
+    return _ours(ns, "edge", _token("edge", edge), "frames")
 
 
 def lease_bucket(ns: str) -> str:
-    """KV bucket of leases: who is alive."""
+    """KV bucket of leases."""
     return f"HW_{token('namespace', ns)}_LEASE"
 
 
-def lease_key(kind: Literal["worker", "router", "edge", "shadow"], name: str) -> str:
+def lease_key(kind: LeaseKind, name: str) -> str:
     """Key of one lease."""
-    return f"{kind}.{token(kind, name)}"
+    return f"{kind}.{_token(kind, name)}"
 
 
 def card_bucket(ns: str) -> str:
@@ -134,17 +163,48 @@ def card_bucket(ns: str) -> str:
 
 def card_key(pool: str) -> str:
     """Key of a pool's model card."""
-    return token("pool", pool)
+    return _token("pool", pool)
 
 
-def adapter_key(pool: str, name: str) -> str:
-    """Key of a LoRA adapter's card, among the model cards. Adapters have names of any form: the key is a digest."""
-    return f"{token('pool', pool)}.lora.{blake2b(name.encode(), digest_size=8).hexdigest()}"
+def lora_key(pool: str, name: str) -> str:
+    """Key of a LoRA adapter's card, among the model cards. Names of adapters have any form: the key is a digest."""
+    digest = name if isinstance(name, Wildcard) else blake2b(name.encode(), digest_size=8).hexdigest()
+    return f"{_token('pool', pool)}.lora.{digest}"
 
 
 def card_pool(key: str) -> str:
-    """The pool of a model card with this key, empty for an adapter's card."""
+    """The pool of a model card with this key, empty for a LoRA adapter's card."""
     return "" if "." in key else key
+
+
+def table_stream(bucket: str) -> str:
+    """Stream behind a KV bucket."""
+    return f"KV_{bucket}"
+
+
+def table_subject(bucket: str, key: str) -> str:
+    """Subject of one key of a KV bucket; `>`: of all."""
+    return f"$KV.{bucket}.{key}"
+
+
+def object_stream(bucket: str) -> str:
+    """Stream behind an object store bucket."""
+    return f"OBJ_{bucket}"
+
+
+def object_chunks(bucket: str, object_id: str) -> str:
+    """Subject of the chunks of one object; `>`: of all."""
+    return f"$O.{bucket}.C.{object_id}"
+
+
+def object_meta(bucket: str, encoded_name: str) -> str:
+    """Subject of the metadata of one object; `>`: of all."""
+    return f"$O.{bucket}.M.{encoded_name}"
+
+
+def object_subjects(bucket: str) -> str:
+    """All subjects of an object store bucket."""
+    return f"$O.{bucket}.>"
 
 
 def blob_bucket(ns: str) -> str:
@@ -168,7 +228,7 @@ def snapshot_position(name: str) -> int:
 
 
 def snapshot_chunk_prefix(pool: str) -> str:
-    """Object names of the chunks of a pool's snapshots start with this. Not among the snapshots: those are listed."""
+    """Object names of the chunks of a pool's snapshots start with this. Snapshots have another prefix: they are listed."""
     return f"snapshot-chunk/{token('pool', pool)}/"
 
 

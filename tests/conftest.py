@@ -1,6 +1,18 @@
-"""What all tests share: log lines that cost nothing."""
+"""What all tests share: log lines that cost nothing, how many examples a property gets, and which tests run together."""
 
+import pytest
 import structlog
+from hypothesis import settings
+
+settings.register_profile("ci", max_examples=50, deadline=None)
+settings.register_profile("soak", max_examples=500, deadline=None)
+settings.load_profile("ci")
+
+SHARING = ("contract", "docs", "durability", "faults", "packaging", "system", "vllm")
+"""Folders whose modules share servers and fleets: each module runs in one worker, so that none is started twice."""
+
+SHORT = ("tidy", "unit")
+"""Folders of tests that take less than a second each."""
 
 
 def pytest_configure() -> None:
@@ -18,3 +30,20 @@ def pytest_configure() -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group the tests that share processes. Those of vLLM come first and the short ones last, so that workers end together."""
+
+    def order(item: pytest.Item) -> tuple[bool, bool]:
+        return item.get_closest_marker("vllm") is None, _folder(config, item) in SHORT
+
+    for item in items:
+        if _folder(config, item) in SHARING and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
+    items.sort(key=order)
+
+
+def _folder(config: pytest.Config, item: pytest.Item) -> str:
+    return item.path.relative_to(config.rootpath / "tests").parts[0]

@@ -1,7 +1,6 @@
-"""Tensors from one actor to another: registered memory, leases on it, and checksums of what was read.
+"""Tensor transfer between actors: registered memory, leases on it, and checksums of what was read.
 
-NIXL moves the bytes and promises little: a read ends `DONE` although its buffer was overwritten meanwhile, or is
-not even registered any more, and a read that was given up can still land. So everything that makes a transfer safe
-is here: a lease has one reader, a buffer whose reading nobody saw the end of rests in quarantine, and a reader
-returns only what has the checksum of the offer.
+NIXL moves the bytes with few guarantees: a read ends `DONE` although its buffer was overwritten during it, or is no longer
+registered, and an abandoned read can still write its bytes. So this package makes transfers safe: a lease has one reader, a
+buffer whose read did not end observably is quarantined, and a reader returns only data with the checksum of the offer.
 """

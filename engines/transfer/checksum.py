@@ -1,8 +1,7 @@
-"""XXH3-64, and a copy that computes it on its way.
+"""XXH3-64, and a copy that computes it.
 
-It reads 15 GB/s where a transfer moves 8; zlib's crc32, with 2.3, would take three times as long as the transfer
-itself. It finds accidents, not forgery: who may write to the buffer
-may write anything.
+It reads 15 GB/s where a transfer moves 8; zlib's crc32, with 2.3, would take three times as long as the transfer itself. It
+detects accidents, not forgery.
 """
 
 from typing import Final
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 PIECE: Final = 1 << 20
-"""Bytes copied before they are hashed: still in the core's cache then, so memory is read once."""
+"""Bytes copied before they are hashed: they are then still in the core's cache, so memory is read once."""
 
 
 def checksum(data: Bytes) -> int:
@@ -25,7 +24,7 @@ def checksum(data: Bytes) -> int:
 def copy_checked(into: Bytes, source: Bytes) -> int:
     """Copy `source` to `into` (contiguous, of one size); returns the checksum of what `into` has then.
 
-    Of the copy, not of the source: nobody else can change that any more.
+    Of the copy, not of the source, which others may change.
     """
     state = xxhash.xxh3_64()
     for at in range(0, source.nbytes, PIECE):

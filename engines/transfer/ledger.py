@@ -1,13 +1,11 @@
-"""Who holds which block of the slab, and since when: the leases of one owner, as a state machine without memory
-or network.
+"""The leases of one owner on blocks of its slab, as a state machine without memory or network.
 
-    held ──► offered ──► claimed ──► free, by the reader's word that its reading is over
-     │          │           └──────► quarantined ──► free: nobody saw the reading end
-     │          └──► free, expired or withdrawn: nobody was ever told to read it
-     └──► free, or quarantined after a reading *into* it whose end nobody saw
+    held ──► offered ──► claimed ──► free, when the reader reports the end of its read
+     │          │           └──────► quarantined ──► free: the end of the read was not observed
+     │          └──► free, expired or withdrawn: no reader was admitted
+     └──► free, or quarantined after a read *into* it whose end was not observed
 
-Time passes only when something is asked: everything that is due happens first, so a buffer is never handed out
-by one call while another call would still have called it leased.
+Every call first applies all timeouts that are due, so all calls agree on which blocks are leased.
 """
 
 import heapq
@@ -19,22 +17,22 @@ from typing import Final, Literal
 from headwater.engines.transfer.port import Stats
 from headwater.engines.transfer.slab import Block, Slab
 from headwater.schemas.clock import Clock
-from headwater.schemas.transfer import LeaseId, OfferClaim, OfferReleased, Outcome, Refusal
+from headwater.schemas.messages.transfer import LeaseId, OfferClaim, OfferReleased, Outcome, Refusal
 
 State = Literal["held", "offered", "claimed", "quarantined", "free"]
 
 REMEMBERED: Final = 4096
-"""Ended leases whose end is known by name; claims on older ones are refused as unknown."""
+"""Bound on ended leases whose outcome is recorded; claims on older ones are rejected as unknown."""
 
 SLACK: Final = 64
-"""Outdated entries that the queue of due times may hold beyond its own size."""
+"""Outdated entries that the queue of due times may contain beyond its own size."""
 
 ENDED_READING: Final[frozenset[Outcome]] = frozenset({"read", "checksum_mismatch", "unused"})
-"""Outcomes by which a reader says that no reading of the buffer goes on."""
+"""Outcomes by which a reader reports that its read of the buffer ended."""
 
 
 class Hold:
-    """One block in use. `due_s` is when the present state ends by itself; `lease` is empty while there is none."""
+    """One block in use. `due_s` is when its state times out; `lease` is empty without a lease."""
 
     __slots__ = ("block", "due_s", "lease", "reader", "state")
 
@@ -46,10 +44,10 @@ class Hold:
         self.reader: tuple[str, int] | None = None
 
 
-class Ledger:
-    """All blocks of one slab in one epoch. `new_lease` returns 16 random bytes, never the same twice.
+class TransferLedger:
+    """All blocks of one slab in one epoch. `new_lease` returns 16 random bytes, unique.
 
-    A claimed buffer waits `claim_s` for its reader's word, then rests `quarantine_s` before anyone gets it.
+    A claimed buffer waits `claim_s` for its reader's report, then is quarantined for `quarantine_s`.
     """
 
     def __init__(
@@ -77,35 +75,35 @@ class Ledger:
         self.closing = False
 
     def take(self, nbytes: int) -> Hold:
-        """A block to write or to read into; it stays held until given on. Raises `SlabFull`."""
+        """Allocate a block to write or to read into; it is held until offered or released. Raises `SlabFull`."""
         self._sweep()
         hold = Hold(self._slab.allocate(nbytes))
         self._holds[hold.block.offset] = hold
         return hold
 
     def give_back(self, hold: Hold) -> None:
-        """A held block of which it is sure that nothing writes to it any more."""
+        """Free a held block to which certainly nothing writes any more."""
         self._expect(hold, "held")
         self._free(hold)
 
     def quarantine(self, hold: Hold) -> None:
-        """A held block to which something may still write: free after its quarantine."""
+        """Quarantine a held block to which a read may still write; it is freed afterwards."""
         self._expect(hold, "held")
         self._become(hold, "quarantined", self._quarantine_s)
 
     def offer(self, hold: Hold, ttl_s: float) -> LeaseId:
-        """Lease a held block, now written, to whoever claims it within `ttl_s`."""
+        """Lease a held block, now written, to the first reader that claims it within `ttl_s`."""
         self._sweep()
         self._expect(hold, "held")
         hold.lease = self._new_lease()
         if hold.lease in self._leases or hold.lease in self._ended:
-            raise ValueError("the source of lease ids repeats itself")
+            raise ValueError("lease ids are not unique")
         self._leases[hold.lease] = hold
         self._become(hold, "offered", ttl_s)
         return hold.lease
 
     def claim(self, claim: OfferClaim) -> Hold | Refusal:
-        """Give the lease to this reader and attempt, once; or why not."""
+        """Grant the lease to this reader and attempt, once; otherwise returns the reason."""
         self._sweep()
         if claim.epoch != self._epoch:
             return "stale_epoch"
@@ -121,14 +119,14 @@ class Ledger:
         return hold
 
     def release(self, message: OfferReleased) -> bool:
-        """The reader of a lease is done. False for everyone but the reader of a lease that is still open."""
+        """The reader of a lease reports its end. False for other readers, and for leases that have ended."""
         self._sweep()
         hold = self._leases.get(message.lease)
         reader = (message.consumer, message.attempt)
         if hold is None or message.epoch != self._epoch or hold.reader != reader:
             return False
         if message.outcome in ENDED_READING:
-            # Also out of quarantine: the reader, if late, has seen the end of its reading.
+            # Also out of quarantine: a late reader has observed the end of its read.
             self._counts[message.outcome] += 1
             self._free(hold)
         elif hold.state == "claimed":
@@ -137,7 +135,7 @@ class Ledger:
         return True
 
     def withdraw(self, lease: LeaseId) -> None:
-        """End a lease for our own reasons. Its reader, if it has one, may be reading: so quarantine."""
+        """End a lease by the owner. A reader may be reading, so a claimed block is quarantined."""
         self._sweep()
         hold = self._leases.get(lease)
         if hold is None or hold.state == "quarantined":
@@ -149,7 +147,7 @@ class Ledger:
             self._become(hold, "quarantined", self._quarantine_s)
 
     def claimed(self) -> int:
-        """Leases that are being read now."""
+        """Number of leases that are being read."""
         self._sweep()
         return sum(hold.state == "claimed" for hold in self._leases.values())
 
@@ -163,12 +161,12 @@ class Ledger:
         return Stats(self._slab.capacity, self._slab.free_bytes, *states, dict(self._counts))
 
     def _sweep(self) -> None:
-        """Everything that is due."""
+        """Apply all timeouts that are due."""
         now = self._clock.monotonic_s()
         while self._due and self._due[0][0] <= now:
             due_s, _, hold = heapq.heappop(self._due)
             if hold.due_s != due_s:
-                continue  # it has gone on since
+                continue  # its state has changed since
             if hold.state == "claimed":
                 self._counts["unreleased"] += 1
                 self._become(hold, "quarantined", self._quarantine_s, since_s=due_s)
@@ -182,7 +180,7 @@ class Ledger:
         hold.state = state
         hold.due_s = (self._clock.monotonic_s() if since_s is None else since_s) + for_s
         if len(self._due) > 2 * len(self._holds) + SLACK:
-            # Most entries are of states that ended before their time.
+            # Most entries belong to states that ended before their timeout.
             self._due = [entry for entry in self._due if entry[2].due_s == entry[0]]
             heapq.heapify(self._due)
         heapq.heappush(self._due, (hold.due_s, next(self._numbers), hold))

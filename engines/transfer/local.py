@@ -1,6 +1,6 @@
-"""The in-process twin: the same leases and checksums, with faults where NIXL would have them.
+"""The in-process implementation: the same leases and checksums, with injected faults in place of NIXL's.
 
-Without threads and on the clock that it is given, so a simulation replays from its seed.
+It has no threads and uses the given clock, so simulations are deterministic.
 """
 
 from collections.abc import Callable
@@ -10,27 +10,27 @@ from headwater.engines.transfer.memory import Memory
 from headwater.engines.transfer.port import PeerGone, ReadTimedOut, TransferFailed
 from headwater.engines.transfer.slab_transfer import SlabTransfer
 from headwater.schemas.clock import Clock
-from headwater.schemas.transfer import LocalPlace, Offer, Place
+from headwater.schemas.messages.transfer import LocalPlace, Offer, Place
 
 T = TypeVar("T")
 
 
-class Fault(NamedTuple):
-    """What befalls one reading: it takes `takes_s`, finds the bytes `overwritten`, or sees its owner die."""
+class TransferFault(NamedTuple):
+    """A fault of one read: it takes `takes_s`, finds the bytes `overwritten`, or its owner dies."""
 
     takes_s: float = 0.0
     overwritten: bool = False
     owner_dies: bool = False
 
 
-NONE: Final = Fault()
+NONE: Final = TransferFault()
 
-Faults = Callable[[str, str], Fault]
-"""(owner, reader) of a reading that begins: what befalls it."""
+Faults = Callable[[str, str], TransferFault]
+"""The fault of a starting read, by (owner, reader)."""
 
 
-class Fabric:
-    """All slabs of one simulated network. A reading that outlasts its time still lands, as with NIXL."""
+class LocalFabric:
+    """All slabs of one simulated network. A read that times out still writes its bytes later, as with NIXL."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -43,17 +43,17 @@ class Fabric:
         self._slabs[agent] = memory
 
     def leave(self, agent: str) -> None:
-        """Its process is gone. Unknown agents are ignored."""
+        """Remove an agent whose process ended. Unknown agents are ignored."""
         self._slabs.pop(agent, None)
 
     def reaches(self, agent: str) -> bool:
-        """Is it there?"""
+        """Does it exist?"""
         return agent in self._slabs
 
     async def fetch(
-        self, place: LocalPlace, nbytes: int, into: Memory, offset: int, within_s: float, fault: Fault
+        self, place: LocalPlace, nbytes: int, into: Memory, offset: int, within_s: float, fault: TransferFault
     ) -> None:
-        """Bring bytes from one slab into another. Raises `PeerGone`, `ReadTimedOut`."""
+        """Copy bytes from one slab into another. Raises `PeerGone`, `ReadTimedOut`."""
         self.settle()
         began_s = self.clock.monotonic_s()
         if fault.takes_s > within_s:
@@ -68,7 +68,7 @@ class Fabric:
             into.view(offset, nbytes)[nbytes // 2] ^= 0xFF
 
     def settle(self) -> None:
-        """Let what was given up land, if its time has come: into whatever is there now."""
+        """Write the bytes of abandoned reads that are due, whatever their buffers are used for now."""
         now = self.clock.monotonic_s()
         due = [late for late in self._late if late[0] <= now]
         self._late = [late for late in self._late if late[0] > now]
@@ -79,7 +79,7 @@ class Fabric:
     def _land(self, place: LocalPlace, nbytes: int, into: Memory, offset: int) -> None:
         slab = self._slabs.get(place.agent)
         if slab is None:
-            raise PeerGone(f"the process of {place.agent} is gone")
+            raise PeerGone(f"the process of {place.agent} has ended")
         if place.offset + nbytes > slab.nbytes:
             raise TransferFailed(f"{place.agent} has not registered what its offer names")
         into.view(offset, nbytes)[:] = slab.view(place.offset, nbytes)
@@ -89,7 +89,7 @@ class LocalTransfer(SlabTransfer):
     """See `Transfer`. Host memory only; arguments as `SlabTransfer`, after the fabric."""
 
     def __init__(
-        self, fabric: Fabric, owner: str, epoch: int, memory: Memory, *args: Any, **options: Any
+        self, fabric: LocalFabric, owner: str, epoch: int, memory: Memory, *args: Any, **options: Any
     ) -> None:
         super().__init__(owner, epoch, memory, *args, **options)
         self._fabric = fabric
@@ -98,7 +98,7 @@ class LocalTransfer(SlabTransfer):
         fabric.join(self._agent, memory)
 
     def kill(self) -> None:
-        """Fault: the process dies, and its memory with it. Nobody is told."""
+        """Fault: the process dies with its memory, without notice."""
         self._fabric.leave(self._agent)
         self._ledger.closing = True
 
@@ -107,13 +107,13 @@ class LocalTransfer(SlabTransfer):
 
     def _knows(self, place: Place) -> bool:
         if not isinstance(place, LocalPlace):
-            raise TransferFailed("the offer lies in another process")
+            raise TransferFailed("the offer is in another process")
         return place.agent in self._met
 
     async def _meet(self, place: Place, metadata: bytes) -> None:
         assert isinstance(place, LocalPlace)
         if not self._fabric.reaches(place.agent):
-            raise PeerGone(f"the process of {place.agent} is gone")
+            raise PeerGone(f"the process of {place.agent} has ended")
         self._met.add(place.agent)
 
     async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:

@@ -1,7 +1,6 @@
 """The bytes of a slab: host memory, or a torch tensor on a GPU.
 
-Only `HostMemory` and `TensorMemory` over a CPU tensor are run by the tests; CUDA memory has its own branch in no
-place but `kind` and `device`, and was not run on the machine that this was written on.
+Tests cover `HostMemory` and `TensorMemory` over a CPU tensor; CUDA memory differs only in `kind` and `device`.
 """
 
 import math
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast, get_args
 import numpy as np
 
 from headwater.engines.transfer.checksum import Bytes, checksum, copy_checked
-from headwater.schemas.transfer import DType, MemoryKind, Offer
+from headwater.schemas.messages.transfer import DType, MemoryKind, Offer
 
 ITEM_BYTES: Final[dict[DType, int]] = {
     name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in get_args(DType)
@@ -39,15 +38,15 @@ class Memory(Protocol):
     nbytes: int
 
     def put(self, offset: int, array: Any) -> int:
-        """Copy an array in, in C order; returns the checksum of its bytes as they are in the buffer."""
+        """Copy an array in, in C order; returns the checksum of its bytes in the buffer."""
         ...
 
     def get(self, offset: int, offer: Offer) -> tuple[Any, int]:
-        """A copy of the tensor that lies there, and the checksum of that copy."""
+        """A copy of the tensor at that offset, and the checksum of the copy."""
         ...
 
     def lend(self, offset: int, offer: Offer) -> tuple[Any, int]:
-        """The tensor as it lies there, not copied, and its checksum."""
+        """The tensor at that offset, not copied, and its checksum."""
         ...
 
     def view(self, offset: int, nbytes: int) -> Bytes:
@@ -56,7 +55,7 @@ class Memory(Protocol):
 
 
 def form_of(array: Any, dtype: DType | None) -> Form:
-    """What an array is, said by itself or by `dtype`. Raises ValueError for what can not be offered."""
+    """Type and shape of an array, with `dtype` overriding its own. Raises ValueError if it cannot be offered."""
     name = cast(
         DType,
         dtype
@@ -65,9 +64,9 @@ def form_of(array: Any, dtype: DType | None) -> Form:
         ),
     )
     if name not in ITEM_BYTES:
-        raise ValueError(f"elements of type {name} can not be transferred, only {', '.join(ITEM_BYTES)}")
+        raise ValueError(f"elements of type {name} cannot be transferred, only {', '.join(ITEM_BYTES)}")
     if array.dtype.itemsize != ITEM_BYTES[name]:
-        raise ValueError(f"elements of {array.dtype.itemsize} bytes ({array.dtype}) can not be {name}")
+        raise ValueError(f"elements of {array.dtype.itemsize} bytes ({array.dtype}) cannot be {name}")
     form = Form(name, tuple(int(size) for size in array.shape))
     if not form.nbytes:
         raise ValueError(f"an array of shape {form.shape} has nothing to transfer")
@@ -77,8 +76,8 @@ def form_of(array: Any, dtype: DType | None) -> Form:
 class HostMemory:
     """Anonymous memory of this process, page-aligned. See `Memory`.
 
-    All of it is there from the start (0.4 s a GiB): first use would otherwise double the time of a transfer. A
-    forked child has none of it, because copy-on-write would move the pages that hardware reads.
+    All pages are populated at the start (0.4 s per GiB): first use would otherwise double the time of a transfer. A forked
+    child does not inherit it, because copy-on-write would move the pages that hardware reads.
     """
 
     kind: MemoryKind = "DRAM"
@@ -103,7 +102,7 @@ class HostMemory:
         return checksum(there)
 
     def get(self, offset: int, offer: Offer) -> tuple[Any, int]:
-        """See `Memory.get`. bfloat16, which numpy has not, as the uint16 of its bits."""
+        """See `Memory.get`. bfloat16, which numpy lacks, as the uint16 of its bits."""
         array = np.empty(offer.shape, _numpy_type(offer))
         return array, copy_checked(array.reshape(-1).view(np.uint8), self.view(offset, offer.nbytes))
 
@@ -120,7 +119,7 @@ class HostMemory:
 class TensorMemory:
     """A torch tensor: one-dimensional, uint8, contiguous. On a GPU the slab is VRAM. See `Memory`.
 
-    A checksum needs the bytes in host memory: on a GPU that is one more copy over PCIe on either side.
+    A checksum requires the bytes in host memory: on a GPU that is one more copy over PCIe on each side.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -141,7 +140,7 @@ class TensorMemory:
         flat = source.contiguous().reshape(-1).view(self._torch.uint8)
         there = self._tensor[offset : offset + flat.numel()]
         there.copy_(flat)
-        # `cpu` waits for the copy before it, so the buffer is complete when its offer goes out.
+        # `cpu` waits for the preceding copy, so the buffer is complete when its offer is sent.
         return checksum(there.cpu().numpy())
 
     def get(self, offset: int, offer: Offer) -> tuple[Any, int]:
@@ -155,7 +154,7 @@ class TensorMemory:
     def view(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.view`."""
         if self._tensor.is_cuda:
-            raise BufferError("GPU memory has no view in this process")
+            raise BufferError("GPU memory cannot be viewed from the host")
         return cast(Bytes, self._tensor[offset : offset + nbytes].numpy())
 
     def _tensor_of(self, there: Any, offer: Offer) -> tuple[Any, int]:

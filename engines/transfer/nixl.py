@@ -9,16 +9,16 @@ from headwater.engines.transfer.nixl_thread import NixlThread
 from headwater.engines.transfer.port import TransferFailed
 from headwater.engines.transfer.slab_transfer import SlabTransfer
 from headwater.schemas.clock import Clock
-from headwater.schemas.transfer import NixlPlace, Offer, Place
+from headwater.schemas.messages.transfer import NixlPlace, Offer, Place
 
 T = TypeVar("T")
 
 AT_ONCE: Final = 64 * 1024
-"""Bytes that are copied on the event loop: cheaper than asking a thread."""
+"""Up to so many bytes are copied on the event loop, which is cheaper than a thread."""
 
 
 class NixlTransfer(SlabTransfer):
-    """A slab that other processes read by NIXL. Arguments as `SlabTransfer`; `start` before anything else."""
+    """A slab that other processes read by NIXL. Arguments as `SlabTransfer`; call `start` first."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class NixlTransfer(SlabTransfer):
         **options: Any,
     ) -> None:
         super().__init__(owner, epoch, memory, clock, new_lease, **options)
-        # Random, so that no two lives of a worker share an agent even if they share an epoch by mistake.
+        # Random, so that no two incarnations of a worker share an agent even if they had the same epoch.
         self._nixl = NixlThread(f"{owner}.{epoch}.{new_lease().hex()[:12]}", memory)
 
     async def start(self) -> "NixlTransfer":
@@ -50,7 +50,7 @@ class NixlTransfer(SlabTransfer):
 
     def _knows(self, place: Place) -> bool:
         if not isinstance(place, NixlPlace):
-            raise TransferFailed("the offer is not one of NIXL's")
+            raise TransferFailed("the offer is not a NIXL offer")
         return place.agent in self._nixl.met
 
     async def _meet(self, place: Place, metadata: bytes) -> None:
@@ -70,7 +70,7 @@ class NixlTransfer(SlabTransfer):
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError as error:
-                # A thread can not be stopped, and its block must not be given to others under it: milliseconds.
+                # A thread cannot be stopped, and its block must not be reused before it ends: a matter of milliseconds.
                 cancelled = error
         if cancelled:
             raise cancelled

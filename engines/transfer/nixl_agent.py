@@ -1,7 +1,7 @@
-"""NIXL as the transfers use it, with its errors as ours: the only importer of `nixl`.
+"""The NIXL API as used by transfers, with its errors converted: the only importer of `nixl`.
 
-Written for NIXL 1.5.1 with its UCX backend. Nothing that a peer sent is unpickled (as NIXL's own descriptors are):
-addresses travel as numbers, and NIXL itself refuses those outside what the peer registered.
+Written for NIXL 1.5.1 with its UCX backend. Nothing received from a peer is unpickled (unlike NIXL's own descriptors):
+addresses are sent as numbers, and NIXL rejects those outside the peer's registered memory.
 """
 
 import contextlib
@@ -10,18 +10,18 @@ from typing import Any
 
 from headwater.engines.transfer.memory import Memory
 from headwater.engines.transfer.port import PeerGone, TransferFailed, TransferUnavailable
-from headwater.schemas.transfer import DIGEST_BYTES, NixlPlace
+from headwater.schemas.messages.transfer import DIGEST_BYTES, NixlPlace
 
 
 def digest_of(metadata: bytes) -> bytes:
-    """What a `NixlPlace` names an agent's metadata by."""
+    """The digest by which a `NixlPlace` identifies an agent's metadata."""
     return blake2b(metadata, digest_size=DIGEST_BYTES).digest()
 
 
 class NixlAgent:
-    """An agent with one registered slab. NIXL's agents are not made for several threads: make and use it on one.
+    """An agent with one registered slab. NIXL's agents are not thread-safe: create and use it on one thread.
 
-    `name` must never be used for another agent. Raises `TransferUnavailable` where NIXL can not start.
+    `name` must be unique for all time. Raises `TransferUnavailable` where NIXL cannot start.
     """
 
     def __init__(self, name: str, memory: Memory) -> None:
@@ -39,7 +39,7 @@ class NixlAgent:
         self._peers: set[str] = set()
         self._stuck: list[Any] = []
         try:
-            # Its progress thread keeps a whole core busy even when nothing moves; `progress` is called instead.
+            # Its progress thread uses a whole core even when idle; `progress` is called instead.
             config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             self._agent: Any = nixl_agent(name, config)
             region = [(memory.address, memory.nbytes, memory.device, "")]
@@ -47,37 +47,37 @@ class NixlAgent:
             self.metadata: bytes = self._agent.get_agent_metadata()
         except Exception as error:
             raise TransferUnavailable(
-                f"NIXL can not register {memory.nbytes} B of {memory.kind}: {error!r}"
+                f"NIXL cannot register {memory.nbytes} B of {memory.kind}: {error!r}"
             ) from error
 
     def meet(self, place: NixlPlace, metadata: bytes) -> None:
-        """Make a peer's slab known, and begin to connect. Again is fine. Raises `PeerGone`, `TransferFailed`."""
+        """Register a peer's slab, and start to connect. Idempotent. Raises `PeerGone`, `TransferFailed`."""
         if place.agent in self._peers:
             return
         if digest_of(metadata) != place.metadata:
-            raise TransferFailed(f"the metadata that came for {place.agent} is not what its offer names")
+            raise TransferFailed(f"the metadata received for {place.agent} does not match its offer")
         try:
             name = self._agent.add_remote_agent(metadata).decode()  # bytes, whatever its annotation says
         except self._backend_error as error:
-            raise PeerGone(f"{place.agent} can not be reached: {error}") from error
+            raise PeerGone(f"{place.agent} is unreachable: {error}") from error
         except Exception as error:
-            raise TransferFailed(f"NIXL does not take the metadata of {place.agent}: {error!r}") from error
+            raise TransferFailed(f"NIXL rejects the metadata of {place.agent}: {error!r}") from error
         self._peers.add(name)
         if name != place.agent:
             self.forget(name)
             raise TransferFailed(f"the metadata of {place.agent} is that of {name}")
 
     def forget(self, peer: str) -> None:
-        """Drop a peer that is gone. Unknown ones are ignored."""
+        """Remove a peer that has ended. Unknown ones are ignored."""
         if peer in self._peers:
             self._peers.remove(peer)
-            with contextlib.suppress(Exception):  # NIXL may have dropped it before us
+            with contextlib.suppress(Exception):  # NIXL may have removed it already
                 self._agent.remove_remote_agent(peer)
 
-    def begin(self, place: NixlPlace, offset: int, nbytes: int) -> Any:
-        """Begin to read into `offset` of the slab; returns a handle. Raises `PeerGone`, `TransferFailed`.
+    def start_read(self, place: NixlPlace, offset: int, nbytes: int) -> Any:
+        """Start to read into `offset` of the slab; returns a handle. Raises `PeerGone`, `TransferFailed`.
 
-        Between processes of one host this is all of the work: it returns when the bytes are there.
+        Between processes of one host this does the whole read: it returns when the bytes have been copied.
         """
         ours = [(self._memory.address + offset, nbytes, self._memory.device)]
         theirs = [(place.address, nbytes, place.device)]
@@ -94,7 +94,7 @@ class NixlAgent:
         return handle
 
     def is_done(self, handle: Any, peer: str) -> bool:
-        """Look at a reading, which also makes it go on. Raises `PeerGone`, `TransferFailed`."""
+        """Poll a read, which also advances it. Raises `PeerGone`, `TransferFailed`."""
         with self._errors(peer):
             state = self._agent.check_xfer_state(handle)
         if state == "ERR":
@@ -102,35 +102,35 @@ class NixlAgent:
         return bool(state == "DONE")
 
     def end_reading(self, handle: Any) -> None:
-        """Free a handle. A reading that is not done may still land afterwards: NIXL promises nothing else."""
+        """Free a handle. An unfinished read may still write its bytes afterwards."""
         try:
             handle.release()
         except Exception:
-            self._stuck.append(handle)  # it can not be cancelled now; again at the end
+            self._stuck.append(handle)  # it cannot be cancelled now; tried again at the end
 
     def progress(self) -> None:
-        """Answer whoever connects or reads through our help. About 2 µs when there is nothing."""
-        with contextlib.suppress(Exception):  # a peer's errors come with its readings
+        """Serve peers that connect or read with the help of this agent. About 2 µs when idle."""
+        with contextlib.suppress(Exception):  # a peer's errors are raised by its reads
             self._agent.get_new_notifs()
 
     def end(self) -> None:
         """Deregister the slab and end the agent."""
         for handle in self._stuck:
-            with contextlib.suppress(Exception):  # the process's end frees it
+            with contextlib.suppress(Exception):  # freed at the end of the process
                 handle.release()
         for peer in list(self._peers):
             self.forget(peer)
-        with contextlib.suppress(Exception):  # nothing is left to do for what can not be deregistered
+        with contextlib.suppress(Exception):  # memory that cannot be deregistered is left
             self._agent.deregister_memory(self._registered)
         self._agent = None
 
     @contextlib.contextmanager
     def _errors(self, peer: str) -> Any:
-        # Without their tracebacks: those keep handles alive beyond the agent that has to free them.
+        # Without tracebacks, which would keep handles alive beyond the agent that has to free them.
         try:
             yield
         except self._disconnected as error:
-            raise PeerGone(f"the process of {peer} is gone") from error.with_traceback(None)
+            raise PeerGone(f"the process of {peer} has ended") from error.with_traceback(None)
         except Exception as error:
             raise TransferFailed(f"NIXL could not read from {peer}: {error!r}") from error.with_traceback(
                 None

@@ -1,7 +1,7 @@
-"""The one thread that calls NIXL, and how the event loop asks it.
+"""The one thread that calls NIXL, and its interface to the event loop.
 
-It makes progress often while a reading goes on or a reader was let in, and ten times a second otherwise, so that
-idle agents cost next to nothing. NIXL's calls leave the GIL to the loop while they copy.
+It polls often while a read is in progress or a reader was admitted, and ten times a second otherwise, so that idle agents
+cost almost nothing. NIXL's calls release the GIL while they copy.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from headwater.engines.transfer.port import (
     TransferClosed,
     TransferError,
 )
-from headwater.schemas.transfer import NixlPlace
+from headwater.schemas.messages.transfer import NixlPlace
 
 T = TypeVar("T")
 Job = Callable[[NixlAgent], None]
@@ -30,44 +30,44 @@ Job = Callable[[NixlAgent], None]
 SHORTEST_S: Final = 0.00005
 LONGEST_S: Final = 0.002
 SHARE: Final = 8
-"""A reading is looked at again after an eighth of the time that it took so far, within these bounds."""
+"""A read is polled again after an eighth of its duration so far, within these bounds."""
 
 EXPECTING_S: Final = 0.001
-"""Pause while a reader may be connecting: its first reading takes 27 ms so, and 58 ms with ten times as long."""
+"""Pause while a reader may be connecting: its first read takes 27 ms, and 58 ms with a pause ten times as long."""
 
 IDLE_S: Final = 0.1
 
 GRACE_S: Final = 2.0
-"""How long a call into NIXL may outlast its time before the loop goes on without it."""
+"""How long a call into NIXL may exceed its timeout before the loop continues without it."""
 
 _log = structlog.get_logger("headwater.transfer")
 
 
 class _Reading:
-    """One reading. Made on the loop, used by the thread; `future` belongs to the loop."""
+    """One read. Created on the loop, used by the thread; `future` belongs to the loop."""
 
     def __init__(self, place: NixlPlace, within_s: float, future: "asyncio.Future[None]") -> None:
         self.place = place
         self.future = future
         self.handle: Any = None
-        # The thread's own time: it waits for hardware, whatever clock leases are on.
+        # Real time, whatever clock the leases use: it waits for hardware.
         self.began_s = time.monotonic()
         self.until_s = self.began_s + within_s
 
     @property
     def pause_s(self) -> float:
-        """How long to leave it alone now."""
+        """Seconds until the next poll."""
         return min(max((time.monotonic() - self.began_s) / SHARE, SHORTEST_S), LONGEST_S)
 
 
 class NixlThread:
-    """An agent, named for ever, on a thread of its own. Methods are called from the loop that called `start`."""
+    """An agent with a unique name, on a thread of its own. Methods are called from the loop that called `start`."""
 
     def __init__(self, name: str, memory: Memory) -> None:
         self.name = name
         self.metadata = b""
         self.digest = b""
-        # NIXL reaches its own slab without being told how.
+        # NIXL needs no metadata for its own slab.
         self.met = {name}
         self._memory = memory
         self._loop: asyncio.AbstractEventLoop
@@ -108,7 +108,7 @@ class NixlThread:
     async def read(self, place: NixlPlace, offset: int, nbytes: int, within_s: float) -> None:
         """Read into `offset` of the slab. Raises `PeerGone`, `ReadTimedOut`, `TransferFailed`, `TransferClosed`.
 
-        After any other end than a return, cancellation too, the bytes may still land.
+        Unless this returns normally, also after cancellation, the bytes may still be written later.
         """
         reading = _Reading(place, within_s, self._future())
         self._jobs.put(partial(self._begin, reading, offset, nbytes))
@@ -116,7 +116,7 @@ class NixlThread:
             async with asyncio.timeout(within_s + GRACE_S):
                 await reading.future
         except TimeoutError as error:
-            raise ReadTimedOut(f"NIXL did not come back from reading {nbytes} B of {place.agent}") from error
+            raise ReadTimedOut(f"NIXL did not return from reading {nbytes} B of {place.agent}") from error
         except PeerGone:
             self.met.discard(place.agent)
             raise
@@ -125,12 +125,12 @@ class NixlThread:
                 self._jobs.put(partial(self._give_up, reading))
 
     def expect(self, within_s: float) -> None:
-        """A reader was let in for this long; zero: none is left."""
+        """A reader was admitted for this long; zero: none is left."""
         self._expecting_until_s = time.monotonic() + within_s
         self._jobs.put(_nothing)
 
     async def close(self) -> None:
-        """End the thread. Readings that go on raise `TransferClosed`. Again is fine."""
+        """End the thread. Unfinished reads raise `TransferClosed`. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -139,7 +139,7 @@ class NixlThread:
             return
         await asyncio.to_thread(self._thread.join, GRACE_S)
         if self._thread.is_alive():
-            _log.warning("NIXL does not end; its thread is left behind", agent=self.name)
+            _log.warning("nixl_stop_timed_out", agent=self.name)
         for future in list(self._pending):
             _settle(future, TransferClosed(f"the transfer {self.name} is closed"))
 
@@ -151,13 +151,13 @@ class NixlThread:
         future.add_done_callback(self._pending.discard)
         return future
 
-    # What follows runs on the thread.
+    # The methods below run on the thread.
 
     def _post(self, future: "asyncio.Future[Any]", result: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(_settle, future, result)
         except RuntimeError:
-            pass  # the loop has ended, and with it whoever waited
+            pass  # the loop has ended, and with it all waiting callers
 
     def _run(self, started: "asyncio.Future[bytes]") -> None:
         try:
@@ -188,7 +188,7 @@ class NixlThread:
         if reading.future.done():
             return
         try:
-            reading.handle = agent.begin(reading.place, offset, nbytes)
+            reading.handle = agent.start_read(reading.place, offset, nbytes)
         except TransferError as error:
             self._failed(agent, reading, error)
         else:
@@ -204,7 +204,7 @@ class NixlThread:
             agent.progress()
         for reading in list(self._readings):
             if reading not in self._readings:
-                continue  # its peer was found dead in this very round
+                continue  # its peer was found dead in this round
             try:
                 done = agent.is_done(reading.handle, reading.place.agent)
             except TransferError as error:
@@ -222,7 +222,7 @@ class NixlThread:
         peer = reading.place.agent
         ended = [reading]
         if isinstance(error, PeerGone):
-            # NIXL tells each of them in its own time; they all know now.
+            # NIXL reports each of them separately and later; fail them all now.
             ended += [other for other in self._readings if other.place.agent == peer and other is not reading]
         for one in ended:
             self._give_up(one, agent)
@@ -232,7 +232,7 @@ class NixlThread:
 
 
 def _nothing(_agent: NixlAgent) -> None:
-    """Wakes the thread."""
+    """Wake the thread."""
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any) -> None:

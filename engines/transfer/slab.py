@@ -1,7 +1,7 @@
-"""Which bytes of one registered buffer are in use: first fit, with neighbours joined when they come back.
+"""The allocator of one registered buffer: first fit, with adjacent free blocks joined.
 
-The buffer is registered once, because registering costs as much as moving megabytes; so its parts are handed out
-here. No bytes are touched: the same allocator serves host and device memory.
+The buffer is registered once, because registering costs as much as moving megabytes; its parts are allocated here. No bytes
+are accessed: the same allocator serves host and device memory.
 """
 
 from bisect import bisect_left
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headwater.engines.transfer.port import SlabFull
 
 ALIGNMENT = 4096
-"""A page: copies between pages of two processes are fastest, and GPUs ask for 256."""
+"""A page: page-aligned copies between processes are fastest, and GPUs require 256."""
 
 
 class Block(NamedTuple):
@@ -21,14 +21,14 @@ class Block(NamedTuple):
 
 
 class Slab:
-    """Hands out parts of `capacity` bytes (rounded down to the alignment)."""
+    """Allocates parts of `capacity` bytes (rounded down to the alignment)."""
 
     def __init__(self, capacity: int, alignment: int = ALIGNMENT) -> None:
         if alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"alignment must be a power of two, got {alignment}")
         self.capacity = capacity // alignment * alignment
         if not self.capacity:
-            raise ValueError(f"a slab of {capacity} bytes has no room at an alignment of {alignment}")
+            raise ValueError(f"a slab of {capacity} bytes is too small for an alignment of {alignment}")
         self._alignment = alignment
         # Sorted, disjoint and never adjacent.
         self._free = [Block(0, self.capacity)]
@@ -36,24 +36,24 @@ class Slab:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nobody has, in however many pieces."""
+        """Free bytes, in any number of pieces."""
         return sum(block.nbytes for block in self._free)
 
     @property
     def largest_free(self) -> int:
-        """The most that one `allocate` can get now."""
+        """The largest block that `allocate` can return now."""
         return max((block.nbytes for block in self._free), default=0)
 
     def allocate(self, nbytes: int) -> Block:
-        """At least `nbytes`, in the first gap that has them. Raises `SlabFull`; ValueError below one byte."""
+        """Allocate at least `nbytes`, in the first sufficient gap. Raises `SlabFull`; ValueError below one byte."""
         if nbytes < 1:
             raise ValueError(f"a block has at least one byte, got {nbytes}")
         wanted = -(-nbytes // self._alignment) * self._alignment
         index = next((at for at, gap in enumerate(self._free) if gap.nbytes >= wanted), None)
         if index is None:
             raise SlabFull(
-                f"no room for {nbytes} bytes: of {self.capacity} {self.free_bytes} are free, "
-                f"{self.largest_free} in one piece. Make the slab larger, or offers shorter"
+                f"no space for {nbytes} bytes: of {self.capacity} {self.free_bytes} are free, "
+                f"{self.largest_free} in one piece. Use a larger slab, or shorter leases"
             )
         gap = self._free[index]
         block = Block(gap.offset, wanted)
@@ -63,7 +63,7 @@ class Slab:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back. Raises ValueError for one that is not in use."""
+        """Free a block. Raises ValueError for one that is not in use."""
         if block not in self._used:
             raise ValueError(f"{block} is not in use")
         self._used.remove(block)

@@ -1,6 +1,6 @@
-"""What every `Transfer` does alike: leases, claims, checksums and what happens to a buffer after each kind of end.
+"""The common part of all `TensorTransfer` implementations: leases, claims, checksums, and buffers after each kind of end.
 
-An implementation adds how bytes come from another slab into a block of this one.
+An implementation adds the read of bytes from another slab into a block of this one.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from headwater.engines.transfer.ledger import ENDED_READING, Hold, Ledger
+from headwater.engines.transfer.ledger import ENDED_READING, Hold, TransferLedger
 from headwater.engines.transfer.memory import Form, Memory, form_of
 from headwater.engines.transfer.port import (
     ChecksumMismatch,
@@ -29,7 +29,7 @@ from headwater.engines.transfer.port import (
 )
 from headwater.engines.transfer.slab import Slab
 from headwater.schemas.clock import Clock
-from headwater.schemas.transfer import (
+from headwater.schemas.messages.transfer import (
     ClaimGranted,
     ClaimRefused,
     ClaimReply,
@@ -50,19 +50,19 @@ CLAIM_S: Final = 20.0
 """How long a reader has from its claim; vLLM gives an encoder's cache as much."""
 
 QUARANTINE_S: Final = 60.0
-"""How long a buffer rests of whose reading nobody saw the end; a DMA that was begun can not be called back."""
+"""Quarantine of a buffer whose read did not end observably; a started DMA cannot be cancelled."""
 
-TELL_S: Final = 1.0
-"""How long a reader tries to tell that it is done, before it leaves that to the owner's time-outs."""
+REPORT_S: Final = 1.0
+"""How long a reader tries to report its end, before it relies on the owner's timeouts."""
 
 DRAIN_POLL_S: Final = 0.02
 
 REFUSED: Final[dict[Refusal, tuple[type[TransferError], str]]] = {
-    "unknown": (OfferVoid, "does not know the lease"),
-    "stale_epoch": (OfferVoid, "lives in another epoch"),
-    "expired": (OfferExpired, "let the offer expire"),
-    "consumed": (OfferConsumed, "gave the offer to a reader before"),
-    "closing": (PeerGone, "is about to end"),
+    "unknown": (OfferVoid, "has no such lease"),
+    "stale_epoch": (OfferVoid, "is in another epoch"),
+    "expired": (OfferExpired, "has expired the offer"),
+    "consumed": (OfferConsumed, "granted the offer to a reader before"),
+    "closing": (PeerGone, "is shutting down"),
 }
 
 _log = structlog.get_logger("headwater.transfer")
@@ -87,7 +87,7 @@ class SlabTransfer(ABC):
         self._memory = memory
         self._clock = clock
         times = {"claim_s": claim_s, "quarantine_s": quarantine_s}
-        self._ledger = Ledger(Slab(memory.nbytes), epoch, clock, new_lease, **times)
+        self._ledger = TransferLedger(Slab(memory.nbytes), epoch, clock, new_lease, **times)
 
     async def offer(self, array: Any, *, ttl_s: float, dtype: DType | None = None) -> Offer:
         """See `Transfer.offer`."""
@@ -143,16 +143,16 @@ class SlabTransfer(ABC):
             self._ledger.give_back(hold)
 
     async def _receive(self, offer: Offer, control: Control, attempt: int, take: Take) -> tuple[Hold, Any]:
-        """Claim, fetch and check; returns the block, still held, and what `take` made of it."""
+        """Claim, read and verify; returns the block, still held, and the result of `take`."""
         self._check_open()
         if offer.nbytes != Form(offer.dtype, offer.shape).nbytes:
             raise TransferFailed(
-                f"the offer contradicts itself: {offer.shape} of {offer.dtype}, {offer.nbytes} B"
+                f"the offer is inconsistent: {offer.shape} of {offer.dtype}, {offer.nbytes} B"
             )
         asked_s = self._clock.monotonic_s()
         known = self._knows(offer.place)
         hold = self._ledger.take(offer.nbytes)
-        # What the owner will be told if this ends here; None where it granted nothing.
+        # What is reported to the owner if this ends here; None where it granted nothing.
         outcome: Outcome | None = "unused"
         try:
             claim = OfferClaim(offer.lease, offer.epoch, self.owner, attempt, needs_metadata=not known)
@@ -161,7 +161,7 @@ class SlabTransfer(ABC):
                 outcome = None
                 error, why = REFUSED[reply.reason]
                 raise error(f"{offer.owner} {why}")
-            # Counted from before the claim left, so it ends here before it ends at the owner.
+            # Counted from before the claim was sent, so it expires here before it expires at the owner.
             until_s = asked_s + reply.read_within_ms / 1000
             if not known:
                 await self._meet(offer.place, reply.metadata)
@@ -187,10 +187,10 @@ class SlabTransfer(ABC):
             else:
                 self._ledger.quarantine(hold)
             if outcome is not None:
-                await self._tell(offer, control, attempt, outcome)
+                await self._report_end(offer, control, attempt, outcome)
             raise
         try:
-            await self._tell(offer, control, attempt, outcome)
+            await self._report_end(offer, control, attempt, outcome)
         except BaseException:
             self._ledger.give_back(hold)
             raise
@@ -208,30 +208,28 @@ class SlabTransfer(ABC):
             await self._clock.sleep(DRAIN_POLL_S)
         await self._end()
 
-    async def _tell(self, offer: Offer, control: Control, attempt: int, outcome: Outcome) -> None:
+    async def _report_end(self, offer: Offer, control: Control, attempt: int, outcome: Outcome) -> None:
         message = OfferReleased(offer.lease, offer.epoch, self.owner, attempt, outcome)
         try:
-            async with asyncio.timeout(TELL_S):
+            async with asyncio.timeout(REPORT_S):
                 await control.release(offer, message)
         except Exception as error:
-            # The reading has its own result; the owner takes its buffer back by its time-outs.
-            _log.warning(
-                "could not tell the end of a reading", owner=offer.owner, outcome=outcome, error=error
-            )
+            # The read has its own result; the owner frees its buffer by its timeouts.
+            _log.warning("read_outcome_not_sent", owner=offer.owner, outcome=outcome, error=error)
 
     def _check_open(self) -> None:
         if self._ledger.closing:
             raise TransferClosed(f"the transfer of {self.owner} is closed")
 
     _metadata = b""
-    """What a reader needs once to reach this slab."""
+    """Metadata that a reader needs once to reach this slab."""
 
     def _expect_reader(self, within_s: float) -> None:  # noqa: B027 (a transport may not care)
-        """A reader comes within this time; zero: none does."""
+        """A reader is expected within this time; zero: none is."""
 
     @abstractmethod
     def _place(self, offset: int) -> Place:
-        """Where others find this offset of the slab."""
+        """The address of this offset of the slab for other processes."""
 
     @abstractmethod
     def _knows(self, place: Place) -> bool:
@@ -239,11 +237,11 @@ class SlabTransfer(ABC):
 
     @abstractmethod
     async def _meet(self, place: Place, metadata: bytes) -> None:
-        """Make the place known. Raises `PeerGone`, `TransferFailed`."""
+        """Register the place. Raises `PeerGone`, `TransferFailed`."""
 
     @abstractmethod
     async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:
-        """Bring the offer's bytes to `offset` of the slab. Raises `PeerGone`, `ReadTimedOut`, `TransferFailed`."""
+        """Read the offer's bytes into `offset` of the slab. Raises `PeerGone`, `ReadTimedOut`, `TransferFailed`."""
 
     @abstractmethod
     async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
@@ -251,4 +249,4 @@ class SlabTransfer(ABC):
 
     @abstractmethod
     async def _end(self) -> None:
-        """Leave the transport. Again is fine."""
+        """Close the transport. Idempotent."""

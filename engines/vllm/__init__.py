@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headwater.engines.vllm.adapter import VllmEngine
-    from headwater.engines.vllm.arguments import VllmSettings
+    from headwater.engines.vllm.config.arguments import VllmSettings
+    from headwater.engines.vllm.engine import VllmEngine
 
 __all__ = ["VllmEngine", "VllmSettings"]
 
 
 def __getattr__(name: str) -> Any:
-    """The adapter, once it is asked for: the command line reads arguments without it, in a tenth of the time."""
+    """Import the engine on first access: the command line parses arguments without it, in a tenth of the time."""
     from importlib import import_module
 
     if name in __all__:
-        module = "adapter" if name == "VllmEngine" else "arguments"
+        module = "engine" if name == "VllmEngine" else "config.arguments"
         return getattr(import_module(f"headwater.engines.vllm.{module}"), name)
     raise AttributeError(name)

@@ -1,10 +1,10 @@
-"""KV of one prompt from one vLLM to another, by its NIXL connector in pull mode.
+"""KV hand-off from one vLLM to another, by its NIXL connector in pull mode.
 
-The prefill leg asks vLLM to keep its blocks and gets a map back: where they are and who holds them. The decode leg
-gives that map to its own vLLM, which fetches the blocks and tells the other side to let go of them. Nothing in
-vLLM checks that such a map is used once, or for its own prompt: a used one is answered with whatever lies in those
-blocks by then. So a map is refused here that is not whole (half of one hangs the request, or ends the engine), and
-one that this engine has seen; that no other engine gets it is the worker's care.
+The prefill leg requests that vLLM keeps its blocks, and receives parameters: their location and owner. The decode leg passes
+the parameters to its own vLLM, which reads the blocks and notifies the owner to free them. vLLM does not check that
+parameters are used once, or for their own prompt: used ones yield the present content of those blocks. So this module
+rejects incomplete parameters (which hang the request, or end the engine), and parameters that this engine has used before;
+the worker ensures that no other engine receives them.
 """
 
 from collections import OrderedDict
@@ -15,18 +15,16 @@ from typing import Any
 import msgspec
 
 from headwater.engines.engine import Pinned
-
-PULLING = frozenset({"NixlConnector", "NixlPullConnector"})
-"""Connectors whose two legs are joined by the returned parameters."""
+from headwater.engines.vllm.config.connectors import can_hand_over, handoff_options
 
 LEASE_S = 30
 """VLLM's own default of `kv_lease_duration`."""
 
 MARGIN = 1 / 3
-"""Part of the lease that is left for the way to the other engine; from then on that one renews it."""
+"""Part of the lease reserved for the transport to the other engine, which renews it from then on."""
 
 REMEMBERED = 65_536
-"""Hand-offs that an engine knows it has used."""
+"""Bound on recorded used hand-offs."""
 
 PREFILL: dict[str, Any] = {
     "do_remote_decode": True,
@@ -41,7 +39,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 class Fetch(msgspec.Struct):
-    """What a map must have so that vLLM fetches by it. Anything more is passed on as it is."""
+    """Required parameters of a fetch. Further ones are passed on unchanged."""
 
     do_remote_prefill: bool
     remote_engine_id: str
@@ -49,16 +47,16 @@ class Fetch(msgspec.Struct):
     remote_host: str
     remote_port: int
     remote_block_ids: list[int | list[int]]
-    """A list for each cache group; older releases, which know one group, give that list alone."""
+    """A list for each cache group; older releases, with only one group, have that list alone."""
     tp_size: int
 
 
 class Unusable(Exception):
-    """The parameters of a hand-off can not be used; the message says why."""
+    """The parameters of a hand-off are invalid; the message says why."""
 
 
-class Handoffs:
-    """Makes and checks the parameters of hand-offs of one engine."""
+class VllmHandoffs:
+    """Creates and validates hand-off parameters of one engine."""
 
     def __init__(self, config: Any) -> None:
         extra = getattr(config.kv_transfer_config, "kv_connector_extra_config", None) or {}
@@ -71,7 +69,7 @@ class Handoffs:
         return dict(PREFILL)
 
     def pinned(self, returned: dict[str, Any] | None) -> Pinned | None:
-        """What the prefill leg left behind, None if that can not be fetched."""
+        """The KV pinned by a prefill leg, None if it cannot be fetched."""
         if not returned:
             return None
         params = msgspec.json.encode(returned)
@@ -82,16 +80,16 @@ class Handoffs:
         return Pinned(params, self.lease_s)
 
     def fetch(self, params: bytes) -> dict[str, Any]:
-        """Parameters of the decode leg. Raises `Unusable`: not whole, or seen before."""
+        """Parameters of the decode leg. Raises `Unusable`: incomplete, or used before."""
         checked = _checked(params)
         key = (checked.remote_engine_id, checked.remote_request_id)
         if key in self._seen:
-            raise Unusable("it was used already")
+            raise Unusable("it was already used")
         self._seen[key] = None
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         whole: dict[str, Any] = msgspec.json.decode(params)
-        # With it vLLM tells the prefill's cached tokens as the decode's own, which were all fetched.
+        # With it vLLM reports the prefill's cached tokens as the decode's own, which were all fetched.
         whole.pop("remote_prefill_cached_tokens", None)
         return whole
 
@@ -102,24 +100,19 @@ def _checked(params: bytes) -> Fetch:
     except msgspec.DecodeError as error:
         raise Unusable(str(error)) from error
     if not checked.do_remote_prefill:
-        raise Unusable("it asks for no remote prefill")
+        raise Unusable("it requests no remote prefill")
     if not checked.remote_engine_id or not checked.remote_request_id or not checked.remote_host:
-        raise Unusable("it does not say who holds the blocks")
+        raise Unusable("it does not name the owner of the blocks")
     if all(group == [] for group in checked.remote_block_ids):
         raise Unusable("it names no blocks")
     return checked
 
 
-def can_hand_over(config: Any) -> bool:
-    """Is one of the connectors in vLLM's configuration one that hands over?"""
-    return _connector(config) is not None
-
-
 def pairs_with(config: Any, name: str, version: str) -> str:
     """See `EngineInfo.pairs_with`. Empty without such a connector.
 
-    Two engines with equal names pass vLLM's own check, which takes the exact version, the model by its path and the
-    types. The digest stands for path and weights: files of the same names and sizes are taken for the same.
+    Two engines with equal values pass vLLM's own check, which compares the exact version, the model's path and the types.
+    The digest covers path and weights: files of the same names and sizes are assumed to be equal.
     """
     if not can_hand_over(config):
         return ""
@@ -135,21 +128,5 @@ def pairs_with(config: Any, name: str, version: str) -> str:
     return f"vllm/{version}/{name}-{digest.hexdigest()}/{dtype}/{cache.cache_dtype}"
 
 
-def _connector(config: Any) -> dict[str, Any] | None:
-    """Extra configuration of the connector that hands over; `MultiConnector` has a list of them."""
-    transfer = getattr(config, "kv_transfer_config", None)
-    if transfer is None:
-        return None
-    extra: dict[str, Any] = transfer.kv_connector_extra_config or {}
-    if transfer.kv_connector in PULLING:
-        return extra
-    if transfer.kv_connector == "MultiConnector":
-        for inner in extra.get("connectors", ()):
-            if inner.get("kv_connector") in PULLING:
-                found: dict[str, Any] = inner.get("kv_connector_extra_config") or {}
-                return found
-    return None
-
-
 def _nixl(config: Any, key: str) -> Any:
-    return (_connector(config) or {}).get(key)
+    return (handoff_options(config) or {}).get(key)

@@ -1,34 +1,34 @@
-"""vLLM processes that take no requests: data-parallel ranks without a front (`--headless`), later nodes of an engine.
+"""vLLM processes without requests of their own: data-parallel ranks (`--headless`), further nodes of an engine.
 
-Their leader is an engine actor elsewhere and speaks for them in the fleet: they join nothing, and only work and
-export metrics.
+Their leader is a worker elsewhere, which represents them in the fleet: they do not join it, and only compute and export
+metrics.
 """
 
 from typing import Any
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm import connectors, native
-from headwater.engines.vllm.arguments import VllmSettings, environment
+from headwater.engines.vllm.config import cli_arguments, connectors
+from headwater.engines.vllm.config.arguments import VllmSettings, environment
 
 
 def words(settings: VllmSettings, transfer: str = "") -> tuple[str, ...]:
-    """All arguments as words for vLLM's own command line; ours before its own. `transfer` is KVTransferConfig in JSON."""
+    """All arguments as words of vLLM's command line, Headwater's first. `transfer` is KVTransferConfig in JSON."""
     made: dict[str, Any] = {"model": settings.model, "enable-prefix-caching": True}
     for name in ("block_size", "max_model_len", "dtype"):
         value = getattr(settings, name)
-        if value and not native.has(settings.native, name):
+        if value and not cli_arguments.has(settings.native, name):
             made[name] = value
     if settings.kv_cache_mib:
         made["kv_cache_memory_bytes"] = settings.kv_cache_mib * 1024 * 1024
     if transfer:
         made["kv_transfer_config"] = transfer
-    rest = native.without(settings.native, "headless", takes_value=False)
-    rest = native.without(rest, "model", takes_value=True)
-    return (*native.tokens_of(made, "settings"), "--headless", *rest)
+    rest = cli_arguments.without(settings.native, "headless", takes_value=False)
+    rest = cli_arguments.without(rest, "model", takes_value=True)
+    return (*cli_arguments.tokens_of(made, "settings"), "--headless", *rest)
 
 
 def run(settings: VllmSettings) -> None:
-    """Work until told to stop (SIGTERM, SIGINT) or until the leader is gone. Raises `EngineUnavailable`."""
+    """Run until SIGTERM or SIGINT, or until the leader ends. Raises `EngineUnavailable`."""
     import json
 
     try:
@@ -38,9 +38,9 @@ def run(settings: VllmSettings) -> None:
 
         make_arg_parser = _front_parser()
     except ImportError as error:
-        raise EngineUnavailable(f"this vLLM can not run without a front: {error}") from error
-    # Its errors name the argument; the parser below would end the process with a page of help.
-    native.parse(native.without(settings.native, "headless", takes_value=False))
+        raise EngineUnavailable(f"this vLLM cannot run headless: {error}") from error
+    # Its errors name the argument; the parser below would end the process with its help text.
+    cli_arguments.parse(cli_arguments.without(settings.native, "headless", takes_value=False))
     cpu = bool(current_platform.is_cpu())
     transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
     environment(settings)
@@ -50,7 +50,7 @@ def run(settings: VllmSettings) -> None:
     try:
         run_headless(arguments)
     except (ValueError, OSError, RuntimeError, AssertionError) as error:
-        raise EngineUnavailable(f"vLLM can not work headless: {error}") from error
+        raise EngineUnavailable(f"vLLM cannot run headless: {error}") from error
 
 
 def _front_parser() -> Any:

@@ -1,8 +1,8 @@
-"""Which of vLLM's exceptions are the request's fault, and which the engine's.
+"""Classifies vLLM's exceptions: invalid request, or engine failure.
 
 vLLM (0.24 to 0.32) rejects a request in three places: when `SamplingParams` is made, in the first step of
 `AsyncLLM.generate` (checked against model and tokenizer), and, for a grammar that does not compile, by the finish
-reason "error". Only the first two carry an exception: `vllm.exceptions.VLLMClientError`, whose `parameter` is the
+reason "error". Only the first two raise an exception: `vllm.exceptions.VLLMClientError`, whose `parameter` is the
 API's name of the field.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from headwater.engines.engine import RequestRejected
 
 TEXT_MAX = 1_000
-"""Characters of an error that are passed on: some repeat the whole value."""
+"""Characters of an error that are passed on: some contain the whole value."""
 
 
 @cache
@@ -24,12 +24,12 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def rejection_of(error: BaseException) -> RequestRejected | None:
-    """The rejection that an exception of vLLM means; None where the engine failed, or may take the request later."""
+    """The rejection for an exception of vLLM; None where the engine failed, or may accept the request later."""
     if isinstance(error, RequestRejected):
         return error
     cause = error.__cause__
     if type(error).__name__ == "EngineGenerateError" and cause is not None:
-        # It wraps whatever `generate` met; what add_request raises of these is about the request.
+        # It wraps any exception of `generate`; those raised by add_request concern the request.
         return _rejected(cause) if isinstance(cause, (*_client_errors(), ValueError, TypeError)) else None
     if isinstance(error, _client_errors()):
         return _rejected(error)

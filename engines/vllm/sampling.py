@@ -1,7 +1,7 @@
-"""Our sampling settings as vLLM's SamplingParams, and vLLM's log probabilities as ours.
+"""Conversion of sampling settings to vLLM's SamplingParams, and of vLLM's log probabilities.
 
-What vLLM calls `extra_args` (hand-off parameters, arguments of logits processors) is made here and nowhere else:
-nothing that a client sends gets into it by its own name.
+vLLM's `extra_args` (hand-off parameters, arguments of logits processors) are built only here: no name in it comes from a
+client.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headwater.engines.engine import RequestRejected
-from headwater.schemas.inference import Guide, Sampling, TokenLogprob
+from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
 
 PROCESSORS = "headwater.processors"
 """Key of `SamplingParams.extra_args` with the arguments of logits processors, by name."""
@@ -24,8 +24,8 @@ _REPORT = "kv_cache_report_mode"
 def answer(sampling: Sampling, *, fetch: dict[str, Any] | None = None, report_hits: bool = False) -> Any:
     """SamplingParams for an answer.
 
-    `fetch` is where the prompt's KV comes from (see `headwater.engines.vllm.handoff`); with `report_hits` the engine
-    announces the cached blocks that it uses once more. Raises `RequestRejected` for a guide that is none.
+    `fetch` are the hand-off parameters of the prompt's KV (see `headwater.engines.vllm.handoff`); with `report_hits` the
+    engine announces reused cached blocks again. Raises `RequestRejected` for an invalid guide.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -46,7 +46,7 @@ def answer(sampling: Sampling, *, fetch: dict[str, Any] | None = None, report_hi
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        # To vLLM -1 is no seed at all.
+        # For vLLM -1 means no seed.
         seed=SEED_FOR_MINUS_ONE if sampling.seed == -1 else sampling.seed,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
@@ -61,7 +61,7 @@ def answer(sampling: Sampling, *, fetch: dict[str, Any] | None = None, report_hi
 
 
 def prefill(hand_over: dict[str, Any], *, report_hits: bool = False) -> Any:
-    """SamplingParams for a prompt whose one token nobody reads: what would shape the answer is left out."""
+    """SamplingParams for a prefill, whose one token is discarded, so without settings of the answer."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -106,7 +106,7 @@ def _json(guide: Guide, kind: Any) -> Any:
 
 
 def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
-    """Why these logits processors can not be had, or empty."""
+    """Why these logits processors are not available, or empty."""
     for name in wanted:
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
@@ -115,7 +115,7 @@ def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
 
 
 def arguments(params: Any, name: str) -> dict[str, Any] | None:
-    """For authors of logits processors: what the request behind `params` gives the one that is called `name` here.
+    """For authors of logits processors: the arguments in `params` for the processor `name`.
 
     None if the request does not use it. See `VllmSettings.processors`.
     """
@@ -125,7 +125,7 @@ def arguments(params: Any, name: str) -> dict[str, Any] | None:
 
 
 def logprobs(output: Any, count: int) -> tuple[TokenLogprob, ...]:
-    """The chosen token's and the `count` likeliest; vLLM adds the chosen one to those."""
+    """Log probability of the chosen token and of the `count` likeliest; vLLM includes the chosen one in those."""
     if not output.logprobs:
         return ()
     found: list[TokenLogprob] = []

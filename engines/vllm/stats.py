@@ -1,22 +1,22 @@
-"""vLLM's statistics: the load from each step, and its Prometheus metrics only where somebody reads them."""
+"""vLLM's statistics: the load of each step, and its Prometheus metrics only where they are exported."""
 
 from collections.abc import Callable
 from typing import Any
 
 OnStats = Callable[[Any, int], None]
-"""Takes the scheduler's statistics (vLLM's SchedulerStats) and the data-parallel rank, once per step."""
+"""Called with the scheduler's statistics (vLLM's SchedulerStats) and the data-parallel rank, once per step."""
 
 
 def stat_loggers(on_stats: OnStats, *, prometheus: bool) -> list[Any]:
-    """What to give to AsyncLLM as `stat_loggers`.
+    """The `stat_loggers` for AsyncLLM.
 
-    With custom loggers it collects statistics even where `disable_log_stats` is set, and then adds its Prometheus
-    logger by itself, unless one of ours is one: that is how it is kept out.
+    With custom loggers it collects statistics even where `disable_log_stats` is set, and adds its Prometheus logger
+    unless one of the custom ones is a Prometheus logger; `NoPrometheus` prevents that.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
-    class Load(StatLoggerBase):
-        """Hands the scheduler's statistics on."""
+    class LoadLogger(StatLoggerBase):
+        """Passes the scheduler's statistics on."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             self._rank = engine_index
@@ -29,7 +29,7 @@ def stat_loggers(on_stats: OnStats, *, prometheus: bool) -> list[Any]:
             pass
 
     class NoPrometheus(PrometheusStatLogger):
-        """Takes the place of vLLM's: several hundred values per step that nobody reads."""
+        """Replaces vLLM's, which computes several hundred unused values per step."""
 
         def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
             self.engine_indexes = engine_indexes or [0]
@@ -49,4 +49,4 @@ def stat_loggers(on_stats: OnStats, *, prometheus: bool) -> list[Any]:
         def log_engine_initialized(self) -> None:
             pass
 
-    return [Load] if prometheus else [Load, NoPrometheus]
+    return [LoadLogger] if prometheus else [LoadLogger, NoPrometheus]

@@ -1,8 +1,8 @@
-"""`Blobs` on an object store bucket, in the layout of ADR-20, so the stock tools list and fetch them.
+"""`Blobs` on an object store bucket, in the layout of ADR-20, so that the stock tools can list and fetch them.
 
-nats-py waits for an acknowledgement after every chunk and reads through its ordered consumer (8 MiB/s); here
-chunks go out in windows and come back through our own cursor. Pieces of half a MiB are read twice as fast as
-the usual 128 KiB, and fit a server with the default limit of 1 MiB to a message.
+nats-py waits for an acknowledgement after every chunk and reads through its ordered consumer (8 MiB/s); here chunks are
+published in windows and read through `Cursor`. Chunks of half a MiB are read twice as fast as the usual 128 KiB, and fit
+the server's default message limit of 1 MiB.
 """
 
 import asyncio
@@ -18,10 +18,11 @@ from headwater.events.blobs import sha256, wrong_bytes
 from headwater.events.errors import LogError, LogRefused
 from headwater.events.jetstream.api import REQUEST_DEADLINE_S, api, last_message, publish
 from headwater.events.jetstream.cursor import PULL, Cursor
+from headwater.schemas import subjects
 
 CHUNK_BYTES_MAX = 512 * 1024
 WINDOW_BYTES = 4 * 1024 * 1024
-"""Bytes of an object under way at a time. Also how much is handed to the socket in one turn of the loop."""
+"""Unacknowledged bytes of an object; also what is written to the socket in one turn of the event loop."""
 
 INLINE_BYTES_MAX = 1024 * 1024
 """Up to this, hashing on the loop takes less than a millisecond; more is hashed in a thread."""
@@ -30,7 +31,7 @@ SILENCE_S = 3.0
 
 
 class _Info(msgspec.Struct):
-    """The object's entry in the bucket, as ADR-20 spells it."""
+    """The object's metadata in the bucket, in ADR-20's format."""
 
     name: str
     bucket: str
@@ -49,7 +50,7 @@ class JetStreamBlobs:
     def __init__(self, client: Client, bucket: str) -> None:
         self._client = client
         self._bucket = bucket
-        self._stream = f"OBJ_{bucket}"
+        self._stream = subjects.object_stream(bucket)
 
     async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`. The entry is written after the last chunk is acknowledged."""
@@ -68,13 +69,13 @@ class JetStreamBlobs:
         return digest
 
     async def _write_chunks(self, nuid: str, view: memoryview) -> int:
-        # Half of what the server takes: it counts the subject and headers too.
+        # Half of the server's limit, which includes subject and headers.
         size = min(CHUNK_BYTES_MAX, max(1, self._client.max_payload // 2))
         window = max(1, WINDOW_BYTES // size) * size
         subject = self._chunks(nuid)
         for begin in range(0, len(view), window):
             end = min(begin + window, len(view))
-            # Tasks start, and so publish on the one connection, in the order they are given.
+            # Tasks start, and so publish on the one connection, in their order here.
             await asyncio.gather(
                 *(
                     publish(self._client, subject, bytes(view[at : at + size]), {}, REQUEST_DEADLINE_S)
@@ -110,7 +111,7 @@ class JetStreamBlobs:
             at += len(piece)
 
         await self._read(info, take)
-        # The expected digest is checked instead of the entry's own: what matches it is right in any case.
+        # Only the expected digest is checked, not the entry's own: bytes that match it are correct.
         if at != len(into) or await _digest(into) != digest:
             raise LogRefused(wrong_bytes(name))
         return True
@@ -121,7 +122,7 @@ class JetStreamBlobs:
         return info is not None and not info.deleted
 
     async def _read(self, info: _Info, take: Callable[[bytes], None]) -> None:
-        """Hand over the chunks there are. Raises `LogRefused` when they were taken away under the reader."""
+        """Deliver the stored chunks. Raises `LogRefused` when they were deleted while being read."""
         if not info.chunks:
             return
         loop = asyncio.get_running_loop()
@@ -147,7 +148,7 @@ class JetStreamBlobs:
 
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""
-        cursor = Cursor(self._client, self._stream, filter_subject=f"$O.{self._bucket}.M.>")
+        cursor = Cursor(self._client, self._stream, filter_subject=subjects.object_meta(self._bucket, ">"))
         found: list[str] = []
         try:
             async for batch in cursor.messages(0, newest_per_subject=True):
@@ -162,23 +163,23 @@ class JetStreamBlobs:
     async def delete(self, name: str) -> None:
         """See `Blobs.delete`.
 
-        The entry goes as well, not only its content: a snapshot's objects have new names each time, and entries
-        of deleted ones would fill the server's memory.
+        The entry is removed with its content: a snapshot's objects have new names each time, and entries of
+        deleted ones would fill the server's memory.
         """
         info = await self._info(name)
         if info is None or info.deleted:
             return
         marker = await self._write(_Info(name, self._bucket, info.nuid, 0, 0, deleted=True))
         await self._purge(info.nuid)
-        # Only up to the marker: the name may have been put again meanwhile.
+        # Only up to the marker: the name may have been stored again since.
         entry = {"filter": self._entry(name), "seq": marker + 1}
         await api(self._client, f"STREAM.PURGE.{self._stream}", entry)
 
     def _chunks(self, nuid: str) -> str:
-        return f"$O.{self._bucket}.C.{nuid}"
+        return subjects.object_chunks(self._bucket, nuid)
 
     def _entry(self, name: str) -> str:
-        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+        return subjects.object_meta(self._bucket, base64.urlsafe_b64encode(name.encode()).decode())
 
     async def _info(self, name: str) -> _Info | None:
         last = await last_message(self._client, self._stream, self._entry(name))
@@ -196,7 +197,7 @@ class JetStreamBlobs:
         try:
             await self._purge(nuid)
         except LogError:
-            # The error that brought us here is the one to tell; what is left are bytes without a name.
+            # Report the original error; what remains are chunks without an entry.
             pass
 
 
@@ -205,5 +206,5 @@ async def _digest(view: memoryview) -> str:
 
 
 def _spelled(digest: str) -> str:
-    """A hex digest as ADR-20 spells it."""
+    """A hex digest in ADR-20's format."""
     return "SHA-256=" + base64.urlsafe_b64encode(bytes.fromhex(digest)).decode()

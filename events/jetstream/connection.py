@@ -14,11 +14,11 @@ from nats.errors import Error as NatsError
 
 from headwater.events.errors import AccessDenied, LogUnavailable
 from headwater.events.jetstream.credentials import Credentials
-from headwater.events.jetstream.denials import Denials
+from headwater.events.jetstream.violations import Violations
 from headwater.schemas import subjects
 
 PENDING_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes buffered while the server is away; beyond, publishing raises instead of growing."""
+"""Bytes buffered while disconnected; beyond that, publishing raises."""
 
 CLOSE_S = 0.5
 
@@ -28,23 +28,23 @@ _log = structlog.get_logger("headwater.nats")
 
 
 class TlsNotOffered(NatsError):
-    """The server speaks in the clear."""
+    """The server does not offer TLS."""
 
 
 class Connection(Client):
-    """A client that knows what it was denied, and that never speaks in the clear where TLS was asked for."""
+    """A client that records permission violations, and that never sends plain text where TLS is configured."""
 
     def __init__(self, name: str, inbox: str) -> None:
         super().__init__()
-        self.denials = Denials(name, inbox)
+        self.violations = Violations(name, inbox)
 
     @property
     def logged_in(self) -> bool:
-        """Does the server ask who its clients are?"""
+        """Does the server require authentication?"""
         return bool(self._server_info.get("auth_required"))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # Called before credentials are sent, at every reconnect too. nats-py would go on without TLS.
+        # Called before credentials are sent, on every reconnect too. nats-py would continue without TLS.
         if initial_connection and self.options.get("tls") and not info.get("tls_required"):
             raise TlsNotOffered
         await super()._process_info(info, initial_connection)
@@ -58,23 +58,22 @@ async def connect(
     credentials: Credentials | None = None,
     wait_s: float = 10.0,
 ) -> Connection:
-    """Connect and stay connected: reconnects for ever, notices a dead peer within ten seconds.
+    """Connect and stay connected: reconnects without limit, detects a dead peer within ten seconds.
 
-    `url` may name several servers of one cluster, separated by commas; any of them will do. `inbox` is the
-    prefix of the connection's reply subjects (see `subjects.inbox`); permissions depend on it. Raises
-    `LogUnavailable` when no server answers within `wait_s`, naming the URL, and `AccessDenied` at once when it
-    refuses us or we do not trust it.
+    `url` may name several servers of one cluster, separated by commas. `inbox` is the prefix of the connection's
+    reply subjects (see `subjects.inbox`); permissions depend on it. Raises `LogUnavailable`, with the URL, when no
+    server answers within `wait_s`, and `AccessDenied` at once when authentication or TLS verification fails.
     """
     servers = [one.strip() for one in url.split(",") if one.strip()]
     where = ", ".join(map(without_secret, servers))
     ready = False
 
     async def on_error(error: Exception) -> None:
-        if client.denials.note(error):
+        if client.violations.note(error):
             return
         reason = _refusal(error)
         if reason and not ready:
-            # Out of nats-py's own loop, which would try for ever.
+            # Ends nats-py's own loop, which would retry without limit.
             raise AccessDenied(f"the NATS server at {where} {reason}") from error
         if reason:
             _log.error("nats_refused", reason=reason, connection=name)
@@ -86,7 +85,7 @@ async def connect(
             _log.warning("nats_disconnected", connection=name)
 
     async def on_reconnect() -> None:
-        client.denials.reconnected()
+        client.violations.reconnected()
         _log.info("nats_reconnected", connection=name)
 
     def closing() -> bool:
@@ -96,7 +95,7 @@ async def connect(
     inbox = inbox or subjects.loose_inbox(name)
     client = Connection(name, inbox)
     try:
-        # Without the deadline nats-py would go on trying for ever.
+        # Without the deadline nats-py would retry without limit.
         async with asyncio.timeout(wait_s):
             await client.connect(
                 servers,
@@ -115,7 +114,7 @@ async def connect(
                 **options,
             )
             if not client.is_connected:
-                raise ConnectionError("the server ended the connection")
+                raise ConnectionError("the server closed the connection")
     except (TimeoutError, OSError, NatsError) as error:
         await _abandon(client)
         raise LogUnavailable(
@@ -131,27 +130,27 @@ async def connect(
 
 @asynccontextmanager
 async def watched(client: Client, *subjects: str) -> AsyncIterator[None]:
-    """Around publishes whose answer is awaited: raises `AccessDenied` as soon as the server denies one of them.
+    """Around publishes whose reply is awaited: raises `AccessDenied` as soon as the server denies one of them.
 
-    A client of somebody else's making has no record of denials: it waits for its deadline.
+    Other clients than `Connection` record no violations: with them the request waits for its deadline.
     """
     async with AsyncExitStack() as stack:
         if isinstance(client, Connection):
             for subject in subjects:
-                await stack.enter_async_context(client.denials.watch(subject))
+                await stack.enter_async_context(client.violations.watch(subject))
         yield
 
 
 def without_secret(url: str) -> str:
-    """`url` as it may be printed: without user, password or token."""
+    """`url` for display: without user, password or token."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
 async def _abandon(client: Client) -> None:
-    """Leave no socket and no task behind of a connection that failed.
+    """Close the socket and the tasks of a connection that failed.
 
-    Under uvloop a transport whose TLS handshake failed never says that it is closed.
+    Under uvloop a transport whose TLS handshake failed never reports that it is closed.
     """
     with contextlib.suppress(OSError, NatsError, TimeoutError):
         async with asyncio.timeout(CLOSE_S):
@@ -159,19 +158,21 @@ async def _abandon(client: Client) -> None:
 
 
 def _refusal(error: Exception) -> str:
-    """What the server refuses, with the mend; empty for any other error."""
+    """What the server rejects, with the fix; empty for any other error."""
     text = str(error).lower()
     if isinstance(error, TlsNotOffered):
-        return "does not offer TLS, which is asked for: give it a certificate, or leave --nats-tls-… and tls:// out"
+        return (
+            "does not offer TLS, which is configured: give it a certificate, or omit --nats-tls-… and tls://"
+        )
     if any(words in text for words in _REFUSALS):
         return (
-            "refuses these credentials: check --nats-nkey-file, --nats-creds-file or the user in --nats, "
-            "and that the server's nats.conf holds this user"
+            "rejects these credentials: check --nats-nkey-file, --nats-creds-file or the user in --nats, "
+            "and that the server's nats.conf contains this user"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"shows a certificate that is not trusted ({error.verify_message}): "
-            "name its authority with --nats-tls-ca, and the host as the certificate does"
+            f"presents a certificate that is not trusted ({error.verify_message}): "
+            "name its authority with --nats-tls-ca, and use the host name in the certificate"
         )
     if isinstance(error, ssl.SSLError):
         return (

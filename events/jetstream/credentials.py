@@ -1,4 +1,4 @@
-"""Who a connection is to the server, and how it knows the server: keys and certificates, checked before use.
+"""How a connection authenticates to the server and verifies it: keys and certificates, checked before use.
 
 Files are named by setting and read again at each reconnect, so a renewed creds file needs no restart.
 """
@@ -16,7 +16,7 @@ _CREDS_MARKS = ("BEGIN NATS USER JWT", "BEGIN USER NKEY SEED")
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths, empty where not used. User and password or a token stand in the URL instead."""
+    """Paths, empty where not used. A user with password, or a token, is given in the URL instead."""
 
     nkey_file: str = ""
     creds_file: str = ""
@@ -26,10 +26,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     tls_first: bool = False
 
     def options(self, url: str) -> dict[str, Any]:
-        """Arguments for `Client.connect`. Raises `AccessDenied` naming the setting that can not be used."""
+        """Arguments for `Client.connect`. Raises `AccessDenied` naming the invalid setting."""
         made: dict[str, Any] = {}
         if self.nkey_file and self.creds_file:
-            raise AccessDenied("--nats-nkey-file and --nats-creds-file are two identities: give one")
+            raise AccessDenied("--nats-nkey-file and --nats-creds-file are two identities: set one")
         if self.nkey_file:
             _check_seed(self.nkey_file)
             made["nkeys_seed"] = self.nkey_file
@@ -43,7 +43,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     def _context(self, url: str) -> ssl.SSLContext | None:
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise AccessDenied("--nats-tls-cert and --nats-tls-key belong together: give both")
+            raise AccessDenied("--nats-tls-cert and --nats-tls-key belong together: set both")
         if not (self.tls_ca or self.tls_cert or self.tls_first or url.startswith(("tls://", "wss://"))):
             return None
         for flag, path in (
@@ -57,14 +57,14 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
             context = ssl.create_default_context(cafile=self.tls_ca or None)
         except ssl.SSLError as error:
             raise AccessDenied(
-                f"--nats-tls-ca {self.tls_ca}: holds no certificate in PEM format ({error.reason})"
+                f"--nats-tls-ca {self.tls_ca}: contains no certificate in PEM format ({error.reason})"
             ) from error
         if self.tls_cert:
             try:
                 context.load_cert_chain(self.tls_cert, self.tls_key)
             except ssl.SSLError as error:
                 raise AccessDenied(
-                    f"--nats-tls-cert {self.tls_cert}: is not a certificate in PEM format that goes with "
+                    f"--nats-tls-cert {self.tls_cert}: is not a certificate in PEM format that matches "
                     f"--nats-tls-key {self.tls_key} ({error.reason})"
                 ) from error
         return context
@@ -76,7 +76,7 @@ def _text(flag: str, path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise AccessDenied(
-            f"{flag} {path}: {reason}; name a file that this user may read (`headwater nats-config` makes keys)"
+            f"{flag} {path}: {reason}; name a file that this user may read (`headwater nats-config` generates keys)"
         ) from error
 
 
@@ -85,13 +85,13 @@ def _check_seed(path: str) -> None:
         nkeys.from_seed(bytearray(_text("--nats-nkey-file", path).strip().encode()))
     except (nkeys.NkeysError, ValueError) as error:
         raise AccessDenied(
-            f"--nats-nkey-file {path}: holds no nkey seed; it is one line that starts with SU"
+            f"--nats-nkey-file {path}: contains no nkey seed; a seed is one line that starts with SU"
         ) from error
 
 
 def _check_creds(path: str) -> None:
     text = _text("--nats-creds-file", path)
     for mark in _CREDS_MARKS:
-        # Without its mark nats-py would search the file for ever.
+        # Without this marker nats-py would search the file without end.
         if mark not in text:
             raise AccessDenied(f"--nats-creds-file {path}: has no line with {mark!r}; is it a .creds file?")

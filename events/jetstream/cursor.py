@@ -1,9 +1,8 @@
-"""Our own cursor: overlapped raw pulls, checked against the consumer's own sequence.
+"""A cursor over a stream: overlapped raw pulls, checked against the consumer's sequence.
 
-The server numbers what it delivers to a consumer without holes, whatever was purged from the stream; so a
-hole in that number is a message lost on the way, and the cursor reads it again. A hole in the *stream's*
-number is a purge, and is told to the reader. At most two pulls of messages, and so many bytes, are asked for
-ahead of the reader: one who stops reading stops the server, and nothing is ever dropped.
+The server numbers deliveries to a consumer consecutively, whatever was purged from the stream; so a gap in that sequence
+is a message lost in transit, and the cursor reads it again. A gap in the *stream's* sequence is a purge, and is reported
+to the reader. Readers apply back-pressure: at most two pulls are outstanding, and no message is dropped.
 """
 
 import asyncio
@@ -18,20 +17,19 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from headwater.events.errors import LogError, LogUnavailable
-from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams import SECOND_NS
+from headwater.events.jetstream.api import SECOND_NS, api
 
 PULL = 256
 WINDOW = 2 * PULL
 PULL_BYTES = 8 * 1024 * 1024
-"""Bytes that one pull brings at most, and two are under way: a process that stands still for a moment must not have
-more on its way than a server keeps for it (`max_pending`, 64 MiB by default) before it cuts the connection."""
+"""Maximum bytes of one pull, of which two are outstanding: a process that pauses must not have more in transit than the
+server buffers for it (`max_pending`, 64 MiB by default) before it closes the connection."""
 
 HEADERS_BYTES = 64 * 1024
-"""Room for subject and headers of the largest message, which must fit one pull."""
+"""Reserve for subject and headers of the largest message, which must fit one pull."""
 
 PULL_ENDS = ("Exceeds MaxBytes", "Batch Completed")
-"""Coded as 409 like a deleted consumer; but only this pull is over."""
+"""Status 409, as for a deleted consumer; but only this pull ended."""
 
 EXPIRES_S = 20
 HEARTBEAT_S = 1
@@ -42,8 +40,8 @@ BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _log = structlog.get_logger("headwater.cursor")
 
 
-class Raw(NamedTuple):
-    """One delivered message and where it stands. `pending` counts those behind it."""
+class RawMessage(NamedTuple):
+    """One delivered message and its sequences. `pending` counts the messages after it."""
 
     position: int
     delivered: int
@@ -57,8 +55,8 @@ class Raw(NamedTuple):
 def parse_ack(reply: str) -> tuple[int, int, int, int]:
     """(stream sequence, consumer sequence, time in ns, pending) of an ack subject.
 
-    Format 1 has nine tokens; format 2 (server flag js_ack_fc_v2) puts domain and account in front of the
-    stream and may end in one more token. Raises ValueError for anything else.
+    Format 1 has nine tokens; format 2 (server flag js_ack_fc_v2) has domain and account before the stream and may
+    have one more token at the end. Raises ValueError for anything else.
     """
     parts = reply.split(".")
     start = 5 if len(parts) == 9 else 7
@@ -68,18 +66,18 @@ def parse_ack(reply: str) -> tuple[int, int, int, int]:
 
 
 class _Lost(Exception):
-    """The consumer has to be made again; the reader never sees this."""
+    """The consumer has to be re-created; not visible to the reader."""
 
 
 class StreamReplaced(Exception):
-    """The stream is another one under the same name: deleted and made anew, or it lost its store."""
+    """The stream is another one of the same name: deleted and re-created, or it lost its store."""
 
 
 class Cursor:
-    """Reads one stream from a position on. Make one per read; always `aclose` it.
+    """Reads one stream from a position. Create one per read; always `aclose` it.
 
-    `pull`: messages asked for at a time. Who reads large ones asks for few: what is under way has to fit into
-    the buffers of server and client.
+    `pull`: messages per pull. Use few for large messages: those in transit have to fit into the buffers of server
+    and client.
     """
 
     def __init__(self, client: Client, stream: str, *, filter_subject: str = "", pull: int = PULL) -> None:
@@ -90,31 +88,31 @@ class Cursor:
         self._consumer = ""
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._buffer: list[Raw] = []
+        self._buffer: list[RawMessage] = []
         self._outstanding = 0
         self._delivered = 0
         self._failure: str = ""
         self._wake = asyncio.Event()
         self._created = ""
-        self._tell_idle = False
+        self._report_idle = False
         self._idle = False
         self.opened = 0
         self.pending = 0
-        """Messages behind the last one that arrived, as the server counted when it sent that."""
+        """Messages after the last one received, as the server counted when it sent that one."""
 
     async def messages(
-        self, after: int, *, newest_per_subject: bool = False, tell_idle: bool = False
-    ) -> AsyncIterator[list[Raw]]:
-        """Yield what arrives, in order and without holes; an empty list when there is nothing yet.
+        self, after: int, *, newest_per_subject: bool = False, report_idle: bool = False
+    ) -> AsyncIterator[list[RawMessage]]:
+        """Yield messages in order and without gaps; an empty list when there are none yet.
 
-        With `tell_idle` an empty list also says that nothing came for `HEARTBEAT_S`, from a server that lives.
+        With `report_idle` an empty list also means that none arrived for `HEARTBEAT_S` from a live server.
 
-        `after` is the stream sequence to start behind. With `newest_per_subject` reading begins with the newest
-        message of each subject, and does so again whenever the consumer had to be made anew (`opened` counts
-        that): what was deleted meanwhile is then missing there.
+        Reading starts after stream sequence `after`. With `newest_per_subject` it starts with the newest message of
+        each subject, and does so again whenever the consumer had to be re-created (`opened` counts this): what was
+        deleted in between is then missing.
         """
         newest = newest_per_subject
-        self._tell_idle = tell_idle
+        self._report_idle = report_idle
         tries = 0
         while True:
             try:
@@ -135,11 +133,11 @@ class Cursor:
             tries += 1
 
     async def aclose(self) -> None:
-        """Drop the subscription and the server's consumer."""
+        """Delete the subscription and the server's consumer."""
         await self._close_consumer()
 
     async def _open(self, after: int, newest: bool) -> None:
-        """Make a fresh consumer behind `after`."""
+        """Create a consumer that starts after `after`."""
         self._inbox = self._client.new_inbox()
         self._consumer = "c" + self._inbox.rsplit(".", 1)[-1]
         self._buffer, self._outstanding, self._delivered, self._failure = [], 0, 0, ""
@@ -173,12 +171,12 @@ class Cursor:
         if created != before or (self.opened and int(info["state"]["last_seq"]) < after):
             raise StreamReplaced(f"{self._stream} was created {created}, before that {before}")
 
-    async def _take(self) -> list[Raw]:
+    async def _take(self) -> list[RawMessage]:
         loop = asyncio.get_running_loop()
         while not self._buffer:
             if self._failure:
                 raise _Lost(self._failure)
-            if self._idle and self._tell_idle:
+            if self._idle and self._report_idle:
                 self._idle = False
                 return []
             self._wake.clear()
@@ -193,7 +191,7 @@ class Cursor:
         return batch
 
     async def _ask_more(self) -> None:
-        # What arrived and was not taken yet counts too: a pull that ended must not be made up for.
+        # Messages that arrived and were not read yet count too, so that an ended pull is not replaced.
         if self._outstanding + len(self._buffer) > self._pull:
             return
         self._outstanding += self._pull
@@ -231,7 +229,9 @@ class Cursor:
         self.pending = pending
         self._outstanding -= 1
         self._buffer.append(
-            Raw(position, delivered, pending, stored_ns, message.subject, message.data, message.headers)
+            RawMessage(
+                position, delivered, pending, stored_ns, message.subject, message.data, message.headers
+            )
         )
 
     async def _on_status(self, status: str, headers: dict[str, str]) -> None:
@@ -240,7 +240,7 @@ class Cursor:
             return
         ended = status in ("404", "408") or headers.get("Description", "").endswith(PULL_ENDS)
         if ended:
-            # This pull ended; what it did not deliver may be asked for again.
+            # This pull ended; the messages that it did not deliver may be requested again.
             self._outstanding -= int(headers.get("Nats-Pending-Messages", self._outstanding))
             try:
                 await self._ask_more()
@@ -258,5 +258,5 @@ class Cursor:
             if self._client.is_connected:
                 await api(self._client, f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
         except (NatsError, LogError):
-            # The server drops an idle consumer by itself after INACTIVE_S.
+            # The server deletes an idle consumer after INACTIVE_S.
             pass

@@ -1,9 +1,9 @@
 """`Log` on a JetStream stream.
 
-The fence: every append expects the last sequence of a subject, so of two lives of one writer only the one that
-wrote last can go on; the other finds a higher epoch there and learns that it is fenced. An atomic append expects it
-of the subjects it writes; an ingest, whose messages follow each other unseen, of the fence subject, where a life
-writes before anything else. A retried message carries the same message id, and a lost acknowledgement turns into
+Fencing: every append carries an expected last sequence, so of two incarnations of one writer only the one that wrote
+last can continue; the other reads a higher epoch there and is fenced. An atomic append expects the last sequence of the
+subjects it writes; an ingest, whose messages are not acknowledged one by one, that of the fence subject, which each
+incarnation writes first. A retried message has the same message id, and a lost acknowledgement results in
 `Stored(again=True)`.
 """
 
@@ -16,10 +16,10 @@ from nats.aio.client import Client
 
 from headwater.events.errors import LogFull, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import last_message
-from headwater.events.jetstream.atomic import Part, publish_together
+from headwater.events.jetstream.atomic_batch import Part, publish_together
 from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
-from headwater.events.jetstream.ingest import Ingest
-from headwater.events.jetstream.reading import JetStreamReader
+from headwater.events.jetstream.fast_ingest import Ingest
+from headwater.events.jetstream.reader import JetStreamReader
 from headwater.events.log import (
     ATOMIC_MESSAGES_MAX,
     NOTHING,
@@ -30,11 +30,11 @@ from headwater.events.log import (
     Stored,
     Unknown,
 )
-from headwater.schemas.envelope import NO_DIGEST, Sealed
-from headwater.schemas.pool import UnreadableBatch, decode_batch
+from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch
+from headwater.schemas.encoding.envelope import NO_DIGEST, Sealed
 
 TRY_S = 2.0
-"""How long one try waits for its acknowledgement before it is sent again."""
+"""How long one attempt waits for its acknowledgement before the message is sent again."""
 
 PAUSE_S = 0.05
 
@@ -42,7 +42,7 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class _Stale(Exception):
-    """Somebody wrote in between, or our own earlier try did: look, then decide."""
+    """Another writer, or an earlier attempt, wrote in between: read the newest message, then decide."""
 
 
 class JetStreamLog(JetStreamReader):
@@ -58,7 +58,7 @@ class JetStreamLog(JetStreamReader):
     async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
         """See `Log.append`. Raises `StreamMissing` when the stream was deleted."""
         if not 1 <= len(entries) <= ATOMIC_MESSAGES_MAX:
-            raise ValueError(f"an append takes 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(entries)}")
+            raise ValueError(f"an append accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(entries)}")
         touched = sorted({entry.subject for entry in entries})
         return await self._until_known(touched, deadline_s, lambda left: self._append_once(entries, left))
 
@@ -67,7 +67,7 @@ class JetStreamLog(JetStreamReader):
     ) -> AppendResult:
         """See `Log.ingest`. Raises `StreamMissing` when the stream was deleted."""
         if not 1 <= len(messages) <= ATOMIC_MESSAGES_MAX:
-            raise ValueError(f"an ingest takes 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
+            raise ValueError(f"an ingest accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
         return await self._until_known(
             [subject], deadline_s, lambda left: self._ingest_once(subject, messages, fence, left)
         )
@@ -75,18 +75,18 @@ class JetStreamLog(JetStreamReader):
     async def _until_known(
         self, touched: list[str], deadline_s: float, attempt: Callable[[float], Awaitable[AppendResult]]
     ) -> AppendResult:
-        """Try until the outcome is known or the deadline has passed, alone on the touched subjects."""
+        """Retry until the outcome is known or the deadline has passed, with the affected subjects locked."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
-        reason = "no try was made"
+        reason = "no attempt was made"
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout_at(deadline):
-                    # Sorted, so that two appends never wait for each other.
+                    # Sorted, so that two appends cannot deadlock.
                     for subject in touched:
                         await held.enter_async_context(self._locks[subject])
             except TimeoutError:
-                return Unknown("the append before it is still under way")
+                return Unknown("the previous append has not finished")
             while (left := deadline - loop.time()) > 0:
                 try:
                     return await attempt(min(TRY_S, left))
@@ -98,7 +98,7 @@ class JetStreamLog(JetStreamReader):
                     if error.code not in (WRONG_LAST_SEQUENCE, SUBJECT_BUSY):
                         raise
                     reason = str(error)
-                # Whether anything was stored is not known: the next try must look.
+                # Whether anything was stored is unknown: the next attempt must check.
                 for subject in touched:
                     self._newest.pop(subject, None)
                 await asyncio.sleep(PAUSE_S)
@@ -126,7 +126,7 @@ class JetStreamLog(JetStreamReader):
             return Stored(there, again=True)
         ack = await publish_together(self._client, parts, deadline_s)
         if ack.duplicate:
-            raise _Stale("an earlier try got through")
+            raise _Stale("an earlier attempt was stored")
         first = ack.seq - len(fresh) + 1
         for position, (subject, message) in enumerate(fresh, start=first):
             self._newest[subject] = _newest_of(position, message)
@@ -149,18 +149,18 @@ class JetStreamLog(JetStreamReader):
         try:
             position = await self._send(parts, fenced, deadline_s)
         except (LogRefused, _Stale):
-            # The fence may have moved with this very life: it writes there too.
+            # The fence may have advanced by this very incarnation: it writes there too.
             self._newest.pop(fence, None)
             raise
         self._newest[subject] = _newest_of(position, fresh[-1])
         return Stored(position)
 
     async def _send(self, parts: list[Part], fenced: dict[str, str], deadline_s: float) -> int:
-        """Stream the parts, each fenced; or, on a replicated stream, send them together behind one fence.
+        """Stream the parts, each with the fence; on a replicated stream, send them as one batch with one fence.
 
-        A leader of several replicas refuses a fence whose subject another message under way is held against
-        (10164), so there it can not be told of each message; without it, what a stopped process had not sent yet
-        would be taken after its successor began.
+        A leader of several replicas rejects an expected sequence of a subject for which another one is pending
+        (10164), so there each message cannot carry the fence; without it, messages that a suspended process had
+        not sent yet would be accepted after its successor started.
         """
         if not self._replicated:
             headers = [part.headers | fenced for part in parts]
@@ -170,11 +170,11 @@ class JetStreamLog(JetStreamReader):
             if done.error is None and done.stored == len(parts):
                 return done.position
             self._replicated = isinstance(done.error, LogRefused) and done.error.code == SUBJECT_BUSY
-            raise done.error or _Stale(f"{done.stored} of {len(parts)} messages were taken")
+            raise done.error or _Stale(f"{done.stored} of {len(parts)} messages were stored")
         first = parts[0]._replace(headers=parts[0].headers | fenced)
         ack = await publish_together(self._client, [first, *parts[1:]], deadline_s)
         if ack.duplicate:
-            raise _Stale("an earlier try got through")
+            raise _Stale("an earlier attempt was stored")
         return ack.seq
 
     async def _known(self, subject: str, deadline_s: float) -> Newest:
@@ -199,7 +199,7 @@ class JetStreamLog(JetStreamReader):
 
 
 def _name(subject: str, message: Sealed) -> str:
-    """Names a message for the server, which stores it once however often it is sent."""
+    """Message id for the server's deduplication: it stores the message once however often it is sent."""
     return f"{subject}/{message.writer}/{message.epoch}/{message.seq}"
 
 
@@ -208,7 +208,7 @@ def _newest_of(position: int, message: Sealed) -> Newest:
 
 
 def _has(newest: Newest, message: Sealed) -> bool:
-    """Is the message stored, its subject standing at `newest`?"""
+    """Is the message stored, given the newest message of its subject?"""
     return (newest.writer, newest.epoch) == (message.writer, message.epoch) and newest.seq >= message.seq
 
 

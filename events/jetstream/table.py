@@ -1,7 +1,7 @@
 """`Table` on a KV bucket: raw publishes with an expected last subject sequence, which is the revision.
 
-A key's time to live is per message (`Nats-TTL`), never per bucket. When it runs out the server writes a
-delete marker, so watchers learn of a lapsed lease without polling.
+A key's time to live is per message (`Nats-TTL`), never per bucket. When it expires the server writes a delete marker, so
+watchers see an expired lease without polling.
 """
 
 import asyncio
@@ -17,12 +17,13 @@ from headwater.events.jetstream.api import (
     last_message,
     publish,
 )
-from headwater.events.jetstream.cursor import Cursor, Raw
+from headwater.events.jetstream.cursor import Cursor, RawMessage
 from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
-from headwater.events.table import Entry
+from headwater.events.table import TableEntry
+from headwater.schemas import subjects
 
 MISSING_S: Final = 0.5
-"""Pause before a bucket that is not there is looked for again."""
+"""Pause before checking again for a missing bucket."""
 
 _log = structlog.get_logger("headwater.table")
 
@@ -35,15 +36,15 @@ class JetStreamTable:
 
     def __init__(self, client: Client, bucket: str) -> None:
         self._client = client
-        self._stream = f"KV_{bucket}"
-        self._prefix = f"$KV.{bucket}."
+        self._stream = subjects.table_stream(bucket)
+        self._prefix = subjects.table_subject(bucket, "")
 
     async def create(self, key: str, value: bytes, *, ttl_s: int = 0) -> int | None:
         """See `Table.create`."""
         revision = await self.update(key, value, revision=0, ttl_s=ttl_s)
         if revision is not None:
             return revision
-        # The key's subject is taken: by a holder, or only by the marker of one that is gone.
+        # The key's subject exists: by a value, or only by the marker of a deleted one.
         last = await last_message(self._client, self._stream, self._prefix + key)
         if last is None:
             return await self.update(key, value, revision=0, ttl_s=ttl_s)
@@ -73,24 +74,24 @@ class JetStreamTable:
         headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
         await publish(self._client, self._prefix + key, b"", headers, REQUEST_DEADLINE_S)
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> TableEntry | None:
         """See `Table.get`."""
         last = await last_message(self._client, self._stream, self._prefix + key)
         if last is None or any(marker in last.headers for marker in _MARKERS):
             return None
-        return Entry(key, last.data, last.seq)
+        return TableEntry(key, last.data, last.seq)
 
-    async def watch(self) -> AsyncGenerator[list[Entry], None]:
-        """See `Table.watch`. After a lost connection everything is read again and compared with what was told.
+    async def watch(self) -> AsyncGenerator[list[TableEntry], None]:
+        """See `Table.watch`. After a lost connection everything is read again and compared with what was yielded.
 
-        Delete markers live a second: a key that ended while nobody watched may have left none. A bucket that was
-        deleted is waited for; made anew, it counts its revisions from 1.
+        Delete markers live for a second: a key that expired while disconnected may have left none. A deleted bucket
+        is waited for; after it is re-created its revisions start at 1.
         """
-        told: dict[str, Entry] = {}
+        known: dict[str, TableEntry] = {}
         while True:
             cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
             try:
-                async for entries in self._follow(cursor, told):
+                async for entries in self._follow(cursor, known):
                     yield entries
             except StreamMissing as error:
                 _log.warning("bucket_missing", bucket=self._prefix, reason=str(error))
@@ -98,39 +99,43 @@ class JetStreamTable:
                 await cursor.aclose()
             await asyncio.sleep(MISSING_S)
 
-    async def _follow(self, cursor: Cursor, told: dict[str, Entry]) -> AsyncGenerator[list[Entry], None]:
-        present: dict[str, Entry] | None = None
+    async def _follow(
+        self, cursor: Cursor, known: dict[str, TableEntry]
+    ) -> AsyncGenerator[list[TableEntry], None]:
+        present: dict[str, TableEntry] | None = None
         opened = 0
         async for batch in cursor.messages(0, newest_per_subject=True):
             entries = [self._entry(raw) for raw in batch]
             if cursor.opened != opened:
                 opened, present = cursor.opened, {}
             if present is None:
-                yield [entry for entry in entries if _is_newer(entry, told)]
+                yield [entry for entry in entries if _is_newer(entry, known)]
                 continue
-            # Collect until this pass over all keys is whole.
+            # Collect until this pass over all keys is complete.
             present.update((entry.key, entry) for entry in entries)
             if batch and batch[-1].pending:
                 continue
             held = {key: entry for key, entry in present.items() if entry.value is not None}
-            lost = [Entry(key, None, told[key].revision + 1) for key in sorted(told.keys() - held.keys())]
-            fresh = [entry for key, entry in held.items() if told.get(key) != entry]
-            told.clear()
-            told.update(held)
+            lost = [
+                TableEntry(key, None, known[key].revision + 1) for key in sorted(known.keys() - held.keys())
+            ]
+            fresh = [entry for key, entry in held.items() if known.get(key) != entry]
+            known.clear()
+            known.update(held)
             present = None
             yield [*fresh, *lost]
 
-    def _entry(self, raw: Raw) -> Entry:
+    def _entry(self, raw: RawMessage) -> TableEntry:
         gone = raw.headers and any(marker in raw.headers for marker in _MARKERS)
-        return Entry(raw.subject.removeprefix(self._prefix), None if gone else raw.data, raw.position)
+        return TableEntry(raw.subject.removeprefix(self._prefix), None if gone else raw.data, raw.position)
 
 
-def _is_newer(entry: Entry, told: dict[str, Entry]) -> bool:
-    """Is it a change to what was told? Then it counts as told: one batch may change a key several times."""
+def _is_newer(entry: TableEntry, known: dict[str, TableEntry]) -> bool:
+    """Is it a change to what was yielded? Then record it: one batch may change a key several times."""
     if entry.value is None:
-        return told.pop(entry.key, None) is not None
-    before = told.get(entry.key)
+        return known.pop(entry.key, None) is not None
+    before = known.get(entry.key)
     if before is not None and entry.revision <= before.revision:
         return False
-    told[entry.key] = entry
+    known[entry.key] = entry
     return True

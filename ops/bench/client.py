@@ -1,4 +1,4 @@
-"""A lean HTTP client for load: raw sockets, so that what is measured is the server."""
+"""A minimal HTTP client on raw sockets, so that the load generator does not limit the measurement."""
 
 import asyncio
 import time
@@ -8,14 +8,14 @@ END = b"0\r\n\r\n"
 
 
 class Done(NamedTuple):
-    """One finished exchange: seconds to its first and last byte, and the bytes received."""
+    """One finished request: seconds to its first and last byte, and the bytes received."""
 
     first_s: float
     total_s: float
     body: bytes
 
 
-class Connection:
+class BenchConnection:
     """One keep-alive connection, one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -23,12 +23,12 @@ class Connection:
         self._writer = writer
 
     @classmethod
-    async def open(cls, host: str, port: int) -> "Connection":
+    async def open(cls, host: str, port: int) -> "BenchConnection":
         """Connect."""
         return cls(*await asyncio.open_connection(host, port, limit=1 << 20))
 
     async def post(self, path: str, body: bytes) -> Done:
-        """Send and read the whole answer. Raises RuntimeError for anything but 200."""
+        """Send a request and read the whole response. Raises RuntimeError for any status except 200."""
         began = time.perf_counter()
         head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
@@ -45,7 +45,7 @@ class Connection:
             while not data.endswith(END):
                 piece = await self._reader.read(1 << 18)
                 if not piece:
-                    raise RuntimeError("the stream was cut")
+                    raise RuntimeError("the stream was truncated")
                 data += piece
         return Done(first_s, time.perf_counter() - began, data)
 

@@ -1,4 +1,4 @@
-"""`headwater bench edge`: HTTP requests and tokens through the whole system, the engine taking no time."""
+"""`headwater bench edge`: HTTP requests and tokens through the whole system, with zero engine time."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.ops.bench.client import Connection
+from headwater.ops.bench.client import BenchConnection
 from headwater.ops.bench.fleet import running
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 
@@ -23,15 +23,17 @@ async def bench() -> Report:
     async with running(WORKERS) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         pid = fleet.pid("edge")
-        connections = [await Connection.open(host, int(port)) for _ in range(max(CONNECTIONS, STREAMS))]
-        await _requests(connections[:CONNECTIONS], 200)
+        connections = [await BenchConnection.open(host, int(port)) for _ in range(CONNECTIONS)]
+        await _requests(connections, 200)
         began, cpu = time.perf_counter(), cpu_seconds(pid)
-        delays = await _requests(connections[:CONNECTIONS], REQUESTS)
+        delays = await _requests(connections, REQUESTS)
         wall_s, cpu_s = time.perf_counter() - began, cpu_seconds(pid) - cpu
+        # Opened now: an edge closes connections that send no request in time.
+        connections += [await BenchConnection.open(host, int(port)) for _ in range(STREAMS - CONNECTIONS)]
         began, cpu = time.perf_counter(), cpu_seconds(pid)
         tokens = 0
         for _ in range(ROUNDS):
-            tokens += await _streams(connections[:STREAMS])
+            tokens += await _streams(connections)
         stream_wall_s, stream_cpu_s = time.perf_counter() - began, cpu_seconds(pid) - cpu
         for connection in connections:
             connection.close()
@@ -55,12 +57,12 @@ async def bench() -> Report:
     )
 
 
-async def _requests(connections: list[Connection], count: int) -> list[float]:
-    body = _body("Tell me about the source of the river, please. " * 8, 1, stream=False)
+async def _requests(connections: list[BenchConnection], count: int) -> list[float]:
+    body = _body("Please describe the source of the river to me. " * 8, 1, stream=False)
     left = iter(range(count))
     delays: list[float] = []
 
-    async def work(connection: Connection) -> None:
+    async def work(connection: BenchConnection) -> None:
         for _ in left:
             done = await connection.post("/v1/chat/completions", body)
             delays.append(done.total_s)
@@ -69,7 +71,7 @@ async def _requests(connections: list[Connection], count: int) -> list[float]:
     return delays
 
 
-async def _streams(connections: list[Connection]) -> int:
+async def _streams(connections: list[BenchConnection]) -> int:
     bodies = [
         _body(f"Stream number {number}.", STREAM_TOKENS, stream=True) for number in range(len(connections))
     ]

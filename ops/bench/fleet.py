@@ -1,4 +1,4 @@
-"""A throw-away fleet of simulated engines for the benchmarks of edge and router."""
+"""A temporary fleet of simulated engines for the benchmarks of edge and router."""
 
 import asyncio
 import shutil
@@ -6,28 +6,34 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from headwater.ops.config import Settings
-from headwater.ops.up import Fleet
+from headwater.ops.config.processes import LocalFleetSettings
+from headwater.ops.config.tree import with_settings
+from headwater.ops.fleet.up import LocalFleet
+
+READY_S = 120.0
+"""How long a fleet may take to start; a busy machine takes more than half a minute."""
 
 
 @asynccontextmanager
-async def running(workers: int) -> AsyncIterator[Fleet]:
-    """A fleet whose engines take no time, on its own server and ports."""
+async def running(workers: int) -> AsyncIterator[LocalFleet]:
+    """A fleet whose engine steps take no time, on its own server and ports."""
     folder = tempfile.mkdtemp(prefix="headwater-bench-")
-    fleet = Fleet(
-        Settings(
-            engine="sim",
-            sim_step_time="zero",
-            workers=workers,
-            port=0,
-            nats_port=0,
-            data_dir=folder,
-            log_level="error",
+    fleet = LocalFleet(
+        with_settings(
+            LocalFleetSettings(data_dir=folder),
+            {
+                "worker.engine": "sim",
+                "sim.step_time": "zero",
+                "fleet.workers": workers,
+                "http.port": 0,
+                "nats.port": 0,
+                "log.level": "error",
+            },
         )
     )
     try:
         await fleet.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(READY_S):
             await fleet.ready()
         yield fleet
     finally:

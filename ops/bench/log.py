@@ -11,17 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from headwater.events.errors import LogError
-from headwater.events.jetstream import JetStreamLog, connect, ensure_pool
+from headwater.events.jetstream import JetStreamLog, connect
+from headwater.events.jetstream.streams.ensure import ensure_pool
 from headwater.events.log import Entry, Log, Record, Stored
 from headwater.ops.bench import raw_nats, snapshot
 from headwater.ops.bench.report import Measure, Report
 from headwater.ops.bench.servers import servers
-from headwater.router.state import RouterState
+from headwater.router.fold.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.envelope import NO_DIGEST, SCHEMA_VERSION, Batch, Event, Sealed
-from headwater.schemas.fleet import WorkerJoined
-from headwater.schemas.kv import BlocksStored
-from headwater.schemas.pool import decode_batch, seal
+from headwater.schemas.encoding.codec import decode_batch, seal
+from headwater.schemas.encoding.envelope import NO_DIGEST, SCHEMA_VERSION, Batch, Sealed
+from headwater.schemas.events.event import Event
+from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events.kv import BlocksStored
 
 MESSAGES = 20_000
 ONE_BY_ONE = 3_000
@@ -105,8 +107,8 @@ async def _on_servers(count: int) -> list[Measure]:
 
 
 @asynccontextmanager
-async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, raw_nats.Raw]]":
-    """The pool's log, and a plain stream beside it for raw nats-py."""
+async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, raw_nats.RawNats]]":
+    """The pool's log, and a plain stream for raw nats-py."""
     client = await connect(url, "bench")
     try:
         async with asyncio.timeout(CLUSTER_S):
@@ -115,9 +117,9 @@ async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, r
                     await ensure_pool(client, NS, POOL, replicas=replicas)
                     break
                 except LogError:
-                    # A fresh cluster takes some seconds to know all its members.
+                    # A new cluster needs some seconds until all its members are connected.
                     await asyncio.sleep(0.2)
-        raw = raw_nats.Raw(client)
+        raw = raw_nats.RawNats(client)
         await raw.make_stream(replicas)
         yield JetStreamLog(client, subjects.pool_stream(NS, POOL)), raw
     finally:
@@ -125,7 +127,7 @@ async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, r
 
 
 async def _begin(log: Log) -> None:
-    """The fence that streamed messages need."""
+    """Write the fence that streamed messages require."""
     joined = WorkerJoined(WORKER, 1, "m", "sim", "both", 16, 1000, 256)
     fleet = subjects.pool_subject(NS, POOL, "fleet", WORKER)
     await _stored(log, Entry(fleet, seal(Batch(SCHEMA_VERSION, WORKER, 1, 1, 0, (joined,)))))
@@ -151,7 +153,7 @@ def _messages(first: int, last: int) -> list[Sealed]:
 
 
 def _fold() -> list[Measure]:
-    """Decoding and folding the tail behind a snapshot of 10 M blocks, on one core."""
+    """Decoding and folding the tail after a snapshot of 10 M blocks, on one core."""
     state = RouterState()
     state.index.reserve(2 * TABLE_BLOCKS)
     rng = np.random.default_rng(0)

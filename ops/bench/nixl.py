@@ -15,9 +15,9 @@ import numpy as np
 from headwater.engines.transfer.memory import HostMemory
 from headwater.engines.transfer.nixl import NixlTransfer
 from headwater.engines.transfer.port import TransferError
-from headwater.events.clock import SystemClock
 from headwater.ops.bench.report import Measure, Report, cpu_seconds
-from headwater.schemas.transfer import ClaimReply, Offer, OfferClaim, OfferReleased
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.messages.transfer import ClaimReply, Offer, OfferClaim, OfferReleased
 
 MIB = 1 << 20
 NBYTES = 64 * MIB
@@ -29,7 +29,7 @@ LARGE = NBYTES / 1e9
 
 
 class Unchecked(HostMemory):
-    """What the same transfer costs without checksums."""
+    """The same memory without checksums, for comparison."""
 
     def put(self, offset: int, array: Any) -> int:
         """See `Memory.put`."""
@@ -53,7 +53,7 @@ async def started(owner: str, checked: bool) -> NixlTransfer:
 
 
 def owner(wire: Connection, checked: bool) -> None:
-    """The other process: offer, answer and release as it is told."""
+    """The other process: offers, answers and releases on request."""
     asyncio.run(_owner(wire, checked))
 
 
@@ -65,16 +65,16 @@ async def _owner(wire: Connection, checked: bool) -> None:
         return
     array = np.random.default_rng(0).integers(0, 256, NBYTES, dtype=np.uint8)
     wire.send(None)
-    while (told := await asyncio.to_thread(wire.recv)) is not None:
-        match told:
+    while (command := await asyncio.to_thread(wire.recv)) is not None:
+        match command:
             case int(nbytes):
                 began = time.perf_counter()
                 offer = await transfer.offer(array[:nbytes], ttl_s=60.0)
                 wire.send((offer, time.perf_counter() - began))
             case OfferClaim():
-                wire.send(transfer.answer(told))
+                wire.send(transfer.answer(command))
             case OfferReleased():
-                transfer.released(told)
+                transfer.released(command)
     await transfer.close()
 
 
@@ -84,14 +84,14 @@ class Wire:
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
 
-    async def ask(self, message: Any) -> Any:
-        """One message and its answer."""
+    async def request(self, message: Any) -> Any:
+        """Send one message and return its reply."""
         self.pipe.send(message)
         return await asyncio.to_thread(self.pipe.recv)
 
     async def claim(self, offer: Offer, claim: OfferClaim) -> ClaimReply:
         """See `Control.claim`."""
-        reply: ClaimReply = await self.ask(claim)
+        reply: ClaimReply = await self.request(claim)
         return reply
 
     async def release(self, offer: Offer, released: OfferReleased) -> None:
@@ -99,8 +99,8 @@ class Wire:
         self.pipe.send(released)
 
 
-class Run:
-    """Two processes that have not met yet."""
+class TransferRun:
+    """Two processes that are not yet connected."""
 
     def __init__(self, reader: NixlTransfer, wire: Wire, pid: int) -> None:
         self.reader = reader
@@ -108,8 +108,8 @@ class Run:
         self.pid = pid
 
     async def once(self, nbytes: int, *, borrow: bool = False) -> tuple[float, float]:
-        """Seconds to offer a tensor of so many bytes, and from its offer to the checked array here."""
-        offer, offered_s = await self.wire.ask(nbytes)
+        """Seconds to offer a tensor of so many bytes, and from its offer to the verified array here."""
+        offer, offered_s = await self.wire.request(nbytes)
         began = time.perf_counter()
         if borrow:
             async with self.reader.borrow(offer, self.wire):
@@ -125,8 +125,10 @@ class Run:
         return statistics.median(run[0] for run in runs), statistics.median(run[1] for run in runs)
 
 
-async def between_two(checked: bool, work: Callable[[Run], Awaitable[list[Measure]]]) -> list[Measure]:
-    """Run with an owner in a process of its own. Raises `TransferUnavailable`."""
+async def between_two(
+    checked: bool, work: Callable[[TransferRun], Awaitable[list[Measure]]]
+) -> list[Measure]:
+    """TransferRun with an owner in a process of its own. Raises `TransferUnavailable`."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=owner, args=(theirs, checked), daemon=True)
@@ -138,7 +140,7 @@ async def between_two(checked: bool, work: Callable[[Run], Awaitable[list[Measur
         if failed:
             raise failed
         assert process.pid is not None
-        measures = await work(Run(reader, Wire(ours), process.pid))
+        measures = await work(TransferRun(reader, Wire(ours), process.pid))
         ours.send(None)
         return measures
     finally:
@@ -147,8 +149,8 @@ async def between_two(checked: bool, work: Callable[[Run], Awaitable[list[Measur
         process.kill()
 
 
-async def with_checksums(run: Run) -> list[Measure]:
-    """First and steady, large and small, and what it costs to wait."""
+async def with_checksums(run: TransferRun) -> list[Measure]:
+    """First and later reads, large and small ones, and the cost of an idle owner."""
     _, first_s = await run.once(NBYTES, borrow=True)
     offered_s, read_s = await run.many(NBYTES)
     _, borrowed_s = await run.many(NBYTES, borrow=True)
@@ -168,8 +170,8 @@ async def with_checksums(run: Run) -> list[Measure]:
     ]
 
 
-async def without_checksums(run: Run) -> list[Measure]:
-    """The same, and nobody would notice an overwritten buffer."""
+async def without_checksums(run: TransferRun) -> list[Measure]:
+    """The same without checksums: an overwritten buffer would not be detected."""
     _, first_s = await run.once(NBYTES, borrow=True)
     offered_s, read_s = await run.many(NBYTES)
     _, borrowed_s = await run.many(NBYTES, borrow=True)

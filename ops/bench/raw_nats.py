@@ -1,4 +1,4 @@
-"""nats-py as its documentation shows it: what the log's own paths are measured against."""
+"""nats-py as its documentation shows it, as the baseline for the log's own paths."""
 
 import asyncio
 import time
@@ -11,8 +11,8 @@ STREAM = "RAW"
 ONE, MANY = "raw.one", "raw.many"
 
 
-class Raw:
-    """A stream of its own beside the log, with the same number of replicas. Every method returns seconds."""
+class RawNats:
+    """A separate stream with as many replicas as the log. Every method returns seconds."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Raw:
         return time.perf_counter() - began
 
     async def fetched(self, count: int) -> float:
-        """`fetch(500)` of a pull consumer until `count` messages came."""
+        """`fetch(500)` of a pull consumer until `count` messages were received."""
         config = ConsumerConfig(ack_policy=AckPolicy.NONE)
         subscription = await self._client.jetstream().pull_subscribe(MANY, stream=STREAM, config=config)
         began = time.perf_counter()
@@ -50,7 +50,7 @@ class Raw:
         return seconds
 
     async def ordered(self, count: int) -> float:
-        """The ordered push consumer with a callback until `count` messages came."""
+        """The ordered push consumer with a callback until `count` messages were received."""
         done = asyncio.Event()
         got = 0
 

@@ -1,4 +1,4 @@
-"""What a benchmark prints: measures with units, and the conditions they were taken under."""
+"""The output of a benchmark: measures with units, and their conditions."""
 
 import os
 import platform
@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.ops.tables import table
+from headwater.ops.process.text_table import table
 
 
 class Measure(msgspec.Struct):
-    """One figure. `target` is what the project set itself, empty where nothing was set."""
+    """One figure. `target` is the project's goal, empty where there is none."""
 
     name: str
     value: float
@@ -19,7 +19,7 @@ class Measure(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """A benchmark's outcome."""
+    """A benchmark's result."""
 
     benchmark: str
     conditions: dict[str, Any]
@@ -56,6 +56,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` (0 to 1) of the values do not exceed."""
+    """The quantile of the values at `share` (0 to 1)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

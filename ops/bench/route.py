@@ -1,4 +1,4 @@
-"""`headwater bench route`: a route query's way over NATS to the router and back."""
+"""`headwater bench route`: round trip of a route query over NATS to the router."""
 
 import asyncio
 import time
@@ -6,12 +6,12 @@ import time
 import msgspec
 import numpy as np
 
+from headwater.actors.runtime.tables import CardTable
 from headwater.ops.bench.fleet import running
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
-from headwater.ops.replay import pools
-from headwater.ops.world import open_world
+from headwater.ops.nats.open_ports import open_world
 from headwater.schemas import hashing, subjects
-from headwater.schemas.route import RouteQuery
+from headwater.schemas.events.route import RouteQuery
 
 RATE = 500
 SECONDS = 4
@@ -20,12 +20,12 @@ WORKERS = 2
 
 
 async def bench() -> Report:
-    """500 queries of 64 blocks a second for four seconds, sent on time whether or not answers came.
+    """500 queries of 64 blocks per second for four seconds, sent on schedule independently of replies (open loop).
 
-    No worker accepts what is decided here, so decisions pile up as in no fleet: it can not last longer.
+    No worker accepts these decisions, so they accumulate unlike in a real fleet, which limits the duration.
     """
-    async with running(WORKERS) as fleet, open_world(fleet.nats, "default", "bench") as world:
-        subject = subjects.route_query("default", (await pools(world))[0])
+    async with running(WORKERS) as fleet, open_world(fleet.nats.url, "default", "bench") as world:
+        subject = subjects.route_query("default", (await CardTable(world.cards).pools())[0])
         encode = msgspec.msgpack.Encoder().encode
         tokens = np.random.default_rng(0).integers(0, 256, (100, BLOCKS * 16), dtype=np.uint32)
         hashes = [hashing.pack_hashes(hashing.sequence_hashes(row, 16)) for row in tokens]

@@ -1,4 +1,4 @@
-"""Real servers for a benchmark, with stores of their own, gone when it ends."""
+"""Real servers for a benchmark, with temporary stores."""
 
 import asyncio
 import subprocess
@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from headwater.ops.nats_server import binary, free_port, wait_until_up, write_config
-from headwater.ops.process import die_with_parent
+from headwater.ops.nats.server import binary, free_port, wait_until_up, write_config
+from headwater.ops.process.signals import die_with_parent
 
 
 @asynccontextmanager
 async def servers(folder: Path, count: int) -> AsyncIterator[str]:
-    """`count` servers (more than one: a cluster) with their stores in `folder`; yields their URLs with commas."""
+    """`count` servers (more than one: a cluster) with their stores in `folder`; yields their comma-separated URLs."""
     ports = [free_port(0) for _ in range(count)]
     routes = [free_port(0) for _ in range(count)]
     started = []

@@ -11,15 +11,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headwater.events.jetstream import JetStreamBlobs, connect, ensure_namespace
-from headwater.events.snapshot_cache import FolderCache
-from headwater.events.snapshots import SnapshotStore
+from headwater.events.jetstream import JetStreamBlobs, connect
+from headwater.events.jetstream.streams.ensure import ensure_namespace
+from headwater.events.snapshots.cache import FolderCache
+from headwater.events.snapshots.store import SnapshotStore
 from headwater.ops.bench.report import Measure, Report
 from headwater.ops.bench.servers import servers
-from headwater.router.packing import prepare
-from headwater.router.state import RouterState
+from headwater.router.fold.state import RouterState
+from headwater.router.index.pack import prepare
 from headwater.schemas import subjects
-from headwater.schemas.fleet import WorkerJoined
+from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.hashing import U64
 
 BLOCKS = 10_000_000
@@ -32,8 +33,8 @@ POOL = "bench-b16"
 async def bench(blocks: int = BLOCKS) -> Report:
     """Each measure is the median of three rounds. Files and the server's store are in the system's file cache.
 
-    A round that meets memory which this machine never used before is slower by what its host takes to give it;
-    the slowest rounds are among the conditions.
+    A round that uses memory for the first time is slower, as the host has to allocate it; the slowest rounds are among
+    the conditions.
     """
     state = filled(blocks)
     _touch_memory(4 * state.index.nbytes)
@@ -51,7 +52,7 @@ async def bench(blocks: int = BLOCKS) -> Report:
 
 
 def filled(blocks: int) -> RouterState:
-    """A state with this many blocks, in chains of 64 over 16 workers, in a table of the size it grows to."""
+    """A state with this many blocks, in chains of 64 over 16 workers, in a table of its final size."""
     rng = np.random.default_rng(0)
     hashes: U64 = rng.integers(1, 2**63, blocks, dtype=np.uint64)
     state = RouterState()
@@ -66,19 +67,19 @@ def filled(blocks: int) -> RouterState:
 
 
 def _touch_memory(size: int) -> None:
-    """Use memory once and give it back: in a virtual machine the host may take a second for a first gigabyte."""
+    """Use memory once and free it: in a virtual machine the first gigabyte may take the host a second."""
     np.ones(size, np.uint8)
 
 
 class _Pauses:
-    """The longest time for which the event loop did not turn."""
+    """The longest pause of the event loop."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Watch during the block."""
+        """Measure during the block."""
 
         async def beat() -> None:
             while True:
@@ -88,10 +89,10 @@ class _Pauses:
 
         task = asyncio.create_task(beat())
         try:
-            # The first beat is not a pause.
+            # The first interval is not a pause.
             await asyncio.sleep(0)
             yield
-            # One more turn: a pause at the very end counts.
+            # One more turn, so that a pause at the end counts.
             await asyncio.sleep(0)
         finally:
             task.cancel()
@@ -139,7 +140,7 @@ async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> R
         [
             Measure("open from the local cache", _median(times["cache"]), "s", "at most 1"),
             Measure("open from the object store", _median(times["store"]), "s", "at most 3"),
-            Measure("take (the fold holds still, queries are answered)", _median(times["take"]), "s"),
+            Measure("take (the fold is paused, queries are answered)", _median(times["take"]), "s"),
             Measure("save to the object store and the cache", _median(times["save"]), "s"),
             Measure("longest pause of the event loop in take and save", _median(times["pause"]) * 1000, "ms"),
             Measure("size", size / 1e6, "MB"),
@@ -149,15 +150,15 @@ async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> R
 
 
 async def _opened(store: SnapshotStore, digest: str) -> float:
-    """Seconds from nothing to a state that can be folded on and asked."""
+    """Seconds until a new process has a state that it can fold and query."""
     began = time.perf_counter()
     snapshot = await store.newest(lambda _: True)
     if snapshot is None:
-        raise RuntimeError("the snapshot that was just saved is not there")
+        raise RuntimeError("the snapshot that was just saved is missing")
     state = await asyncio.to_thread(RouterState.restore, snapshot)
     seconds = time.perf_counter() - began
     if state.digest() != digest:
-        raise RuntimeError("the state that was read is not the one that was saved")
+        raise RuntimeError("the state that was read differs from the one that was saved")
     return seconds
 
 

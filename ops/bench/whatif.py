@@ -1,7 +1,7 @@
-"""`headwater bench whatif`: the router with its default settings beside a peer's, on a public trace.
+"""`headwater bench whatif`: the router with its default settings compared with a peer's, on a public trace.
 
-First the baseline: round robin needs no router, so if the simulator is right its rows agree. Then the same engines
-under our router, the same settings in every row.
+The baseline is round robin, which needs no router: if the simulator is correct its rows agree. Then the same engines with
+Headwater's router, with the same settings in every row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from headwater.ops.bench.whatif_peer import (
     TARGETS_ROW,
     UNLIMITED,
     WORSE_MAX,
-    Figures,
-    Row,
+    PeerFigures,
+    PeerRow,
 )
-from headwater.ops.tables import table
-from headwater.ops.whatif.command import as_it_stands, run_all
-from headwater.ops.whatif.report import Report
+from headwater.ops.process.text_table import table
+from headwater.ops.whatif.command import run_all, without_queue
+from headwater.ops.whatif.report import WhatifReport
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import read
 
@@ -31,7 +31,7 @@ TRACE = Path(__file__).parent / "data" / "conversation_trace.jsonl.gz"
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One row: theirs, ours, ours divided by theirs, and by what nobody can beat where that is known."""
+    """One row: theirs, ours, ours divided by theirs, and by the lower bound where one is known."""
 
     workers: int
     blocks: int
@@ -58,13 +58,13 @@ class Comparison(msgspec.Struct, frozen=True):
     missed: list[str]
 
 
-def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Comparison:
+def bench(rows: Sequence[PeerRow] = ROWS, *, requests: int = 0, jobs: int = 1) -> Comparison:
     """Run all rows. With `requests` only so many of the trace: then nothing is comparable."""
     given = [
         Setup(policy=row.policy, workers=row.workers, blocks=row.blocks, speed=row.speed, requests=requests)
         for row in rows
     ]
-    setups = [as_it_stands(setup) for setup in given]
+    setups = [without_queue(setup) for setup in given]
     reports = [result.report for result in run_all(read(TRACE), setups, jobs)]
     compared = [_compare(row, ours) for row, ours in zip(rows, reports, strict=True)]
     furthest = [
@@ -75,7 +75,7 @@ def bench(rows: Sequence[Row] = ROWS, *, requests: int = 0, jobs: int = 1) -> Co
     )
 
 
-def _missed(rows: Sequence[Row], compared: Sequence[Compared]) -> Iterator[str]:
+def _missed(rows: Sequence[PeerRow], compared: Sequence[Compared]) -> Iterator[str]:
     for row, one in zip(rows, compared, strict=True):
         if row.policy == "round_robin":
             continue
@@ -86,13 +86,13 @@ def _missed(rows: Sequence[Row], compared: Sequence[Compared]) -> Iterator[str]:
                 yield f"{where}: {name} is {ratio:.3f} of theirs"
         for name, target in TARGETS.items() if row is TARGETS_ROW else ():
             if name == "reuse" and one.ours[name] < target:
-                yield f"{where}: {name} is {one.ours[name]:.4f}, at least {target} is aimed at"
+                yield f"{where}: {name} is {one.ours[name]:.4f}, the goal is at least {target}"
             elif name != "reuse" and one.ratio[name] > target:
-                yield f"{where}: {name} is {one.ratio[name]:.3f} of theirs, at most {target} is aimed at"
+                yield f"{where}: {name} is {one.ratio[name]:.3f} of theirs, the goal is at most {target}"
 
 
-def _compare(row: Row, report: Report) -> Compared:
-    ours = Figures(
+def _compare(row: PeerRow, report: WhatifReport) -> Compared:
+    ours = PeerFigures(
         report.reuse,
         report.ttft_ms.mean,
         report.ttft_ms.p50,
@@ -108,10 +108,13 @@ def _compare(row: Row, report: Report) -> Compared:
         row.policy,
         row.theirs._asdict(),
         ours._asdict(),
-        {name: mine / theirs for name, mine, theirs in zip(Figures._fields, ours, row.theirs, strict=True)},
+        {
+            name: mine / theirs
+            for name, mine, theirs in zip(PeerFigures._fields, ours, row.theirs, strict=True)
+        },
         {
             name: mine / bound
-            for name, mine, bound in zip(Figures._fields, ours, UNLIMITED, strict=True)
+            for name, mine, bound in zip(PeerFigures._fields, ours, UNLIMITED, strict=True)
             if bound
         },
         report.wall_s,
@@ -125,7 +128,7 @@ def show(comparison: Comparison, *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(comparison).decode())
         return
-    print(f"whatif: {comparison.trace}, beside {comparison.source}; machine {comparison.machine}")
+    print(f"whatif: {comparison.trace}, compared with {comparison.source}; machine {comparison.machine}")
     heads = ("reuse", "TTFT mean", "p50", "p90", "p99", "ITL", "E2E")
     print(
         table(

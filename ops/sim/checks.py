@@ -1,23 +1,24 @@
-"""What must be true of every run, whatever went wrong in it. Each check returns what it found, in words."""
+"""Invariants of every run, whatever its faults. Each check returns descriptions of violations."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.log import Record, Unreadable
-from headwater.events.memory_log import MemoryLog
-from headwater.events.snapshots import SnapshotStore
-from headwater.ops.sim.clients import Told
+from headwater.events.memory.log import MemoryLog
+from headwater.events.snapshots.store import SnapshotStore
+from headwater.ops.sim.clients import ClientEvent
 from headwater.ops.sim.fleet import POOL, SimFleet
-from headwater.router.index import PrefixIndex
+from headwater.router.fold.state import RouterState
+from headwater.router.index.prefix_index import PrefixIndex
 from headwater.router.replay import Recorded, Replay
-from headwater.router.state import RouterState
+from headwater.schemas.events.request import RequestAccepted, RequestEnded
+from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import unpack_hashes
-from headwater.schemas.request import RequestAccepted, RequestEnded
-from headwater.schemas.route import Decision
 
 
 async def messages(log: MemoryLog) -> list[Record | Unreadable]:
-    """Everything that a log holds now, in order."""
+    """All messages of a log, in order."""
     found: list[Record | Unreadable] = []
     async for piece in log.read(0, follow=False):
         found += piece.records
@@ -25,13 +26,13 @@ async def messages(log: MemoryLog) -> list[Record | Unreadable]:
     return sorted(found, key=lambda message: message.position)
 
 
-def streams(told: list[Told]) -> Iterator[str]:
+def streams(sent: list[ClientEvent]) -> Iterator[str]:
     """No token is lost, repeated or changed, and a request has at most one terminal answer."""
-    for one in told:
+    for one in sent:
         wanted = one.expected()
-        name = f"client {one.number} (edge {one.edge}, asked at {one.at_s:.3f} s)"
+        name = f"client {one.number} (edge {one.edge}, sent at {one.at_s:.3f} s)"
         if not wanted.startswith(one.text):
-            yield f"{name}: got {one.text!r}, its answer is {wanted!r}"
+            yield f"{name}: got {one.text!r}, expected {wanted!r}"
         if one.finishes + one.errors > 1 or one.dones > 1:
             yield f"{name}: {one.finishes} finishes, {one.errors} errors, {one.dones} times done"
         if one.end == "stop" and (one.text != wanted or one.finishes != 1):
@@ -63,11 +64,11 @@ def terminal_events(found: list[Record | Unreadable]) -> Iterator[str]:
 
 
 def fences(found: list[Record | Unreadable]) -> Iterator[str]:
-    """On each subject epochs never fall, and each life's messages are there once, in order, from the first on."""
+    """On each subject epochs never decrease, and each incarnation's messages occur once, in order, from the first."""
     last: dict[str, tuple[int, int]] = {}
     for message in found:
         if isinstance(message, Unreadable):
-            # It was altered by a fault; what follows it is judged by the fold.
+            # Altered by a fault; the fold checks the messages after it.
             last.pop(message.subject, None)
             continue
         batch = message.batch
@@ -93,7 +94,7 @@ def folded(found: list[Record | Unreadable], *, whole: bool) -> RouterState:
 
 
 async def snapshots(fleet: SimFleet, found: list[Record | Unreadable]) -> Iterator[str]:
-    """A snapshot and the messages behind it give the same state as all messages."""
+    """A snapshot and the messages after it fold to the same state as all messages."""
     problems: list[str] = []
     store = SnapshotStore(fleet.store.blobs, POOL)
     snapshot = await store.newest(lambda _: True)
@@ -111,12 +112,12 @@ async def snapshots(fleet: SimFleet, found: list[Record | Unreadable]) -> Iterat
                 f"the snapshot at {snapshot.position} and its tail differ from a fold of everything"
             )
         if state.chains.heads != everything.chains.heads:
-            problems.append(f"the snapshot at {snapshot.position} has lost its place in the chains")
+            problems.append(f"the snapshot at {snapshot.position} has lost its chain heads")
     return iter(problems)
 
 
 def decisions(found: list[Record | Unreadable]) -> Iterator[str]:
-    """Every decision comes out the same when it is made again from the log."""
+    """Every decision is reproduced when it is recomputed from the log."""
     recorded = [
         Recorded((message.batch.writer, message.batch.epoch), event)
         for message in found
@@ -129,27 +130,27 @@ def decisions(found: list[Record | Unreadable]) -> Iterator[str]:
     for message in found:
         difference = difference or replay.step(message)
     if difference is not None:
-        yield f"decision for {difference.recorded.request} of {difference.life} comes out otherwise: {difference.again}"
+        yield f"decision for {difference.recorded.request} of {difference.incarnation} is not reproduced: {difference.recomputed}"
     if replay.verified + replay.unverifiable != len(recorded):
         yield f"{len(recorded)} decisions, {replay.verified} verified, {replay.unverifiable} could not be"
 
 
 def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
-    """Live routers hold the state that the log gives, know all workers, and owe nothing."""
+    """Live routers have the state of the log's fold, see all workers, and have empty queues."""
     end = found[-1].position if found else 0
     everything = folded(found, whole=whole) if whole else None
     for name in fleet.routers:
         state = fleet.router(name).state
         if state.position != end:
-            yield f"{name} stands at position {state.position}, the log ends at {end}"
+            yield f"{name} is at position {state.position}, the log ends at {end}"
         elif everything is not None and state.digest() != everything.digest():
             yield f"{name} differs from the fold of the log at position {end}{_difference(state, everything)}"
         if sorted(state.loads.workers) != fleet.engines:
-            yield f"{name} knows {sorted(state.loads.workers)}"
+            yield f"{name} sees workers {sorted(state.loads.workers)}"
         if fleet.router(name).stats()["waiting"]:
-            yield f"{name} still lets queries wait"
+            yield f"{name} still has waiting queries"
         if state.cold:
-            yield f"{name} holds {sorted(state.cold)} for cold"
+            yield f"{name} has cold workers {sorted(state.cold)}"
         for worker in state.loads.workers.values():
             open_requests = [r for r in worker.requests if r not in worker.unaccepted]
             if open_requests:
@@ -174,20 +175,21 @@ def _difference(one: RouterState, other: RouterState) -> str:
 
 
 def _index(fleet: SimFleet, router: str, index: PrefixIndex) -> Iterator[str]:
-    """The index holds for each worker what its engine holds, no block more or less."""
+    """The index has for each worker exactly its engine's cached blocks."""
     for name in fleet.engines:
         if name not in index.slots:
-            yield f"{router} has no place for {name} in its index"
+            yield f"{router} has no entry for {name} in its index"
             continue
         held: Counter[int] = Counter()
-        for event in fleet.sim_engines[name].held_blocks():
+        # Not `held_blocks`, which discards the engine's pending events: these would never be logged.
+        for event in fleet.sim_engines[name].cached_blocks():
             held.update(unpack_hashes(event.hashes).tolist())
         if index.blocks.get(name, 0) != len(held):
-            yield f"{router} counts {index.blocks.get(name, 0)} blocks of {name}, it holds {len(held)}"
+            yield f"{router} counts {index.blocks.get(name, 0)} blocks of {name}, which has {len(held)}"
             continue
         extra = sum(len(copies) for (worker, _), copies in index.copies.items() if worker == name)
         if extra:
-            yield f"{router} counts several copies of {extra} blocks of {name}, which holds one of each"
+            yield f"{router} counts several copies of {extra} blocks of {name}, which has one of each"
         slot = index.slots[name]
         missing = [block for block in held if not _holds(index, slot, block)]
         if missing:
@@ -203,7 +205,7 @@ def _holds(index: PrefixIndex, slot: int, block: int) -> bool:
 
 
 def divergence(fleet: SimFleet) -> Iterator[str]:
-    """No router of any life ever found another one with another state at the same position."""
+    """No incarnation of a router found another one with a different state at the same position."""
     for router in fleet.router_lives:
         stats = router.stats()
         if stats["divergence_alarms"]:
@@ -211,7 +213,7 @@ def divergence(fleet: SimFleet) -> Iterator[str]:
 
 
 def leaks(fleet: SimFleet) -> Iterator[str]:
-    """After a clean stop nothing is left: no task, lease, subscription, inbox or block in use."""
+    """After a clean stop no task, lease, subscription, inbox or used block is left."""
     for name, process in fleet.processes.items():
         left = [task.get_name() for task in process.group.tasks]
         if left:
@@ -225,18 +227,16 @@ def leaks(fleet: SimFleet) -> Iterator[str]:
         load = fleet.sim_engines[name].load()
         if load.running or load.waiting or load.used_blocks:
             yield f"{name} still has {load.running} running, {load.waiting} waiting, {load.used_blocks} blocks"
-    yield from (f"it would not end when killed: {task}" for task in fleet.stuck)
+    yield from (f"it did not end when killed: {task}" for task in fleet.stuck)
 
 
 async def lease_leaks(fleet: SimFleet) -> list[str]:
-    """Leases that were not given back."""
-    async for entries in fleet.store.leases.watch():
-        return [f"lease left: {entry.key}" for entry in entries if entry.value is not None]
-    return []
+    """Leases that were not released."""
+    return [f"lease left: {one.kind}.{one.name}" for one in await LeaseTable(fleet.store.leases).read_all()]
 
 
 def grouped(problems: list[str]) -> dict[str, int]:
-    """Problems by their first words, for a summary over many seeds."""
+    """Problems grouped by their first words, for a summary over many seeds."""
     counts: defaultdict[str, int] = defaultdict(int)
     for problem in problems:
         counts[" ".join(problem.split()[:3])] += 1
@@ -244,7 +244,7 @@ def grouped(problems: list[str]) -> dict[str, int]:
 
 
 def handoffs(fleet: SimFleet) -> Iterator[str]:
-    """No KV was fetched twice or for another prompt, and after the end none is pinned."""
+    """No KV was fetched twice or for another prompt, and none is pinned at the end."""
     if fleet.fabric.spoiled:
         yield f"{fleet.fabric.spoiled} hand-offs were used twice, or for another prompt"
     for name in fleet.fabric.pins:

@@ -1,4 +1,4 @@
-"""Simulated clients: they ask, read their streams to the end or hang up, and remember exactly what they got."""
+"""Simulated clients: they send requests, read the streams to the end or disconnect, and record what they receive."""
 
 import asyncio
 import random
@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from headwater.actors.edge.http import Headers
-from headwater.engines import sim_model
-from headwater.ops.sim import crowded
+from headwater.actors.http.asgi import Headers
+from headwater.engines.sim import model as sim_model
+from headwater.ops.sim import load_profile
 from headwater.ops.sim.fleet import SCRIPT, SimFleet
 from headwater.ops.sim.http import Reset
 from headwater.ops.sim.loop import VirtualLoop
@@ -17,24 +17,24 @@ PREFIXES: Final = 6
 PROMPT_TOKENS_MAX: Final = 200
 ANSWER_TOKENS: Final = (1, 56)
 LONG_ANSWER_TOKENS: Final = (150, 400)
-"""At 30 ms a token or more: longer than several renewals of a lease."""
+"""At 30 ms per token or more this is longer than several renewals of a lease."""
 
 LONG_SHARE: Final = 0.12
 HANG_UP_SHARE: Final = 0.1
 PATIENCE_S: Final = 90.0
-"""A stream that does not end within this time hangs: longer than every deadline of ours together."""
+"""A stream that does not end within this time hangs: it is longer than all deadlines together."""
 
 TEXT: Final = sim_model.tokenizer().decode(list(SCRIPT))
-"""What the script reads as: one character per token."""
+"""The script as text: one character per token."""
 
 REFUSED: Final = "The request was refused: "
-"""How the refusal by a limit of a router's queue begins."""
+"""Start of the error for a rejection by a limit of the admission queue."""
 
 End = Literal["open", "stop", "error", "refused", "reset", "hung up", "hangs"]
 
 
-class Told(msgspec.Struct):
-    """What one client asked for and got."""
+class ClientEvent(msgspec.Struct):
+    """One client's request and the response it received."""
 
     number: int
     edge: str
@@ -50,57 +50,57 @@ class Told(msgspec.Struct):
     end: End = "open"
     ended_s: float = 0.0
     reason: str = ""
-    """The error that it was given."""
+    """The error message it received."""
     limited: bool = False
-    """It was refused by a limit that the run has set: a queue's bound, or a deadline of its own."""
+    """It was rejected by a configured limit: a bound of the admission queue, or its own deadline."""
 
     def expected(self) -> str:
-        """The whole answer, as the simulated engine gives it for this seed."""
+        """The whole answer that the simulated engine generates for this seed."""
         return "".join(TEXT[(self.seed + number) % len(TEXT)] for number in range(self.tokens))
 
 
 class Clients:
-    """Asks `count` requests between `from_s` and `until_s`, each by a task of its own."""
+    """Sends `count` requests between `from_s` and `until_s`, each in a task of its own."""
 
     def __init__(
-        self, loop: VirtualLoop, fleet: SimFleet, draw: random.Random, wishes: random.Random | None = None
+        self, loop: VirtualLoop, fleet: SimFleet, draw: random.Random, hints: random.Random | None = None
     ) -> None:
-        self.told: list[Told] = []
+        self.sent: list[ClientEvent] = []
         self._loop = loop
         self._fleet = fleet
         self._draw = draw
-        self._wishes = wishes
+        self._hints = hints
 
     async def run(self, count: int, from_s: float, until_s: float) -> None:
-        """Ask at random times; returns once each has its end."""
+        """Send requests at random times; returns once all have ended."""
         times = sorted(self._draw.uniform(from_s, until_s) for _ in range(count))
         tasks = []
         for at in times:
             await asyncio.sleep(max(0.0, at - self._loop.time()))
-            tasks.append(self._loop.create_task(self.ask(self._draw.choice(self._fleet.edges))))
+            tasks.append(self._loop.create_task(self.send(self._draw.choice(self._fleet.edges))))
         await asyncio.gather(*tasks)
 
-    async def ask(self, edge: str, *, patient: bool = False) -> Told:
-        """One request. A `patient` client never hangs up."""
+    async def send(self, edge: str, *, patient: bool = False) -> ClientEvent:
+        """Send one request. A `patient` client does not disconnect."""
         draw = self._draw
         streamed = draw.random() < 0.8
-        told = Told(
-            len(self.told),
+        record = ClientEvent(
+            len(self.sent),
             edge,
             self._loop.time(),
             draw.randint(*(LONG_ANSWER_TOKENS if draw.random() < LONG_SHARE else ANSWER_TOKENS)),
             draw.randrange(1 << 20),
             streamed,
         )
-        self.told.append(told)
+        self.sent.append(record)
         prefix = draw.randrange(PREFIXES)
         prompt = [prefix] * (16 * (1 + prefix)) + [draw.randrange(64) for _ in range(draw.randint(1, 80))]
         body = msgspec.json.encode(
             {
                 "model": "sim",
                 "prompt": prompt[:PROMPT_TOKENS_MAX],
-                "max_tokens": told.tokens,
-                "seed": told.seed,
+                "max_tokens": record.tokens,
+                "seed": record.seed,
                 "stream": streamed,
                 "ignore_eos": True,
             }
@@ -108,18 +108,20 @@ class Clients:
         hang_up_at = draw.randint(1, 40) if not patient and draw.random() < HANG_UP_SHARE else 0
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._read(told, edge, body, hang_up_at, self._headers(patient))
+                await self._read(record, edge, body, hang_up_at, self._headers(patient))
         except TimeoutError:
-            told.end = "hangs"
+            record.end = "hangs"
         except Reset:
-            told.end = "reset"
-        told.ended_s = self._loop.time()
-        return told
+            record.end = "reset"
+        record.ended_s = self._loop.time()
+        return record
 
     def _headers(self, patient: bool) -> Headers:
-        return crowded.wishes(self._wishes) if self._wishes is not None and not patient else []
+        return load_profile.routing_headers(self._hints) if self._hints is not None and not patient else []
 
-    async def _read(self, told: Told, edge: str, body: bytes, hang_up_at: int, headers: Headers) -> None:
+    async def _read(
+        self, record: ClientEvent, edge: str, body: bytes, hang_up_at: int, headers: Headers
+    ) -> None:
         server = self._fleet.servers.get(edge)
         if server is None:
             raise Reset
@@ -128,45 +130,45 @@ class Clients:
         data = b""
         try:
             while (part := await connection.part()) is not None:
-                told.status = connection.status
+                record.status = connection.status
                 parts += 1
-                if told.streamed and told.status == 200:
+                if record.streamed and record.status == 200:
                     data += part
                     *events, data = data.split(b"\n\n")
                     for event in events:
-                        _take_event(told, event)
+                        _take_event(record, event)
                 else:
                     data += part
                 if parts == hang_up_at:
-                    told.end = "hung up"
+                    record.end = "hung up"
                     return
         finally:
             connection.hang_up()
-        told.status = connection.status
-        if told.status != 200:
-            told.end = "refused"
+        record.status = connection.status
+        if record.status != 200:
+            record.end = "refused"
             failure = msgspec.json.decode(data)["error"] if data else {}
-            told.reason = failure.get("message", "")
-            told.limited = told.reason.startswith(REFUSED)
-        elif not told.streamed:
+            record.reason = failure.get("message", "")
+            record.limited = record.reason.startswith(REFUSED)
+        elif not record.streamed:
             [choice] = msgspec.json.decode(data)["choices"]
-            told.text, told.finishes, told.end = choice["text"], 1, "stop"
+            record.text, record.finishes, record.end = choice["text"], 1, "stop"
         else:
-            told.end = "error" if told.errors else "stop"
+            record.end = "error" if record.errors else "stop"
 
 
-def _take_event(told: Told, event: bytes) -> None:
+def _take_event(record: ClientEvent, event: bytes) -> None:
     if not event.startswith(b"data: "):
         return
     payload = event[6:]
     if payload == b"[DONE]":
-        told.dones += 1
+        record.dones += 1
         return
     document = msgspec.json.decode(payload)
     if "error" in document:
-        told.errors += 1
-        told.reason = document["error"]["message"]
+        record.errors += 1
+        record.reason = document["error"]["message"]
         return
     for choice in document["choices"]:
-        told.text += choice.get("text") or ""
-        told.finishes += 1 if choice.get("finish_reason") else 0
+        record.text += choice.get("text") or ""
+        record.finishes += 1 if choice.get("finish_reason") else 0

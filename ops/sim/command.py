@@ -1,4 +1,4 @@
-"""`headwater sim`: one seed, or many on all cores; a failing one is shrunk and told how to be seen again."""
+"""`headwater sim`: one seed, or many on all cores; a failing one is shrunk, with the command that reproduces it."""
 
 import os
 import sys
@@ -11,10 +11,10 @@ from multiprocessing import get_context
 import msgspec
 import structlog
 
-from headwater.ops.config import ConfigError
+from headwater.ops.config.errors import ConfigError
 from headwater.ops.sim import checks
 from headwater.ops.sim.faults import Fault, schedule
-from headwater.ops.sim.run import EDGES, ENGINES, ROUTERS, RUN_S, Outcome, fleet_names, run_seed
+from headwater.ops.sim.run import EDGES, ENGINES, ROUTERS, RUN_S, SeedOutcome, fleet_names, run_seed
 from headwater.ops.sim.shrink import shrink
 
 PROGRESS_S = 10.0
@@ -39,8 +39,8 @@ def run_one(seed: int, *, trace: bool, only: str, as_json: bool) -> int:
 def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
     """Run the seeds FROM:TO (TO not included); 1 if any failed."""
     first, last = _range(text)
-    began = told = time.monotonic()
-    failed: list[Outcome] = []
+    began = printed = time.monotonic()
+    failed: list[SeedOutcome] = []
     answered = events = done = 0
     for outcome in outcomes(range(first, last), jobs or os.cpu_count() or 1):
         done += 1
@@ -50,8 +50,8 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
             failed.append(outcome)
             if not as_json and len(failed) <= FAILURES_SHOWN_MAX:
                 print(describe(outcome), flush=True)
-        if not as_json and time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
+        if not as_json and time.monotonic() - printed > PROGRESS_S:
+            printed = time.monotonic()
             print(f"  {done} of {last - first}, {len(failed)} failed", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
     if as_json:
@@ -78,7 +78,7 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
     return int(bool(failed))
 
 
-def outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
+def outcomes(seeds: range, jobs: int) -> Iterator[SeedOutcome]:
     """The outcome of each seed as it comes, `jobs` at a time."""
     if jobs == 1:
         quiet(trace=False)
@@ -93,7 +93,7 @@ def outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
             waiting += [pool.submit(run_seed, seed) for seed in islice(remaining, 1)]
 
 
-def _shrunk(outcome: Outcome) -> str:
+def _shrunk(outcome: SeedOutcome) -> str:
     """The fewest faults that fail, and the command that shows them."""
     print("  shrinking …", file=sys.stderr, flush=True)
     left = shrink(outcome.faults, lambda faults: run_seed(outcome.seed, faults).failed)
@@ -106,7 +106,7 @@ def _shrunk(outcome: Outcome) -> str:
     )
 
 
-def describe(outcome: Outcome) -> str:
+def describe(outcome: SeedOutcome) -> str:
     """A run for people: its faults, what was wrong, and how to see it again."""
     head = (
         f"seed {outcome.seed}: {'FAILED' if outcome.failed else 'passed'}; {outcome.answered} of "

@@ -1,52 +1,52 @@
-"""Which faults may make a request fail. Every other failure is a mistake of ours.
+"""Which faults may make a request fail. Every other failure is a bug.
 
-A request that ends in an error, a refusal or a broken connection is explained by a fault that was in force while the
-request lived, or so shortly before that the fleet was still recovering. What only the log suffers from (no leader, a
-full disk, lost answers, a lost lease bucket) explains nothing by itself, since tokens do not pass the log; but a
-process that starts needs the log, so such a fault prolongs the recovery of one that was down.
+A request that ends in an error, a rejection or a broken connection is explained by a fault that was active during the
+request, or so shortly before it that the fleet was still recovering. Faults of the log alone (no leader, a full disk, lost
+replies, a lost lease bucket) explain nothing, since tokens do not pass through the log; but a starting process needs the
+log, so such a fault prolongs the recovery of one that was down.
 """
 
 from typing import Final
 
-from headwater.ops.sim.clients import Told
+from headwater.ops.sim.clients import ClientEvent
 from headwater.ops.sim.faults import Fault, Kind
 
 RECOVERY_S: Final = 5.0
-"""A new process waits for its predecessor's lease to lapse, then reads what it needs."""
+"""A new process waits for its predecessor's lease to expire, then reads its state."""
 
 ANSWER_S: Final = 6.0
-"""A request to the log whose answer was lost is made again this much later at most."""
+"""A request to the log whose reply was lost is retried after at most this time."""
 
 MOMENT_S: Final = 1e-6
 
 DOWN: Final[frozenset[Kind]] = frozenset({"crash", "zombie", "pause", "partition", "actor_failure"})
-"""A process is gone, or does not answer. A client of an edge notices, and whoever has no other router or worker."""
+"""A process ended, or does not respond. This affects clients of an edge, and requests without another router or worker."""
 
 MESSAGES: Final[frozenset[Kind]] = frozenset({"drop", "delay"})
-"""Messages between processes come late or not at all."""
+"""Messages between processes are delayed or lost."""
 
 LOG: Final[frozenset[Kind]] = frozenset({"log_unavailable", "answer_lost", "disk_full"})
 
 HINDERS: Final[frozenset[Kind]] = LOG | {"delay"}
-"""The log answers late, or not at all: a process that starts asks it some ten times."""
+"""The log replies late, or not at all: a starting process sends about ten requests to it."""
 
 
-def unexplained(told: list[Told], faults: list[Fault], healthy_s: float) -> list[str]:
+def unexplained(sent: list[ClientEvent], faults: list[Fault], healthy_s: float) -> list[str]:
     """Requests that failed without a fault that explains it, or after the fleet was healthy again at `healthy_s`."""
     problems = []
-    for one in told:
+    for one in sent:
         if one.end not in ("error", "refused", "reset") or one.limited:
             continue
         if one.at_s > healthy_s or not any(_explains(fault, one, faults) for fault in faults):
             problems.append(
                 f"client {one.number} (edge {one.edge}, {one.at_s:.3f} to {one.ended_s:.3f} s): {one.end}, "
-                f"HTTP {one.status}, no fault explains it: {one.reason or 'no reason given'}"
+                f"HTTP {one.status}, not explained by a fault: {one.reason or 'no reason given'}"
             )
     return problems
 
 
-def _explains(fault: Fault, one: Told, faults: list[Fault]) -> bool:
-    # Virtual time is made of floats: what a fault ends may end in the moment before it.
+def _explains(fault: Fault, one: ClientEvent, faults: list[Fault]) -> bool:
+    # Virtual times are floats: what a fault ends may end slightly before it.
     if fault.at_s > one.ended_s + MOMENT_S:
         return False
     if fault.kind in MESSAGES:
@@ -57,7 +57,7 @@ def _explains(fault: Fault, one: Told, faults: list[Fault]) -> bool:
 
 
 def _recovered_s(fault: Fault, faults: list[Fault]) -> float:
-    """When the process is back, the log being there."""
+    """When the process has recovered, given that the log is available."""
     until = fault.at_s + fault.for_s + RECOVERY_S
     for other in sorted(faults, key=lambda one: one.at_s):
         again = other.kind in DOWN and other.target == fault.target and other is not fault

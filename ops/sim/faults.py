@@ -1,11 +1,11 @@
-"""Faults as data: what goes wrong, when, for how long and for whom. A seed makes a list of them."""
+"""Faults as data: kind, time, duration and target. A seed determines a list of them."""
 
 import random
 from typing import Final, Literal
 
 import msgspec
 
-from headwater.actors import lease
+from headwater.actors.runtime import lease
 
 Kind = Literal[
     "drop",
@@ -48,19 +48,19 @@ SHARES: Final[dict[Kind, int]] = {
     "replace": 1,
     "alter": 1,
 }
-"""How often each kind is drawn."""
+"""Relative frequency of each kind."""
 
 FROM_S, UNTIL_S = 3.0, 24.0
-"""Faults begin in this time and are over 3 s after it at the latest."""
+"""Faults start within this time and end at most 3 s after it."""
 
 LASTING_S_MAX = 6.0
 LEASE_S: Final = lease.TTL_S
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong from `at_s` for `for_s` seconds.
+    """A fault from `at_s` for `for_s` seconds.
 
-    `target` is a process, or empty for what concerns all. `amount` is a probability (drop, duplicate, answer_lost),
+    `target` is a process, or empty for faults that affect all. `amount` is a probability (drop, duplicate, answer_lost),
     seconds (delay, clock_jump, slow_reader) or a share of the log (purge, alter).
     """
 
@@ -94,7 +94,7 @@ def _fault(
 ) -> Fault:
     at = round(draw.uniform(FROM_S, UNTIL_S), 3)
     lasting = round(draw.uniform(0.2, min(LASTING_S_MAX, UNTIL_S + 3.0 - at)), 3)
-    # Routers and edges are few: choose among kinds first, or engines would take nearly all.
+    # Routers and edges are few: choose the kind first, otherwise engines would get nearly all faults.
     anyone = draw.choice(draw.choice([engines, routers, edges]))
     match kind:
         case "drop" | "duplicate":
@@ -106,7 +106,7 @@ def _fault(
         case "partition" | "pause" | "crash":
             return Fault(kind, at, lasting, anyone)
         case "zombie":
-            # Stopped for longer than its lease lives; meanwhile another process takes its name.
+            # Suspended for longer than its lease; another process takes its name.
             return Fault(kind, at, round(draw.uniform(LEASE_S + 0.5, LEASE_S + 3.0), 3), anyone)
         case "lease_loss" | "actor_failure":
             return Fault(kind, at, 0.0, anyone)

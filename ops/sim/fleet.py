@@ -1,4 +1,4 @@
-"""The simulated fleet: which processes there are, and keeping them alive."""
+"""The simulated fleet: its processes, and their supervision."""
 
 import asyncio
 import random
@@ -6,37 +6,37 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from headwater.actors.actor import Actor
-from headwater.actors.cards import Served
 from headwater.actors.edge.actor import EdgeActor
-from headwater.actors.engine import EngineActor
-from headwater.actors.persistence import PROBE_S
-from headwater.actors.router import RouterActor
-from headwater.actors.supervisor import RestartPolicy, supervise
-from headwater.actors.worker_life import Standing
-from headwater.actors.world import World
-from headwater.engines import sim_model
-from headwater.engines.sim import SimEngine, SimSettings
-from headwater.engines.sim_handoff import Fabric, SimHandoff
-from headwater.engines.step_time import StepTime
+from headwater.actors.router.actor import RouterActor
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.persistence import PROBE_S
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.supervisor import RestartPolicy, supervise
+from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.engines.sim import model
+from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.engines.sim.handoff import SimFabric, SimHandoff
+from headwater.engines.sim.step_time import StepTime
 from headwater.events.log import Log
-from headwater.ops.sim import crowded
+from headwater.ops.sim import load_profile
 from headwater.ops.sim.http import SimHttpServer
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.sim.network import Network, SimBus, Trace
+from headwater.ops.sim.network import Network, NetworkTrace, SimBus
+from headwater.ops.sim.ports import SimBlobs, SimLog, SimTable, Store
 from headwater.ops.sim.process import Process
-from headwater.ops.sim.store import SimBlobs, SimLog, SimTable, Store
-from headwater.schemas.fleet import Role
-from headwater.schemas.handoff import Choreography
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.events.route import Weights
+from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.names import pool_name
-from headwater.schemas.route import Weights
 
 NAMESPACE: Final = "sim"
 MODEL: Final = "sim"
 BLOCK_SIZE: Final = 16
 POOL: Final = pool_name(MODEL, BLOCK_SIZE)
-SCRIPT: Final = sim_model.script()
-FILES: Final = sim_model.sim_model_files(MODEL)
+SCRIPT: Final = model.script()
+FILES: Final = model.sim_model_files(MODEL)
 DRAIN_S: Final = 5.0
 
 SETTINGS: Final = SimSettings(
@@ -51,10 +51,10 @@ SETTINGS: Final = SimSettings(
 """Small caches, so that blocks are evicted and sequences preempted within a minute."""
 
 WEIGHTS: Final = Weights(transfer=0.0, interference=8.0, local_tokens=16)
-"""Prompts are short here: some are to be handed over nevertheless."""
+"""With these weights some of the short prompts here are handed off."""
 
 POLICY: Final = RestartPolicy(restarts_max=1_000)
-"""Faults come faster here than a supervisor that gives up would bear."""
+"""Faults are more frequent here than the default restart limit allows."""
 
 
 def names(kind: str, count: int) -> list[str]:
@@ -63,13 +63,13 @@ def names(kind: str, count: int) -> list[str]:
 
 
 class SimFleet:
-    """Engines, routers and edges by name. Names stay; the processes behind them come and go."""
+    """Engines, routers and edges by name. Names are permanent; their processes are replaced."""
 
     def __init__(
         self,
         loop: VirtualLoop,
         draw: random.Random,
-        trace: Trace,
+        trace: NetworkTrace,
         engines: list[str],
         routers: list[str],
         edges: list[str],
@@ -78,7 +78,7 @@ class SimFleet:
         seed: int = 0,
     ) -> None:
         self.loop = loop
-        self.fabric = Fabric()
+        self.fabric = SimFabric()
         self.roles: dict[str, Role] = dict(zip(engines, roles, strict=False))
         self._choreography: Choreography = choreography
         self._seed = seed
@@ -102,13 +102,13 @@ class SimFleet:
     def router(self, name: str) -> RouterActor:
         """The router actor of this name."""
         actor = self.actors[name]
-        assert isinstance(actor, RouterActor), f"{name} is no router"
+        assert isinstance(actor, RouterActor), f"{name} is not a router"
         return actor
 
     def edge(self, name: str) -> EdgeActor:
         """The edge actor of this name."""
         actor = self.actors[name]
-        assert isinstance(actor, EdgeActor), f"{name} is no edge"
+        assert isinstance(actor, EdgeActor), f"{name} is not an edge"
         return actor
 
     def start(self, name: str) -> None:
@@ -118,9 +118,9 @@ class SimFleet:
         world = self.world(process, f"{name}-{self._lives}")
         make = self._maker(name, world)
 
-        async def one_life() -> str:
+        async def one_incarnation() -> str:
             actor = make()
-            # A process whose name another has taken meanwhile may live on for a while.
+            # A process whose name was taken by another may run for some time.
             if self.processes[name] is process:
                 self.actors[name] = actor
             try:
@@ -128,7 +128,7 @@ class SimFleet:
             finally:
                 self.unexpected += [f"{name} failed: {error!r}" for error in actor.unexpected]
 
-        process.start(supervise(name, one_life, process, POLICY), "main")
+        process.start(supervise(name, one_incarnation, process, POLICY), "main")
 
     async def kill(self, name: str) -> None:
         """SIGKILL the process of this name."""
@@ -137,7 +137,7 @@ class SimFleet:
             self.stuck += await process.kill()
 
     async def stop(self) -> None:
-        """Ask every process to end, in the order in which nobody is left waiting."""
+        """Stop all processes, in an order in which no request is left waiting."""
         for group in (self.edges, self.engines, self.routers):
             for name in group:
                 self.actors[name].stop()
@@ -146,7 +146,7 @@ class SimFleet:
                 _, late = await asyncio.wait(waiting, timeout=DRAIN_S + 5.0)
                 self.stuck += [task.get_name() for task in late]
 
-    def _maker(self, name: str, world: World) -> Callable[[], Actor]:
+    def _maker(self, name: str, world: Ports) -> Callable[[], Actor]:
         process = self.processes[name]
 
         def engine() -> Actor:
@@ -156,15 +156,15 @@ class SimFleet:
             process.on_kill(partial(self.fabric.drop_engine, unique))
             if self.processes[name] is process:
                 self.sim_engines[name] = made
-            standing = Standing(
+            profile = WorkerProfile(
                 role=self.roles.get(name, "both"),
                 instance=name,
-                taints=crowded.taints_of(self._seed, self.engines.index(name)),
+                taints=load_profile.taints_of(self._seed, self.engines.index(name)),
             )
-            return EngineActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, standing=standing)
+            return WorkerActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, profile=profile)
 
         def router() -> Actor:
-            queue = crowded.queue_of(self._seed)
+            queue = load_profile.queue_of(self._seed)
             made = RouterActor(world, name, POOL, weights=WEIGHTS, queue=queue, probe_s=PROBE_S)
             self.router_lives.append(made)
             return made
@@ -178,7 +178,7 @@ class SimFleet:
 
         return engine if name in self.engines else router if name in self.routers else edge
 
-    def world(self, process: Process, unique: str) -> World:
+    def world(self, process: Process, unique: str) -> Ports:
         """The ports of a process."""
         store = self.store
 
@@ -189,7 +189,7 @@ class SimFleet:
             process.ids += 1
             return f"{unique}-{process.ids}"
 
-        return World(
+        return Ports(
             ns=NAMESPACE,
             bus=SimBus(self.network, process),
             leases=SimTable(store, store.leases, process),

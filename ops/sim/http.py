@@ -1,20 +1,20 @@
-"""HTTP without sockets: an edge's application called directly, by clients that may hang up or be cut off."""
+"""HTTP without sockets: an edge's application is called directly, by clients that may disconnect or be disconnected."""
 
 import asyncio
 from contextvars import Context, copy_context
 from typing import Any
 
-from headwater.actors.edge.server import Asgi
+from headwater.actors.http.server import Asgi
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Network
 
 
 class Reset(Exception):
-    """The connection broke: the edge is gone."""
+    """The connection was reset: the edge ended."""
 
 
-class Connection:
-    """One request's connection, as client and server see it."""
+class SimConnection:
+    """One request's connection: its client side and its server side."""
 
     def __init__(self, path: str, body: bytes, network: Network, loop: VirtualLoop) -> None:
         self.path = path
@@ -28,14 +28,14 @@ class Connection:
         self._arrives_at = 0.0
 
     async def receive(self) -> dict[str, Any]:
-        """ASGI: the body, then the client's end."""
+        """ASGI: the body, then the client's disconnect."""
         if self._body:
             return {"type": "http.request", "body": self._body.pop(), "more_body": False}
         await self._hung_up.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: dict[str, Any]) -> None:
-        """ASGI: the answer, on its way to the client in order."""
+        """ASGI: the response, delivered to the client in order."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             return
@@ -52,18 +52,18 @@ class Connection:
             self._arrived.put_nowait(None)
 
     def reset(self) -> None:
-        """The server is gone."""
+        """The server closes the connection."""
         if not self.ended:
             self.ended = True
             self.status = -1
             self._arrived.put_nowait(None)
 
     def hang_up(self) -> None:
-        """The client is gone."""
+        """The client disconnects."""
         self._hung_up.set()
 
     async def part(self) -> bytes | None:
-        """The next piece of the body, None at its end. Raises `Reset`."""
+        """The next part of the body, None at its end. Raises `Reset`."""
         part = await self._arrived.get()
         if part is None and self.status == -1:
             raise Reset
@@ -71,7 +71,7 @@ class Connection:
 
 
 class SimHttpServer:
-    """See `headwater.actors.edge.server.HttpServer`. `connect` is the clients' side."""
+    """See `headwater.actors.http.server.HttpServer`. `connect` is the clients' side."""
 
     def __init__(self, network: Network, loop: VirtualLoop, name: str) -> None:
         self.url = f"sim://{name}"
@@ -81,7 +81,7 @@ class SimHttpServer:
         self._app: Asgi | None = None
         self._context: Context | None = None
         self._stopped = asyncio.Event()
-        self._open: dict[asyncio.Task[None], Connection] = {}
+        self._open: dict[asyncio.Task[None], SimConnection] = {}
 
     async def serve(self, app: Asgi) -> None:
         """See `HttpServer.serve`."""
@@ -101,16 +101,16 @@ class SimHttpServer:
         self.kill()
 
     def kill(self) -> None:
-        """Refuse and reset everything, as the kernel does for a process that is gone."""
+        """Refuse and reset all connections, as the kernel does for a process that ended."""
         self._app = None
         for connection in self._open.values():
             connection.reset()
 
-    def connect(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> Connection:
-        """Send a request. Raises `Reset` where nobody listens."""
+    def connect(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> SimConnection:
+        """Send a request. Raises `Reset` without a listening server."""
         if self._app is None:
             raise Reset
-        connection = Connection(path, body, self._network, self._loop)
+        connection = SimConnection(path, body, self._network, self._loop)
         scope = {"type": "http", "path": path, "method": "POST" if body else "GET", "headers": headers}
         task = self._loop.create_task(
             self._app(scope, connection.receive, connection.send), name=f"http {path}", context=self._context

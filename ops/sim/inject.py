@@ -1,4 +1,4 @@
-"""Making faults happen, and ending them."""
+"""Injection of faults, and their end."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,17 @@ import random
 from headwater.events.errors import LogRefused
 from headwater.ops.sim.faults import Fault
 from headwater.ops.sim.fleet import POOL, SimFleet
-from headwater.ops.sim.network import Trace
+from headwater.ops.sim.network import NetworkTrace
 
 ZOMBIE_S = 2.0
-"""How long a process that lost its name lives on before somebody kills it."""
+"""How long a process that lost its name runs before it is killed."""
 
 
 class Injector:
-    """Plays a schedule of faults. `whole` turns False once a part of the pool log is gone for good, `altered`: says something else."""
+    """Injects a schedule of faults. `whole` becomes False once a part of the pool log is purged; `altered`: True once
+    a message was altered."""
 
-    def __init__(self, fleet: SimFleet, faults: list[Fault], trace: Trace) -> None:
+    def __init__(self, fleet: SimFleet, faults: list[Fault], trace: NetworkTrace) -> None:
         self.whole = True
         self.altered = False
         self._fleet = fleet
@@ -24,7 +25,7 @@ class Injector:
         self._trace = trace
 
     async def run(self) -> None:
-        """Returns when the last fault is over."""
+        """Inject all faults; returns when the last one has ended."""
         loop = self._fleet.loop
         tasks = []
         for fault in sorted(self._faults, key=lambda one: one.at_s):
@@ -71,11 +72,11 @@ class Injector:
         await self._fleet.store.leases.delete(f"{kind}.{fault.target}")
 
     async def _leases_lost(self, _: Fault) -> None:
-        """The lease bucket is deleted and made anew."""
+        """Delete and re-create the lease bucket."""
         self._fleet.store.leases.replace()
 
     async def _actor_failure(self, fault: Fault) -> None:
-        """A task of the actor fails; its process lives on and starts the actor again."""
+        """Fail a task of the actor; its process restarts the actor."""
         actor = self._fleet.actors.get(fault.target)
         process = self._fleet.processes[fault.target]
         if actor is None or not process.alive or not actor.ready.is_set():
@@ -94,7 +95,7 @@ class Injector:
         process.group.resume(self._fleet.loop)
 
     async def _zombie(self, fault: Fault) -> None:
-        """A process stands still until another has taken its name, then goes on as if nothing had been."""
+        """Suspend a process until another has taken its name, then resume it."""
         fleet, old = self._fleet, self._fleet.processes[fault.target]
         if not old.alive:
             return
@@ -143,7 +144,7 @@ class Injector:
         self.whole = False
 
     async def _alter(self, fault: Fault) -> None:
-        """A bit of one stored message turns over."""
+        """Flip a bit of one stored message."""
         log = self._fleet.store.pool(POOL)
         first, last, *_ = await log.bounds()
         if last < first:
@@ -154,5 +155,5 @@ class Injector:
         at = draw.randrange(len(data))
         data[at] ^= 1 << draw.randrange(8)
         log.alter(position, bytes(data))
-        # Routers that read it before folded what it said.
+        # Routers that read it before folded the original.
         self.whole, self.altered = False, True

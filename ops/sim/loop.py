@@ -1,7 +1,7 @@
-"""An event loop without a clock and without a kernel: when nothing can run, time jumps to the next timer.
+"""An event loop on virtual time and without I/O: when nothing can run, time advances to the next timer.
 
-The same program with the same seed does the same things in the same order, in any process on any machine: nothing
-here waits, no thread runs, and tasks hash by number, so sets of them have one order.
+Execution is deterministic for a program and a seed, in any process on any machine: nothing waits for real time, no thread
+runs, and tasks hash by number, so sets of them have a fixed order.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 CANCELLED_TIMERS_MAX = 200
-"""Cancelled timers that may lie in the heap before it is swept: every deadline that was kept leaves one."""
+"""Cancelled timers that the heap may contain before it is cleaned: every deadline that was met leaves one."""
 
 
 class Deadlock(Exception):
-    """Nothing can run and no timer is set."""
+    """Nothing can run and no timer is scheduled."""
 
 
 class Group:
-    """The tasks of one simulated process. A paused group's callbacks wait, like those of a stopped process.
+    """The tasks of one simulated process. A paused group's callbacks are deferred, as in a suspended process.
 
-    `on_step` is called before each callback: the places where a process can be interrupted.
+    `on_step` is called before each callback: the points where a process can be interrupted.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,17 +38,17 @@ class Group:
         self._backlog: deque[asyncio.Handle] = deque()
 
     def pause(self) -> None:
-        """Run nothing of this group until `resume`."""
+        """Defer the callbacks of this group until `resume`."""
         self._paused = True
 
     def resume(self, loop: "VirtualLoop") -> None:
-        """Run what has waited, in the order in which it would have run."""
+        """Run the deferred callbacks, in their original order."""
         self._paused = False
-        loop.take_back(self._backlog)
+        loop.reschedule(self._backlog)
         self._backlog.clear()
 
-    def holds(self, handle: asyncio.Handle) -> bool:
-        """Keep the callback back if the group is paused."""
+    def defer(self, handle: asyncio.Handle) -> bool:
+        """Defer the callback if the group is paused; returns whether it was deferred."""
         if self.on_step is not None:
             self.on_step()
         if self._paused:
@@ -90,7 +90,7 @@ class _Future(asyncio.Future[Any]):
 class VirtualLoop(asyncio.BaseEventLoop):
     """See the module. `failures` collects what no task or callback handled."""
 
-    # What BaseEventLoop and its handles keep and their type stubs do not tell (or tell too narrowly): hence the
+    # Attributes of BaseEventLoop and its handles that type stubs omit (or type too narrowly): the reason for the
     # `type: ignore`s of this file.
     _ready: deque[asyncio.Handle]
     _timer_cancelled_count: int
@@ -105,36 +105,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(self._on_failure)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Virtual seconds since the loop was created."""
         return self._now
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future with an order of its own."""
+        """A future with a deterministic hash."""
         return _Future(loop=self)
 
     def start(self, group: Group, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work`, and all that it starts, as part of `group`."""
+        """Run `work`, and all tasks that it starts, in `group`."""
         context = Context()
         context.run(GROUP.set, group)
         return self.create_task(work, name=name, context=context)
 
-    # The declared method also takes packs of argument types, which asyncio itself gives up on telling apart.
+    # The declared method also has type parameters for its arguments.
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As any loop does; of two timers for one moment the one that was set first comes first."""
+        """As in other loops; timers for the same time run in the order in which they were scheduled."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self.numbers), timer))
-        # As asyncio does, so that cancelling it is counted; the attribute is not in the stubs.
+        # As in asyncio, so that its cancellation is counted; the attribute is not in the stubs.
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
     def later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
-        """Call `callback` after `delay_s` on behalf of nobody, so that no pause holds it."""
+        """Call `callback` after `delay_s` outside all groups, so that no pause defers it."""
         return self.call_later(delay_s, callback, *args, context=Context())
 
-    def take_back(self, handles: deque[asyncio.Handle]) -> None:
-        """Make callbacks ready that were held back."""
+    def reschedule(self, handles: deque[asyncio.Handle]) -> None:
+        """Schedule deferred callbacks."""
         self._ready.extend(handles)
 
     def _make_task(
@@ -155,7 +155,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         )
 
     def _run_once(self) -> None:
-        """One turn. Replaces the selector loop's: there is nothing to select on."""
+        """One turn of the loop. Replaces the selector loop's, as there is no I/O."""
         timers, ready = self._timers, self._ready
         if self._timer_cancelled_count > max(CANCELLED_TIMERS_MAX, len(timers) // 2):
             timers[:] = [entry for entry in timers if not entry[2].cancelled()]
@@ -166,7 +166,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 heapq.heappop(timers)
                 self._timer_cancelled_count -= 1
             if not timers:
-                raise Deadlock("nothing can run and no timer is set")
+                raise Deadlock("nothing can run and no timer is scheduled")
             self._now = max(self._now, timers[0][0])
         while timers and timers[0][0] <= self._now:
             timer = heapq.heappop(timers)[2]
@@ -179,16 +179,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if handle.cancelled():
                 continue
             group = handle._context.get(GROUP)  # type: ignore[attr-defined]
-            if group is None or not group.holds(handle):
+            if group is None or not group.defer(handle):
                 handle._run()
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps, so nobody is to be woken."""
+        """Nothing to wake: the loop does not sleep."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, function: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Call at once: a thread would make the order of things a matter of luck."""
+        """Call at once: with a thread the order would be nondeterministic."""
         done = self.create_future()
         try:
             done.set_result(function(*args))
@@ -201,8 +201,8 @@ def run(work: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
     """Run `work(loop)` to its end on a fresh loop."""
     loop = VirtualLoop()
     before = events._get_running_loop()
-    # A run is short: what it leaves is collected behind it, at once instead of all the time. What was there before
-    # is left out: looking through a process with an engine's libraries in it takes longer than the run.
+    # A run is short: its garbage is collected once after it, without the objects that existed before, as traversing
+    # those of an engine's libraries takes longer than the run.
     gc.freeze()
     gc.disable()
     try:

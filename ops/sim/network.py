@@ -1,6 +1,6 @@
-"""The bus between simulated processes: what one publishes reaches the others late, twice or never.
+"""The bus between simulated processes: messages are delivered late, twice or not at all.
 
-Like NATS it keeps the order of one publisher's messages on one subject; across subjects it keeps none.
+As with NATS, the order of one publisher's messages on one subject is preserved, but not across subjects.
 """
 
 import asyncio
@@ -8,55 +8,55 @@ import random
 from collections import defaultdict
 from typing import Protocol
 
-from headwater.actors.bus_memory import MailboxSubscription, matches
-from headwater.actors.bus_port import BusClosed, Handler, Message, NoResponder, ReplyTimeout
+from headwater.actors.bus.memory import QueuedSubscription, matches
+from headwater.actors.bus.port import BusClosed, Handler, Message, NoResponder, ReplyTimeout
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.process import Process
 
 LATENCY_S = (0.0001, 0.002)
 
 
-class Trace(Protocol):
-    """Is told of everything that crosses the network or is stored."""
+class NetworkTrace(Protocol):
+    """Receives every message that crosses the network or is stored."""
 
     def __call__(self, what: str, who: str, about: str, data: bytes = b"") -> None:
-        """Note one thing."""
+        """Record one event."""
         ...
 
 
 class Network:
-    """All subscriptions, and the faults between them. Probabilities hold for each delivery."""
+    """All subscriptions, and network faults. Probabilities apply to each delivery."""
 
-    def __init__(self, loop: VirtualLoop, draw: random.Random, trace: Trace) -> None:
+    def __init__(self, loop: VirtualLoop, draw: random.Random, trace: NetworkTrace) -> None:
         self.drop = 0.0
         self.duplicate = 0.0
         self.delay_s = 0.0
         self._loop = loop
         self._draw = draw
         self._trace = trace
-        self._exact: defaultdict[str, list[_Subscription]] = defaultdict(list)
-        self._wild: list[_Subscription] = []
+        self._exact: defaultdict[str, list[_SimSubscription]] = defaultdict(list)
+        self._wild: list[_SimSubscription] = []
         self._inboxes: dict[str, tuple[Process, asyncio.Future[bytes]]] = {}
         self._inbox_numbers = 0
         self._arrival: dict[tuple[str, str, int], float] = {}
         self._numbers = 0
 
     def latency_s(self) -> float:
-        """How long one message takes now."""
+        """Latency of one message now."""
         extra = self._draw.random() * self.delay_s if self.delay_s else 0.0
         return self._draw.uniform(*LATENCY_S) + extra
 
     def subscriptions(self) -> list[str]:
-        """Who listens to what: for finding what was left behind."""
+        """All subscriptions, for finding leaks."""
         live = [*self._wild, *(one for several in self._exact.values() for one in several)]
         return sorted(f"{one.process.name}: {one.pattern}" for one in live)
 
     def open_inboxes(self) -> int:
-        """Requests that still wait for an answer."""
+        """Number of requests that wait for a reply."""
         return len(self._inboxes)
 
-    def subscribe(self, subscription: "_Subscription") -> None:
-        """Deliver to it from now on."""
+    def subscribe(self, subscription: "_SimSubscription") -> None:
+        """Start deliveries to a subscription."""
         self._numbers += 1
         subscription.number = self._numbers
         if "*" in subscription.pattern or ">" in subscription.pattern:
@@ -64,8 +64,8 @@ class Network:
         else:
             self._exact[subscription.pattern].append(subscription)
 
-    def unsubscribe(self, subscription: "_Subscription") -> None:
-        """Deliver nothing more to it."""
+    def unsubscribe(self, subscription: "_SimSubscription") -> None:
+        """Stop deliveries to a subscription."""
         for several in (self._wild, self._exact.get(subscription.pattern, [])):
             if subscription in several:
                 several.remove(subscription)
@@ -73,7 +73,7 @@ class Network:
             del self._exact[subscription.pattern]
 
     def open_inbox(self, process: Process) -> tuple[str, asyncio.Future[bytes]]:
-        """Somewhere for one answer."""
+        """An inbox for one reply."""
         self._inbox_numbers += 1
         name = f"_INBOX.{self._inbox_numbers}"
         answer: asyncio.Future[bytes] = self._loop.create_future()
@@ -81,11 +81,11 @@ class Network:
         return name, answer
 
     def close_inbox(self, name: str) -> None:
-        """Nobody waits there any more."""
+        """Remove an inbox."""
         self._inboxes.pop(name, None)
 
     def publish(self, source: Process, message: Message) -> int:
-        """Send; returns how many it was meant for."""
+        """Send; returns the number of addressed subscriptions."""
         if not source.connected:
             return 1
         if message.subject.startswith("_INBOX."):
@@ -114,7 +114,7 @@ class Network:
         if process is not None and answer is not None and process.connected and not answer.done():
             answer.set_result(message.data)
 
-    def _send(self, source: Process, target: "_Subscription", message: Message) -> None:
+    def _send(self, source: Process, target: "_SimSubscription", message: Message) -> None:
         if self._draw.random() < self.drop:
             self._trace("dropped", source.name, message.subject)
             return
@@ -124,14 +124,14 @@ class Network:
             self._arrival[channel] = at
             self._loop.later(at - self._loop.time(), self._deliver, target, message)
 
-    def _deliver(self, target: "_Subscription", message: Message) -> None:
+    def _deliver(self, target: "_SimSubscription", message: Message) -> None:
         if target.reachable:
             self._trace("delivered", target.process.name, message.subject, message.data)
             target.deliver(message)
 
 
 class SimBus:
-    """See `headwater.actors.bus_port.Bus`: one process's side of the network."""
+    """See `headwater.actors.bus.port.Bus`: one process's side of the network."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
@@ -145,12 +145,12 @@ class SimBus:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """See `Bus.request`."""
         if not self._process.alive:
-            raise BusClosed("the process is gone")
+            raise BusClosed("the process has ended")
         name, answer = self._network.open_inbox(self._process)
         try:
             if not self._network.publish(self._process, Message(subject, data, name)):
                 await asyncio.sleep(self._network.latency_s())
-                raise NoResponder(f"nobody listens on {subject}")
+                raise NoResponder(f"no subscriber on {subject}")
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError as error:
@@ -158,17 +158,17 @@ class SimBus:
         finally:
             self._network.close_inbox(name)
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_Subscription":
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> "_SimSubscription":
         """See `Bus.subscribe`."""
-        subscription = _Subscription(self._network, self._process, subject, handler, queue)
+        subscription = _SimSubscription(self._network, self._process, subject, handler, queue)
         if self._process.alive:
             self._network.subscribe(subscription)
             self._process.on_kill(subscription.drop)
         return subscription
 
 
-class _Subscription(MailboxSubscription):
-    """A subscription of a process: gone when the process is."""
+class _SimSubscription(QueuedSubscription):
+    """A subscription of a process, which ends with it."""
 
     def __init__(
         self, network: Network, process: Process, subject: str, handler: Handler, queue: str
@@ -185,7 +185,7 @@ class _Subscription(MailboxSubscription):
         return self._live and self.process.alive and self.process.connected
 
     def drop(self) -> None:
-        """Deliver nothing more."""
+        """Stop deliveries."""
         if self._live:
             self._live = False
             self._network.unsubscribe(self)

@@ -1,18 +1,18 @@
-"""One simulated process: a group of tasks that can be stopped, killed, and cut off from the network."""
+"""One simulated process: a group of tasks that can be suspended, killed, and disconnected from the network."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headwater.actors.tasks import cancel_all
+from headwater.actors.runtime.tasks import cancel_all
 from headwater.ops.sim.loop import Group, VirtualLoop
 
 WALL_NS = 1_800_000_000_000_000_000
-"""What every wall clock shows when a run begins."""
+"""Wall-clock time at the start of a run."""
 
 
 class Process:
-    """A process of the simulated fleet. Its ports ask it whether it is there at all."""
+    """A process of the simulated fleet. Its ports check whether it is alive and connected."""
 
     def __init__(self, name: str, loop: VirtualLoop) -> None:
         self.name = name
@@ -35,18 +35,18 @@ class Process:
         return self._loop.start(self.group, main(), f"{self.name}: {name}")
 
     def on_kill(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the process is killed: what the kernel would do for it."""
+        """Call `callback` when the process is killed, in place of the kernel."""
         self._on_kill.append(callback)
 
     def die(self) -> None:
-        """From now on nothing it does reaches anybody."""
+        """From now on its actions have no effect on other processes."""
         self.alive = False
         for callback in self._on_kill:
             callback()
         self._on_kill.clear()
 
     async def kill(self) -> list[str]:
-        """SIGKILL. Returns tasks that would not end.
+        """SIGKILL. Returns tasks that did not end.
 
         The tasks are cancelled, which runs their clean-up against dead ports.
         """
@@ -61,26 +61,26 @@ class Process:
         return []
 
     def cut(self) -> None:
-        """Lose the network."""
+        """Disconnect from the network."""
         self.connected = False
         self._reconnected.clear()
 
     def heal(self) -> None:
-        """Have it back."""
+        """Reconnect to the network."""
         self.connected = True
         self._reconnected.set()
 
     async def reconnected(self) -> None:
-        """Return once there is a network."""
+        """Return once connected."""
         while not self.connected:
             await self._reconnected.wait()
 
     def new_id(self) -> str:
-        """A name that no other call gives."""
+        """A unique id."""
         self.ids += 1
         return f"{self.name}n{self.ids}"
 
-    # What actors know as their clock.
+    # The clock of the actors.
 
     def wall_ns(self) -> int:
         """See `Clock.wall_ns`."""

@@ -1,9 +1,9 @@
-"""One run: a fleet, its clients, the faults of a seed, and then whether everything is as it must be.
+"""One run: a fleet, its clients, the faults of a seed, and then the checks of all invariants.
 
 0 s          3 s …… 27 s            57 s                   then
 start        clients and faults     quiet: at most 30 s    probes, checks, a clean stop, checks
 
-Clients ask until 36 s: the requests of a fleet that is healthy again must all succeed.
+Clients send requests until 36 s: all requests to a fleet that has recovered must succeed.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from typing import Final
 import msgspec
 
 from headwater.actors.edge.actor import EdgeActor
-from headwater.events.memory_log import MemoryLog
+from headwater.events.memory.log import MemoryLog
 from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import Clients
-from headwater.ops.sim.crowded import crowded
 from headwater.ops.sim.excuses import unexplained
 from headwater.ops.sim.faults import UNTIL_S, Fault, schedule
 from headwater.ops.sim.fleet import POOL, SimFleet, names
 from headwater.ops.sim.inject import Injector
+from headwater.ops.sim.load_profile import crowded
 from headwater.ops.sim.loop import Deadlock, VirtualLoop
-from headwater.schemas.fleet import Role
-from headwater.schemas.handoff import Choreography
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.messages.handoff import Choreography
 
 ENGINES: Final = 8
 ROUTERS: Final = 2
@@ -40,8 +40,8 @@ RUN_S: Final = 60.0
 PROBES: Final = 4
 
 
-class Outcome(msgspec.Struct):
-    """What came of one run. `digest` is over everything that was delivered and stored."""
+class SeedOutcome(msgspec.Struct):
+    """The result of one run. `digest` is over all deliveries and stored messages."""
 
     seed: int
     faults: list[Fault]
@@ -54,12 +54,12 @@ class Outcome(msgspec.Struct):
 
     @property
     def failed(self) -> bool:
-        """Was anything not as it must be?"""
+        """Was an invariant violated?"""
         return bool(self.problems)
 
 
 class Tracer:
-    """Hashes everything that happens; with `show` also prints it."""
+    """Hashes all events of the network and the store; with `show` also prints them."""
 
     def __init__(self, clock: VirtualLoop, *, show: bool) -> None:
         self.events = 0
@@ -88,24 +88,24 @@ def fleet_names() -> tuple[list[str], list[str], list[str]]:
 
 
 def parts(seed: int) -> tuple[Sequence[Role], Choreography]:
-    """Who does what in this seed: half of them have prefill and decode apart, in one choreography or another."""
+    """Roles and choreography of this seed: half of the seeds are disaggregated."""
     choreographies: tuple[Choreography, ...] = ("returned", "room", "opaque")
     return (SPLIT if seed % 2 else ()), choreographies[seed // 2 % 3]
 
 
-def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False) -> Outcome:
+def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False) -> SeedOutcome:
     """Run one seed, with its own faults or with those given."""
     return loop.run(lambda made: _run(made, seed, faults, show=show))
 
 
-async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> Outcome:
+async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> SeedOutcome:
     tracer = Tracer(clock, show=show)
     fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names(), *parts(seed), seed)
     if faults is None:
         faults = schedule(seed, *fleet_names())
     injector = Injector(fleet, faults, tracer)
-    wishes = random.Random(f"wishes {seed}") if crowded(seed) else None
-    clients = Clients(clock, fleet, random.Random(f"clients {seed}"), wishes)
+    hints = random.Random(f"hints {seed}") if crowded(seed) else None
+    clients = Clients(clock, fleet, random.Random(f"clients {seed}"), hints)
     problems: list[str] = []
     try:
         for name in fleet.names:
@@ -115,7 +115,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         problems += await _until_quiet(clock, fleet, max(clock.time(), UNTIL_S))
         healthy_s = clock.time()
         await asyncio.wait({asking}, timeout=100.0)
-        probes = [await clients.ask(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
+        probes = [await clients.send(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
         problems += [
             f"a probe at {one.edge} ended: {one.end}, HTTP {one.status}"
             for one in probes
@@ -123,15 +123,15 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         ]
         await asyncio.sleep(max(0.0, RUN_S - clock.time()))
         problems += await _settled(fleet, whole=injector.whole)
-        problems += list(checks.streams(clients.told))
-        problems += unexplained(clients.told, faults, healthy_s)
+        problems += list(checks.streams(clients.sent))
+        problems += unexplained(clients.sent, faults, healthy_s)
         pool = await checks.messages(fleet.store.pool(POOL))
         problems += list(checks.fences(pool))
         if injector.whole:
             problems += list(await checks.snapshots(fleet, pool))
             problems += list(checks.decisions(pool))
         if not injector.altered:
-            # Else some had read what the log held before: they differ, and are right to say so.
+            # Otherwise some routers folded the original message: they differ, and report it correctly.
             problems += list(checks.divergence(fleet))
         await fleet.stop()
         problems += list(checks.leaks(fleet))
@@ -147,24 +147,24 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
             await fleet.kill(name)
     problems += fleet.unexpected
     problems += clock.failures
-    return Outcome(
+    return SeedOutcome(
         seed,
         faults,
         list(dict.fromkeys(problems)),
         tracer.digest(),
-        len(clients.told),
-        sum(1 for told in clients.told if told.end == "stop"),
+        len(clients.sent),
+        sum(1 for one in clients.sent if one.end == "stop"),
         tracer.events,
         clock.time(),
     )
 
 
 async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> list[str]:
-    """Healthy within `QUIET_S` after the last fault: every router whole, every edge with all workers."""
+    """Wait until the fleet is healthy, within `QUIET_S` after the last fault: routers ready, edges with all workers."""
     deadline = over_s + QUIET_S
-    # What the last fault does takes a moment to show.
+    # The effects of the last fault are delayed.
     await asyncio.sleep(SHOWS_S)
-    unhealthy = ["not looked yet"]
+    unhealthy = ["not checked yet"]
     while clock.time() < deadline:
         unhealthy = _unhealthy(fleet)
         if not unhealthy:
@@ -193,7 +193,7 @@ def _unhealthy(fleet: SimFleet) -> list[str]:
 
 
 async def _settled(fleet: SimFleet, *, whole: bool) -> list[str]:
-    """The checks of live routers, at a moment when nothing is on its way to them."""
+    """The checks of live routers, repeated until no message is in transit to them."""
     problems: list[str] = []
     for _ in range(100):
         pool: MemoryLog = fleet.store.pool(POOL)

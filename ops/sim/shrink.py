@@ -1,4 +1,4 @@
-"""From a failing run to the fewest faults that still make it fail."""
+"""Reduction of a failing run to the fewest faults with which it still fails."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,10 +8,10 @@ RUNS_MAX = 200
 
 
 def shrink(faults: Sequence[Fault], fails: Callable[[list[Fault]], bool]) -> list[Fault]:
-    """Delta debugging: drop halves, then smaller parts, then single faults, as long as the rest still fails.
+    """Delta debugging: remove halves, then smaller parts, then single faults, as long as the rest still fails.
 
-    `fails` is called at most `RUNS_MAX` times. What is returned fails, if `faults` does; none of its faults can be
-    left out alone.
+    `fails` is called at most `RUNS_MAX` times. The result fails if `faults` does, and none of its faults can be
+    removed alone.
     """
     left = list(faults)
     parts = 2

@@ -1,7 +1,6 @@
-"""`headwater whatif`: the columns that its options make, their runs, and what is printed."""
+"""`headwater whatif`: the columns that its options define, their runs, and the output."""
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -9,174 +8,140 @@ from typing import Any
 
 import msgspec
 
-from headwater.engines.step_time import StepTime
-from headwater.ops.config import ConfigError, Settings
-from headwater.ops.replay import pool_of
-from headwater.ops.routing_settings import weights_of
-from headwater.ops.run_actor import operator_world
-from headwater.ops.warm import compile_kernels
-from headwater.ops.whatif import fidelity, plot, report
-from headwater.ops.whatif.flags import COUNTS, NOT_NEGATIVE, NUMBERS
-from headwater.ops.whatif.recorded import recording
-from headwater.ops.whatif.report import Report, Result
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.router import replaced
+from headwater.ops.config.setting import struct_settings
+from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.whatif import fidelity, report
+from headwater.ops.whatif import plot as plots
+from headwater.ops.whatif.options import Runs
+from headwater.ops.whatif.recording import Recording, recording
+from headwater.ops.whatif.report import PolicyResult, WhatifReport
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
-from headwater.router.policies import POLICIES
 
 DEFAULTS = Setup()
 
-ENGINE_FACTS = ("step_time", "step_tokens", "bytes_a_token", "gigabytes_a_second")
+ENGINE_FACTS = ("step_time", "step_tokens", "kv_bytes_per_token", "transfer_gb_per_s")
+
+Values = Mapping[str, Sequence[Any]]
+"""What options give, by field of `Setup`: one value for all columns, or one per column."""
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Run all columns of a trace and print them."""
-    if not arguments.trace:
-        raise ConfigError("whatif: name a trace file, or give --log for a recorded run")
-    setups = columns(arguments)
-    results = run_all(read(Path(arguments.trace)), setups, arguments.jobs)
-    _draw(arguments, results)
-    print(shown([result.report for result in results], as_json=arguments.json))
+def run_trace(trace: str, values: Values, runs: Runs, plot: str) -> int:
+    """Run all columns on a trace file and print them. `plot`: a file for a plot of them, as SVG."""
+    setups = columns(values, runs.requests)
+    results = run_all(read(Path(trace)), setups, runs.jobs)
+    _draw(plot, results)
+    print(shown([result.report for result in results], as_json=runs.as_json))
     return 0
 
 
-async def execute_log(arguments: argparse.Namespace, settings: Settings) -> int:
-    """Run a recorded log again: as it was, beside what happened, and with the settings given."""
-    if arguments.trace:
-        raise ConfigError("whatif: a trace file or --log, not both")
-    async with operator_world(settings, "whatif") as world:
-        pool = await pool_of(world, settings)
-        recorded = await recording(pool, await world.pool_log(pool), world.requests)
-    base, others = log_columns(arguments, recorded.setup)
+async def recorded_run(nats: NatsSettings, pool: str, name: str) -> Recording:
+    """The run that a pool's log has recorded. `name` is the command's."""
+    async with operator_world(nats, name) as world:
+        chosen = await choose_pool(world, pool)
+        return await recording(chosen, await world.pool_log(chosen), world.requests)
+
+
+async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs, plot: str) -> int:
+    """Run a recorded log again: with its own settings, compared with what happened, and with those given."""
+    recorded = await recorded_run(nats, pool, "whatif")
+    base, others = log_columns(values, runs.requests, recorded.setup)
     compile_kernels()
     as_it_was = run(recorded.trace, base)
-    results = [report.result_of(as_it_was), *run_all(recorded.trace, others, arguments.jobs)]
-    _draw(arguments, results)
+    results = [report.result_of(as_it_was), *run_all(recorded.trace, others, runs.jobs)]
+    _draw(plot, results)
     reports = [result.report for result in results]
     found = fidelity.fidelity(recorded, as_it_was)
-    if arguments.json:
-        runs = [report.as_data(one) for one in reports]
-        print(msgspec.json.encode({"fidelity": found, "runs": runs}).decode())
+    if runs.as_json:
+        document = {"fidelity": found, "runs": [report.as_data(one) for one in reports]}
+        print(msgspec.json.encode(document).decode())
     else:
         print(f"{fidelity.as_text(found)}\n\n{report.as_table(reports)}")
     return 0
 
 
-def log_columns(arguments: argparse.Namespace, recorded: Setup) -> tuple[Setup, list[Setup]]:
-    """The recorded settings, and the columns that options make of them.
+def log_columns(values: Values, requests: int, recorded: Setup) -> tuple[Setup, list[Setup]]:
+    """The recorded settings, and the columns that options define on top of them.
 
-    What a log does not tell of its engines (step times, tokens of a step, …) holds for the first run too, if it is given once.
+    Facts about engines that a log does not record (step times, tokens per step, …) hold for the first run too, if they are
+    given once.
     """
-    others = columns(arguments, recorded)
-    facts = {
-        name: getattr(others[0], name) for name in ENGINE_FACTS if len(getattr(arguments, name) or ()) == 1
-    }
-    base = msgspec.structs.replace(recorded, requests=arguments.requests, **facts)
+    others = columns(values, requests, recorded)
+    facts = {name: getattr(others[0], name) for name in ENGINE_FACTS if len(values.get(name, ())) == 1}
+    base = msgspec.structs.replace(recorded, requests=requests, **facts)
     return base, [setup for setup in others if setup != base]
 
 
-def _draw(arguments: argparse.Namespace, results: Sequence[Result]) -> None:
-    if arguments.plot:
-        plot.write(Path(arguments.plot), results, report.names_of([result.report for result in results]))
+def _draw(path: str, results: Sequence[PolicyResult]) -> None:
+    if path:
+        plots.write(Path(path), results, report.names_of([result.report for result in results]))
 
 
-def shown(reports: Sequence[Report], *, as_json: bool) -> str:
+def shown(reports: Sequence[WhatifReport], *, as_json: bool) -> str:
     """What is printed."""
     if as_json:
         return msgspec.json.encode([report.as_data(one) for one in reports]).decode()
     return report.as_table(reports)
 
 
-def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[Result]:
+def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[PolicyResult]:
     """Every column, `jobs` at a time."""
     compile_kernels()
     if jobs <= 1 or len(setups) == 1:
         return [run_one(trace, setup) for setup in setups]
-    # Forked after the compiled kernels are here: workers start in no time.
+    # Forked after the kernels are loaded, so that they start at once.
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         return list(pool.map(run_one, [trace] * len(setups), setups))
 
 
-def run_one(trace: Trace, setup: Setup) -> Result:
+def run_one(trace: Trace, setup: Setup) -> PolicyResult:
     """One column."""
     return report.result_of(run(trace, setup))
 
 
-def columns(arguments: argparse.Namespace, base: Setup = DEFAULTS) -> list[Setup]:
-    """A setup for each column: `base` with what is given. Raises `ConfigError` for lists of different lengths and for values that can not be."""
-    given: dict[str, list[Any]] = {}
-    for name in ("policy", "queue_order", *COUNTS, *NUMBERS):
-        values = getattr(arguments, name)
-        if values:
-            given[name] = values
-            _check(name, values)
+def columns(values: Values, requests: int = 0, base: Setup = DEFAULTS) -> list[Setup]:
+    """A setup per column: `base` with the values given. Raises `ConfigError` for lists of different lengths."""
+    given: dict[str, Sequence[Any]] = {name: list(found) for name, found in values.items() if found}
     if ("prefill_workers" in given or "decode_workers" in given) and "workers" not in given:
         given["workers"] = [0]
-    if arguments.weights:
-        given["weights"] = [weights_of(text, base.weights) for text in arguments.weights]
-    if arguments.step_time:
-        given["step_time"] = [step_time_of(text) for text in arguments.step_time]
+    if "weights" in given:
+        given["weights"] = [replaced(base.weights, one, "--router-weights") for one in given["weights"]]
     count = max([1, *map(len, given.values())])
-    for name, values in given.items():
-        if len(values) not in (1, count):
+    for name, found in given.items():
+        if len(found) not in (1, count):
             raise ConfigError(
-                f"--{name.replace('_', '-')} is given {len(values)} times and another option {count} times: "
+                f"{flag_of(name)} is given {len(found)} times and another option {count} times: "
                 f"give each once or {count} times"
             )
     setups = [
         msgspec.structs.replace(
             base,
-            **{name: values[at if len(values) > 1 else 0] for name, values in given.items()},
-            requests=arguments.requests,
+            **{name: found[at if len(found) > 1 else 0] for name, found in given.items()},
+            requests=requests,
         )
         for at in range(count)
     ]
     if "policy" in given and "busy_prefill_tokens" not in given:
-        setups = [as_it_stands(setup) for setup in setups]
+        setups = [without_queue(setup) for setup in setups]
     for setup in setups:
         if not setup.workers + setup.prefill_workers + setup.decode_workers:
-            raise ConfigError("--workers 0: there must be a worker")
+            raise ConfigError("--workers 0: at least one worker is needed")
         if not setup.workers + setup.decode_workers:
-            raise ConfigError("--prefill-workers without --decode-workers or --workers: nobody would decode")
+            raise ConfigError("--prefill-workers needs --decode-workers or --workers: no worker would decode")
     return setups
 
 
-def as_it_stands(setup: Setup) -> Setup:
-    """Policies that do not look at load stand for routers that have no queue either, unless one is asked for."""
+def flag_of(name: str) -> str:
+    """The flag of a field of `Setup`."""
+    return next(one.flag for one in struct_settings(Setup) if one.path == (name,))
+
+
+def without_queue(setup: Setup) -> Setup:
+    """Policies that ignore load stand for routers without a queue, unless one is asked for."""
     return setup if setup.policy == "kv" else msgspec.structs.replace(setup, busy_prefill_tokens=0)
-
-
-def _check(name: str, values: list[Any]) -> None:
-    option = f"--{name.replace('_', '-')}"
-    for value in values:
-        if name == "policy" and value not in POLICIES:
-            raise ConfigError(f"--policy {value}: there are {', '.join(POLICIES)}")
-        if not isinstance(value, str) and (value < 0 or (value == 0 and name not in NOT_NEGATIVE)):
-            raise ConfigError(
-                f"{option} {value:g}: must be {'at least' if name in NOT_NEGATIVE else 'above'} 0"
-            )
-
-
-def step_time_of(text: str) -> StepTime:
-    """Step times from six numbers or a JSON file. Raises `ConfigError`."""
-    parts = text.split(",")
-    if len(parts) == 6:
-        try:
-            a, b, c, d, e, f = map(float, parts)
-        except ValueError as error:
-            raise ConfigError(f"--step-time {text}: {error}") from error
-        return StepTime((a, b, c), (d, e, f))
-    try:
-        return msgspec.json.decode(Path(text).read_bytes(), type=_StepTimeFile).step_time()
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(
-            f"--step-time {text}: neither six numbers with commas nor a file of step times: {error}"
-        ) from error
-
-
-class _StepTimeFile(msgspec.Struct, forbid_unknown_fields=True):
-    prefill_ms: tuple[float, float, float]
-    decode_ms: tuple[float, float, float]
-
-    def step_time(self) -> StepTime:
-        return StepTime(self.prefill_ms, self.decode_ms)

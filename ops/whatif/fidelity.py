@@ -1,19 +1,19 @@
-"""How far the simulator is from what happened: a recorded run beside the same run on virtual time."""
+"""Fidelity of the simulator: a recorded run compared with the same run on virtual time."""
 
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from headwater.ops.tables import table
-from headwater.ops.whatif.recorded import Recording
-from headwater.ops.whatif.run import Ran
+from headwater.ops.process.text_table import table
+from headwater.ops.whatif.recording import Recording
+from headwater.ops.whatif.run import RunResult
 
 
-class Gap(msgspec.Struct, frozen=True):
+class FidelityGap(msgspec.Struct, frozen=True):
     """One measure over the same requests. `off` is simulated divided by recorded, less 1, of the means.
 
-    `each` is the median over requests of how far one is from its record, in the measure's unit.
+    `each` is the median over requests of the deviation from the record, in the measure's unit.
     """
 
     measure: str
@@ -28,7 +28,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Fidelity(msgspec.Struct, frozen=True):
-    """A run beside its record; see `Recording` for the counts."""
+    """A run compared with its record; see `Recording` for the counts."""
 
     log: str
     requests: int
@@ -38,16 +38,16 @@ class Fidelity(msgspec.Struct, frozen=True):
     unknown: int
     left_out: int
     step_times_fitted: bool
-    gaps: list[Gap]
+    gaps: list[FidelityGap]
 
 
-def fidelity(recorded: Recording, ran: Ran) -> Fidelity:
+def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
     """Compare a run under the recorded settings with the record."""
     served = {one.request.name: one for one in ran.served}
     both = [(served[name], was) for name, was in recorded.happened.items() if name in served]
-    told = [(one, was) for one, was in both if was.hit_blocks >= 0]
+    reported = [(one, was) for one, was in both if was.hit_blocks >= 0]
     gaps = [
-        _gap("hit blocks", [w.hit_blocks for _, w in told], [one.hit_blocks for one, _ in told]),
+        _gap("hit blocks", [w.hit_blocks for _, w in reported], [one.hit_blocks for one, _ in reported]),
         _gap(
             "TTFT ms",
             [was.ttft_ms for _, was in both],
@@ -72,14 +72,14 @@ def fidelity(recorded: Recording, ran: Ran) -> Fidelity:
     )
 
 
-def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) -> Gap | None:
+def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) -> FidelityGap | None:
     if not recorded:
         return None
     was, now = np.array(recorded, np.float64), np.array(simulated, np.float64)
     was_p50, was_p99 = np.percentile(was, [50, 99])
     now_p50, now_p99 = np.percentile(now, [50, 99])
     mean = float(was.mean())
-    return Gap(
+    return FidelityGap(
         measure,
         mean,
         float(now.mean()),
@@ -95,7 +95,7 @@ def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) ->
 def as_text(found: Fidelity) -> str:
     """For people."""
     head = (
-        f"{found.log}: {found.requests} requests, {found.left_out} more without an answer; prompts known whole "
+        f"{found.log}: {found.requests} requests, {found.left_out} more without an answer; prompts known completely "
         f"{found.whole}, as far as matched {found.partly}, not at all {found.unknown}; step times "
         f"{'fitted to the log' if found.step_times_fitted else 'as given or by default'}"
     )
@@ -124,4 +124,4 @@ def as_text(found: Fidelity) -> str:
         "simulated",
         "each off by",
     )
-    return f"{head}\n{table(columns, rows)}\n({found.compared} requests that ended well and were not moved)"
+    return f"{head}\n{table(columns, rows)}\n({found.compared} requests that succeeded and were not migrated)"

@@ -1,4 +1,4 @@
-"""Runs side by side as one SVG, with nothing beside it: how long first tokens took, and how even the work was."""
+"""A comparison of runs as one self-contained SVG: times to the first token, and balance over workers."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.ops.config import ConfigError
-from headwater.ops.whatif.report import Result
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.whatif.report import PolicyResult
 
 COLOURS = ("#1f5fbf", "#d1495b", "#2e8b57", "#b8860b", "#6a4c93", "#008b8b", "#8b4513", "#555555")
 WIDTH, MARGIN = 900, 60
@@ -17,15 +17,15 @@ POINTS = 240
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-def write(path: Path, results: Sequence[Result], names: Sequence[str]) -> None:
-    """Write the plot to `path`. Raises `ConfigError` where that can not be written."""
+def write(path: Path, results: Sequence[PolicyResult], names: Sequence[str]) -> None:
+    """Write the plot to `path`. Raises `ConfigError` where it cannot be written."""
     try:
         path.write_text(drawn(results, names), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--plot {path}: {error}") from error
 
 
-def drawn(results: Sequence[Result], names: Sequence[str]) -> str:
+def drawn(results: Sequence[PolicyResult], names: Sequence[str]) -> str:
     """The plot as SVG: a line for each run, then bars for each run's workers."""
     legend = 22 * len(results) + 30
     bars_at = legend + CHART_HEIGHT + 70
@@ -64,7 +64,7 @@ def _distribution(waits: Sequence["np.typing.NDArray[np.float64]"], top: int) ->
     def up(share: float) -> float:
         return bottom - share * CHART_HEIGHT
 
-    parts = [_text(MARGIN, top - 8, "share of requests whose first token came within … ms")]
+    parts = [_text(MARGIN, top - 8, "share of requests with their first token within … ms")]
     for share in SHARES:
         parts.append(_line(MARGIN, up(share), right, up(share)))
         parts.append(_text(MARGIN - 6, up(share) + 4, f"{share:g}", "end"))
@@ -77,7 +77,7 @@ def _distribution(waits: Sequence["np.typing.NDArray[np.float64]"], top: int) ->
     for number, one in enumerate(waits):
         if not len(one):
             continue
-        # Dense where it matters: as many points in the last hundredth as in the middle.
+        # As many points in the last hundredth as in the middle.
         shares = 1 - np.concatenate(
             [np.linspace(1, 0.01, POINTS), np.geomspace(0.01, 1 / (len(one) + 1), POINTS)]
         )
@@ -87,7 +87,7 @@ def _distribution(waits: Sequence["np.typing.NDArray[np.float64]"], top: int) ->
     return parts
 
 
-def _balance(result: Result, name: str, colour: str, top: int) -> list[str]:
+def _balance(result: PolicyResult, name: str, colour: str, top: int) -> list[str]:
     """A bar for each worker's requests, and one for the prompt tokens it computed, as shares of the mean."""
     balance = result.report.balance
     workers = list(balance.requests)

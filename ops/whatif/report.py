@@ -1,4 +1,4 @@
-"""What came of a run, in numbers: for people as a table, for programs as JSON."""
+"""The results of a run: for people as a table, for programs as JSON."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.ops.tables import table
-from headwater.ops.whatif.run import Ran
+from headwater.ops.process.text_table import table
+from headwater.ops.whatif.run import RunResult
 from headwater.ops.whatif.setup import Setup
 
 Milliseconds = NDArray[np.float64]
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How one measure lies over all requests."""
+    """The distribution of one measure over all requests."""
 
     mean: float
     p50: float
@@ -25,7 +25,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Balance(msgspec.Struct, frozen=True):
-    """What each worker got, by name: requests, prompt tokens computed, blocks stored.
+    """The share of each worker, by name: requests, prompt tokens computed, blocks stored.
 
     The ratios are of the busiest worker to the mean over workers.
     """
@@ -38,12 +38,13 @@ class Balance(msgspec.Struct, frozen=True):
     stored_blocks_ratio: float
 
 
-class Report(msgspec.Struct, frozen=True):
-    """One column. Times are milliseconds of virtual time, `wall_s` and what is per second are of this machine's.
+class WhatifReport(msgspec.Struct, frozen=True):
+    """One column. Times are milliseconds of virtual time; `wall_s` and rates per second are of this machine.
 
-    `reuse` is the share of all prompts' blocks (partial ones too) that were cached when their request began.
-    `itl_ms` weighs each token the same. `queue_ms` is from the arrival at the engine until its first step, `router_queue_ms`
-    what a request waited at the router before that, and `waited` how many did. `digest` is one of every request's times: equal runs, equal digests.
+    `reuse` is the share of all prompts' blocks (including partial ones) that were cached when their request started.
+    `itl_ms` weights each token equally. `queue_ms` is from the arrival at the engine to its first step, `router_queue_ms`
+    the wait in the admission queue before that, and `waited` the number of requests that waited. `digest` covers the times
+    of all requests: equal runs have equal digests.
     """
 
     setup: Setup
@@ -69,20 +70,20 @@ class Report(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Result(NamedTuple):
-    """A run's figures, and what a plot shows beside them: milliseconds to the first token, ascending."""
+class PolicyResult(NamedTuple):
+    """A run's figures, and further data of the plot: milliseconds to the first token, ascending."""
 
-    report: Report
+    report: WhatifReport
     ttft_ms: Milliseconds
 
 
-def result_of(ran: Ran) -> Result:
-    """What is kept of a run."""
+def result_of(ran: RunResult) -> PolicyResult:
+    """The part of a run that is retained."""
     waits = [(one.first_ns - one.request.arrival_ns) / 1e6 for one in ran.served]
-    return Result(report_of(ran), np.sort(np.array(waits, np.float64)))
+    return PolicyResult(report_of(ran), np.sort(np.array(waits, np.float64)))
 
 
-def report_of(ran: Ran) -> Report:
+def report_of(ran: RunResult) -> WhatifReport:
     """The figures of a run."""
     size = ran.setup.block_size
     served = ran.served
@@ -98,7 +99,7 @@ def report_of(ran: Ran) -> Report:
         facts = (one.request.name, one.worker, one.prefill_worker, one.hit_blocks, one.first_ns, one.done_ns)
         digest.update(repr(facts).encode())
     routing = ran.routing
-    return Report(
+    return WhatifReport(
         setup=ran.setup,
         trace=ran.trace,
         requests=len(served),
@@ -123,7 +124,7 @@ def report_of(ran: Ran) -> Report:
     )
 
 
-def as_data(report: Report) -> dict[str, Any]:
+def as_data(report: WhatifReport) -> dict[str, Any]:
     """For JSON: with the names of weights and of step times' parts."""
     data: dict[str, Any] = msgspec.to_builtins(report)
     data["setup"]["weights"] = msgspec.structs.asdict(report.setup.weights)
@@ -138,7 +139,7 @@ def _spread(nanoseconds: NDArray[np.float64]) -> Spread:
     return Spread(float(nanoseconds.mean()) / 1e6, float(p50), float(p90), float(p99))
 
 
-def _balance(ran: Ran) -> Balance:
+def _balance(ran: RunResult) -> Balance:
     requests = ran.requests_a_worker
     tokens = {worker.shape.name: worker.computed_tokens for worker in ran.workers}
     blocks = {worker.shape.name: worker.stored_blocks for worker in ran.workers}
@@ -150,7 +151,7 @@ def _ratio(values: dict[str, int]) -> float:
     return max(values.values()) * len(values) / total if total else 0.0
 
 
-def as_table(reports: Sequence[Report]) -> str:
+def as_table(reports: Sequence[WhatifReport]) -> str:
     """Runs side by side: a column each, the settings that differ first."""
     rows: list[tuple[str, list[str]]] = [("policy", [report.setup.policy for report in reports])]
     for name in Setup.__struct_fields__:
@@ -201,8 +202,8 @@ def as_table(reports: Sequence[Report]) -> str:
     return table(headers, [(name, *cells) for name, cells in rows])
 
 
-def names_of(reports: Sequence[Report]) -> list[str]:
-    """What tells the runs apart, in few words."""
+def names_of(reports: Sequence[WhatifReport]) -> list[str]:
+    """Short names of the runs, by the settings in which they differ."""
     names = [
         name
         for name in Setup.__struct_fields__
@@ -223,12 +224,12 @@ def names_of(reports: Sequence[Report]) -> list[str]:
 
 
 def _goes_with_policy(setup: Setup) -> bool:
-    """Is the router's queue as it is for this policy unless asked for otherwise?"""
+    """Has the router's queue its default setting for this policy?"""
     return setup.busy_prefill_tokens == (Setup().busy_prefill_tokens if setup.policy == "kv" else 0)
 
 
 def _short(value: object) -> str:
-    """A setting in few letters: of a structure what differs from its defaults."""
+    """A setting in short form: of a structure the values that differ from its defaults."""
     if isinstance(value, msgspec.Struct):
         kind = type(value)
         default = kind()

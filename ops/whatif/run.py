@@ -1,32 +1,32 @@
-"""One run: requests arrive, the router says where they go, workers compute, and everything is on virtual time."""
+"""One run on virtual time: requests arrive, the router places them, workers compute."""
 
 import time
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from headwater.ops.whatif.door import Door
-from headwater.ops.whatif.fleet import Job, SimWorker
-from headwater.ops.whatif.routing import Question, Routing, joined
+from headwater.ops.whatif.queue import QueueModel
+from headwater.ops.whatif.router import Question, Routing, joined
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Asked, Trace, check_block_size, hashes_of
+from headwater.ops.whatif.trace import Trace, TraceRequest, check_block_size, hashes_of
+from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events.route import Decision, RouteRefused
 from headwater.schemas.hashing import U64
-from headwater.schemas.kv import BlocksStored
-from headwater.schemas.route import Decision, RouteRefused
 
 REPORT_NS = 1_000_000_000
-"""An engine actor tells its load after a change, and after this time anyway."""
+"""A worker reports its load after a change, and at least this often."""
 
 STEP, ARRIVAL, HANDED = range(3)
-"""At one moment steps end first, then requests arrive, then KV does."""
+"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV."""
 
 Event = tuple[int, int, int, int]
 """(nanoseconds, kind, number of the worker, the request or the hand-off, version of the worker's step)."""
 
 
-class Served(NamedTuple):
-    """What became of one request: nanoseconds from the trace's start, blocks of its prompt found cached."""
+class ServedRequest(NamedTuple):
+    """The outcome of one request. Times are nanoseconds from the start of the trace; `hit_blocks` of its prompt were cached."""
 
-    request: Asked
+    request: TraceRequest
     worker: str
     prefill_worker: str
     hit_blocks: int
@@ -36,12 +36,12 @@ class Served(NamedTuple):
     done_ns: int
 
 
-class Ran(NamedTuple):
-    """A whole run. `refused` requests fit no worker; `wall_s` is how long it took to simulate."""
+class RunResult(NamedTuple):
+    """A whole run. `refused` requests got no worker; the simulation took `wall_s` seconds."""
 
     setup: Setup
     trace: str
-    served: list[Served]
+    served: list[ServedRequest]
     refused: int
     workers: list[SimWorker]
     requests_a_worker: dict[str, int]
@@ -49,17 +49,17 @@ class Ran(NamedTuple):
     wall_s: float
 
 
-class _HandOver(NamedTuple):
-    """KV on its way: the prefill leg that pins it and the decode leg that waits for it."""
+class _Handoff(NamedTuple):
+    """KV in transfer: the prefill leg that pins it and the decode leg that waits for it."""
 
-    request: Asked
-    leg: Job
+    request: TraceRequest
+    leg: SimulatedRequest
     source: SimWorker
-    behind: Job
+    decode: SimulatedRequest
     target: SimWorker
 
 
-class Run:
+class VirtualRun:
     """See `run`."""
 
     def __init__(self, trace: Trace, setup: Setup) -> None:
@@ -67,48 +67,48 @@ class Run:
         self._trace = trace.first(setup.requests).faster(setup.speed)
         check_block_size(self._trace.requests, setup.block_size)
         self._routing = Routing(setup.policy, setup.weights, setup.temperature)
-        self._door = Door(self._routing, setup)
-        self._workers = {shape.name: SimWorker(shape, skip=setup.skip) for shape in setup.shapes()}
+        self._queue = QueueModel(self._routing, setup)
+        self._workers = {shape.name: SimWorker(shape, skip=setup.skip) for shape in shapes(setup)}
         self._numbers = {name: number for number, name in enumerate(self._workers)}
         self._list = list(self._workers.values())
         self._versions = [0] * len(self._list)
         self._given = dict.fromkeys(self._workers, 0)
         self._events: list[Event] = []
-        self._hand_overs: list[_HandOver] = []
-        self._requests: dict[str, Asked] = {}
-        self._legs: dict[str, tuple[Job, SimWorker, str]] = {}
-        self._served: list[Served] = []
-        self._places: dict[str, int] = {}
+        self._handoffs: list[_Handoff] = []
+        self._requests: dict[str, TraceRequest] = {}
+        self._legs: dict[str, tuple[SimulatedRequest, SimWorker, str]] = {}
+        self._served: list[ServedRequest] = []
+        self._numbers_of: dict[str, int] = {}
         self._refused = 0
 
-    def __call__(self) -> Ran:
-        """Run it."""
+    def __call__(self) -> RunResult:
+        """Run the simulation."""
         began = time.perf_counter()
         setup = self._setup
-        for shape in setup.shapes():
+        for shape in shapes(setup):
             event = joined(shape.name, shape.role, setup.block_size, shape.blocks, setup.sequences)
-            self._routing.tell(shape.name, 0, event)
+            self._routing.publish(shape.name, 0, event)
         requests = self._trace.requests
         events = self._events
         for number in range(len(requests)):
             if not number or requests[number].arrival_ns != requests[number - 1].arrival_ns:
                 events.append((requests[number].arrival_ns, ARRIVAL, number, 0))
-        # Sorted as they are, arrivals are a heap already.
+        # The arrivals are sorted, so the list is a heap.
         while events:
             now_ns, kind, number, version = heappop(events)
             if kind == ARRIVAL:
                 last = number
                 while last < len(requests) and requests[last].arrival_ns == now_ns:
                     last += 1
-                self._arrive_together(number, last, now_ns)
+                self._arrive(number, last, now_ns)
             elif kind == HANDED:
-                self._handed(self._hand_overs[number], now_ns)
+                self._finish_handoff(self._handoffs[number], now_ns)
             elif version == self._versions[number]:
                 self._step_ended(self._list[number], now_ns)
-            if self._door:
-                self._take_turns(now_ns)
+            if len(self._queue):
+                self._serve_queue(now_ns)
         wall_s = time.perf_counter() - began
-        return Ran(
+        return RunResult(
             setup,
             self._trace.name,
             self._served,
@@ -119,31 +119,31 @@ class Run:
             wall_s,
         )
 
-    def _arrive_together(self, first: int, last: int, now_ns: int) -> None:
-        """Requests `first` to `last` - 1 come at the same moment."""
+    def _arrive(self, first: int, last: int, now_ns: int) -> None:
+        """Requests `first` to `last` - 1 arrive at the same time."""
         for worker in self._list:
             if now_ns - worker.reported_ns >= REPORT_NS:
-                self._routing.tell(worker.shape.name, now_ns, worker.report(now_ns))
+                self._routing.publish(worker.shape.name, now_ns, worker.report(now_ns))
         size, blocks = self._setup.block_size, self._setup.blocks
-        asked: list[Question] = []
+        burst: list[Question] = []
         for number in range(first, last):
             request = self._trace.requests[number]
             if -(-(request.prompt_tokens + request.output_tokens) // size) > blocks:
                 self._refused += 1
                 continue
-            self._places[request.name] = number
-            asked.append(self._question(request))
-        for place in self._routing.in_order(asked, now_ns):
-            answer = self._door.ask(asked[place], now_ns)
+            self._numbers_of[request.name] = number
+            burst.append(self._question(request))
+        for index in self._routing.order_burst(burst, now_ns):
+            answer = self._queue.offer(burst[index], now_ns)
             if answer is not None:
-                self._answered(asked[place], answer, now_ns)
+                self._place(burst[index], answer, now_ns)
 
-    def _take_turns(self, now_ns: int) -> None:
-        """Questions that waited at the router."""
-        for question, answer in self._door.turn(now_ns):
-            self._answered(question, answer, now_ns)
+    def _serve_queue(self, now_ns: int) -> None:
+        """Place requests whose queries waited at the router."""
+        for question, answer in self._queue.advance(now_ns):
+            self._place(question, answer, now_ns)
 
-    def _question(self, request: Asked) -> Question:
+    def _question(self, request: TraceRequest) -> Question:
         return Question(
             request.name,
             request.prompt_tokens,
@@ -153,8 +153,8 @@ class Run:
             tenant=request.tenant,
         )
 
-    def _answered(self, question: Question, decision: Decision | RouteRefused, now_ns: int) -> None:
-        number = self._places.pop(question.name)
+    def _place(self, question: Question, decision: Decision | RouteRefused, now_ns: int) -> None:
+        number = self._numbers_of.pop(question.name)
         if isinstance(decision, RouteRefused):
             self._refused += 1
             return
@@ -167,8 +167,8 @@ class Run:
         self._requests[job.name] = request
         self._submit(worker, job, now_ns)
 
-    def _job(self, request: Asked, name: str, number: int, hashes: U64) -> Job:
-        return Job(
+    def _job(self, request: TraceRequest, name: str, number: int, hashes: U64) -> SimulatedRequest:
+        return SimulatedRequest(
             length=request.prompt_tokens,
             target=request.prompt_tokens,
             hashes=hashes.tolist(),
@@ -179,69 +179,69 @@ class Run:
             output_tokens=request.output_tokens,
         )
 
-    def _submit(self, worker: SimWorker, job: Job, now_ns: int) -> None:
+    def _submit(self, worker: SimWorker, job: SimulatedRequest, now_ns: int) -> None:
         self._given[worker.shape.name] += 1
         earlier = worker.submit(job, now_ns)
         if worker.begin(now_ns) or earlier:
             self._schedule(worker)
-        self._tell(worker, now_ns)
+        self._report(worker, now_ns)
 
     def _schedule(self, worker: SimWorker) -> None:
-        """The end of the worker's steps, in place of the one told before."""
+        """Schedule the end of the worker's steps; replaces an event scheduled earlier."""
         assert worker.stretch is not None
         number = self._numbers[worker.shape.name]
         self._versions[number] += 1
         heappush(self._events, (worker.stretch.end_ns, STEP, number, self._versions[number]))
 
-    def _tell(self, worker: SimWorker, now_ns: int) -> None:
+    def _report(self, worker: SimWorker, now_ns: int) -> None:
         if worker.moved:
-            self._routing.tell(worker.shape.name, now_ns, worker.report(now_ns))
+            self._routing.publish(worker.shape.name, now_ns, worker.report(now_ns))
 
     def _step_ended(self, worker: SimWorker, now_ns: int) -> None:
         outcome = worker.finish()
         name = worker.shape.name
         if outcome.kv:
             worker.stored_blocks += sum(len(e.hashes) // 8 for e in outcome.kv if isinstance(e, BlocksStored))
-            self._routing.tell(name, now_ns, *outcome.kv)
-        self._tell(worker, now_ns)
+            self._routing.publish(name, now_ns, *outcome.kv)
+        self._report(worker, now_ns)
         for job in outcome.done:
             if job.leg == "prefill":
-                self._hand_over(job, worker, now_ns)
+                self._start_handoff(job, worker, now_ns)
             else:
                 self._end(job, worker)
         if worker.begin(now_ns):
             self._schedule(worker)
 
-    def _hand_over(self, leg: Job, worker: SimWorker, now_ns: int) -> None:
-        """A prompt is computed: the edge asks who goes on behind it, as it does in a fleet."""
+    def _start_handoff(self, leg: SimulatedRequest, worker: SimWorker, now_ns: int) -> None:
+        """A prompt is computed: query the router for the decode worker, as the edge does."""
         request = self._requests[leg.name]
         question = self._question(request)._replace(
-            name=f"{leg.name}/decode", asked="decode", pairs_with=self._legs[leg.name][2]
+            name=f"{leg.name}/decode", leg="decode", pairs_with=self._legs[leg.name][2]
         )
-        decision = self._door.ask(question, now_ns)
+        decision = self._queue.offer(question, now_ns)
         if not isinstance(decision, Decision):
-            worker.let_go(leg)
+            worker.release(leg)
             self._refused += 1
             return
-        behind = self._job(request, question.name, leg.number, question.hashes)
-        behind.leg, behind.arrived = "decode", request.prompt_tokens
+        decode = self._job(request, question.name, leg.number, question.hashes)
+        decode.leg, decode.arrived = "decode", request.prompt_tokens
         target = self._workers[decision.worker]
-        self._hand_overs.append(_HandOver(request, leg, worker, behind, target))
+        self._handoffs.append(_Handoff(request, leg, worker, decode, target))
         arrives_ns = now_ns + self._setup.transfer_ns(request.prompt_tokens)
-        heappush(self._events, (arrives_ns, HANDED, len(self._hand_overs) - 1, 0))
+        heappush(self._events, (arrives_ns, HANDED, len(self._handoffs) - 1, 0))
 
-    def _handed(self, over: _HandOver, now_ns: int) -> None:
-        over.source.let_go(over.leg)
-        if over.source.begin(now_ns):
-            self._schedule(over.source)
-        self._requests[over.behind.name] = over.request
-        self._submit(over.target, over.behind, now_ns)
+    def _finish_handoff(self, handoff: _Handoff, now_ns: int) -> None:
+        handoff.source.release(handoff.leg)
+        if handoff.source.begin(now_ns):
+            self._schedule(handoff.source)
+        self._requests[handoff.decode.name] = handoff.request
+        self._submit(handoff.target, handoff.decode, now_ns)
 
-    def _end(self, job: Job, worker: SimWorker) -> None:
+    def _end(self, job: SimulatedRequest, worker: SimWorker) -> None:
         request = self._requests.pop(job.name)
         before, other, _ = self._legs.pop(request.name, (job, None, ""))
         self._served.append(
-            Served(
+            ServedRequest(
                 request,
                 worker.shape.name,
                 other.shape.name if other is not None else "",
@@ -254,6 +254,6 @@ class Run:
         )
 
 
-def run(trace: Trace, setup: Setup) -> Ran:
-    """A trace through a fleet. The same twice gives the same. Raises `ConfigError` for what can not be."""
-    return Run(trace, setup)()
+def run(trace: Trace, setup: Setup) -> RunResult:
+    """Simulate a trace on a fleet. Equal arguments give equal results. Raises `ConfigError` for settings that conflict."""
+    return VirtualRun(trace, setup)()

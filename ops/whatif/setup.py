@@ -1,70 +1,122 @@
-"""What one column of a what-if is run with."""
+"""The setting of one column of a what-if: its fields are the options of `headwater whatif` and `tune`.
 
-from typing import Literal
+Light to import: the command line reads types, defaults and descriptions from here.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import msgspec
+from msgspec import Meta
 
-from headwater.engines.sim_scheduler import Limits
-from headwater.engines.step_time import StepTime
-from headwater.ops.config import Settings
-from headwater.ops.whatif.fleet import Shape
-from headwater.schemas.fleet import Role
-from headwater.schemas.route import Weights
+from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
+from headwater.engines.sim.step_time import StepTime
+from headwater.ops.config.router import read_weights, write_weights
+from headwater.ops.config.setting import Choices, Flag, Text
+from headwater.router.decision.names import PolicyName
+from headwater.router.queue.limits import BusyLimits, Order, QueueLimits
+from headwater.schemas.events.route import Weights
 
-BYTES_A_TOKEN = 131_072
-"""KV of one token of an 8B-class model (32 layers, 8 KV heads of 128, 16 bits), as the simulated engine has it."""
 
-GIGABYTES_A_SECOND = 20.0
-"""What one hand-off gets of a link between workers, as the simulated engine has it."""
+def read_step_time(text: str) -> StepTime:
+    """Step times from six numbers or the name of a JSON file. Raises `ValueError`."""
+    parts = text.split(",")
+    if len(parts) == 6:
+        a, b, c, d, e, f = map(float, parts)
+        return StepTime((a, b, c), (d, e, f))
+    try:
+        return msgspec.json.decode(Path(text).read_bytes(), type=_StepTimeFile).step_time()
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(
+            f"neither six numbers separated by commas nor a file of step times: {error}"
+        ) from error
 
-ROUTER = Settings()
-"""A router's defaults."""
+
+class _StepTimeFile(msgspec.Struct, forbid_unknown_fields=True):
+    prefill_ms: tuple[float, float, float]
+    decode_ms: tuple[float, float, float]
+
+    def step_time(self) -> StepTime:
+        return StepTime(self.prefill_ms, self.decode_ms)
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """One column. `workers` do both legs, beside them `prefill_workers` and `decode_workers`.
+    """One column.
 
-    `speed` divides arrival times; `temperature` below 0 leaves the router's. When a worker is busy, and how queries then wait
-    at the router, is as the router's own settings say. `skip` False takes every step by itself:
-    the results are the same.
+    `temperature` below 0 leaves the router's. `requests`: only the first so many of the trace; 0: all. `skip` False
+    simulates every step by itself; the results are the same.
     """
 
-    policy: str = "kv"
-    workers: int = 8
-    prefill_workers: int = 0
-    decode_workers: int = 0
-    blocks: int = 4_000
-    block_size: int = 512
-    speed: float = 1.0
-    weights: Weights = Weights()
-    temperature: float = -1.0
-    step_time: StepTime = StepTime()
-    step_tokens: int = 8_192
-    sequences: int = 256
-    bytes_a_token: int = BYTES_A_TOKEN
-    gigabytes_a_second: float = GIGABYTES_A_SECOND
-    busy_prefill_tokens: int = ROUTER.busy_prefill_tokens
-    busy_kv: float = ROUTER.busy_kv
-    busy_waiting: int = ROUTER.busy_waiting
-    queue_order: Literal["fcfs", "shortest_uncached"] = ROUTER.queue_order
-    queue_wait_s: float = ROUTER.queue_wait_s
+    policy: Annotated[str, Choices(get_args(PolicyName)), Meta(description="routing policy")] = "kv"
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="aggregated workers (0 if --prefill-workers or --decode-workers is given without --workers)",
+        ),
+    ] = 8
+    prefill_workers: Annotated[int, Meta(ge=0, description="prefill-only workers")] = 0
+    decode_workers: Annotated[int, Meta(ge=0, description="decode-only workers")] = 0
+    blocks: Annotated[int, Meta(ge=1, description="KV blocks per worker")] = 4_000
+    block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 512
+    speed: Annotated[float, Meta(gt=0, description="divisor of the arrival times")] = 1.0
+    weights: Annotated[
+        Weights,
+        Flag("router-weights"),
+        Text(read_weights, write_weights, "NAME=VALUE,…", dict[str, Any]),
+        Meta(description="cost weights that differ from the router's defaults"),
+    ] = Weights()
+    temperature: Annotated[
+        float,
+        Flag("router-temperature"),
+        Meta(ge=0, description="temperature of the choice between workers (default: the router's)"),
+    ] = -1.0
+    step_time: Annotated[
+        StepTime,
+        Text(read_step_time, str, "FILE|A,B,C,D,E,F", Any),
+        Meta(
+            description="milliseconds of a step: prefill A·x² + B·x + C for x tokens, decode D·p² + E·p + F at p of the "
+            "blocks in use; six numbers, or a JSON file with prefill_ms and decode_ms"
+        ),
+    ] = StepTime()
+    step_tokens: Annotated[
+        int, Meta(ge=1, description="maximum tokens that a worker computes in one step")
+    ] = 8_192
+    sequences: Annotated[int, Meta(ge=1, description="maximum requests that a worker runs concurrently")] = (
+        256
+    )
+    kv_bytes_per_token: Annotated[
+        int,
+        Meta(
+            ge=1, description="KV bytes of one token, which a KV transfer copies (default: an 8B-class model)"
+        ),
+    ] = KV_BYTES_PER_TOKEN
+    transfer_gb_per_s: Annotated[float, Meta(gt=0, description="bandwidth of one KV transfer, GB/s")] = (
+        TRANSFER_GB_PER_S
+    )
+    busy_prefill_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a worker is saturated above this many prompt tokens to compute; 0: no limit, and the default of "
+            "policies other than kv",
+        ),
+    ] = BusyLimits().prefill_tokens
+    busy_kv: Annotated[
+        float,
+        Meta(ge=0, description="a worker is saturated above this share of its KV blocks in use; 0: no limit"),
+    ] = BusyLimits().kv
+    busy_waiting: Annotated[
+        int,
+        Meta(ge=0, description="a worker is saturated above this many requests waiting in it; 0: no limit"),
+    ] = BusyLimits().waiting
+    queue_order: Annotated[Order, Meta(description="order in the router's queue")] = QueueLimits().order
+    queue_wait_s: Annotated[
+        float, Meta(gt=0, description="maximum time that a request is queued at the router, in seconds")
+    ] = QueueLimits().wait_s
     requests: int = 0
     skip: bool = True
 
-    def shapes(self) -> list[Shape]:
-        """The fleet's workers."""
-        limits = Limits(self.block_size, self.step_tokens, self.sequences)
-        counts: list[tuple[Role, str, int]] = [
-            ("both", "w", self.workers),
-            ("prefill", "p", self.prefill_workers),
-            ("decode", "d", self.decode_workers),
-        ]
-        return [
-            Shape(f"{letter}{number:03d}", role, self.blocks, limits, self.step_time)
-            for role, letter, count in counts
-            for number in range(count)
-        ]
-
     def transfer_ns(self, tokens: int) -> int:
-        """How long handing `tokens` tokens' KV over takes."""
-        return round(tokens * self.bytes_a_token / self.gigabytes_a_second)
+        """Duration of a KV transfer of this many tokens."""
+        return round(tokens * self.kv_bytes_per_token / self.transfer_gb_per_s)

@@ -1,24 +1,24 @@
-"""Step times of a recorded run, read off what its workers measured."""
+"""Step times of a recorded run, estimated from its workers' measurements."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.step_time import StepTime
-from headwater.schemas.load import LoadReported
+from headwater.engines.sim.step_time import StepTime
+from headwater.schemas.events.load import LoadReported
 
 SAMPLES_MIN = 8
-"""With fewer measured prompts the simulator's own step times are taken."""
+"""With fewer measured prompts the simulator's default step times are used."""
 
 SPREAD_MIN = 4
-"""The longest sample must be so many times the shortest, or only a constant can be told."""
+"""Minimum ratio of the longest sample to the shortest; below it only a constant can be fitted."""
 
 BINS_MAX, BIN_MIN = 8, 12
 QUICK = 20
-"""Percentile of the time between tokens that is taken for a step without a prompt in it."""
+"""Percentile of the time between tokens that is used as a step without a prompt in it."""
 
 
 class Samples:
-    """What reports told: (tokens, ms) of prompts, (share of blocks in use, ms) of tokens."""
+    """Measurements in load reports: (tokens, ms) of prompts, (share of blocks in use, ms) of tokens."""
 
     def __init__(self) -> None:
         self.prefills: list[tuple[float, float]] = []
@@ -32,10 +32,10 @@ class Samples:
 
 
 def fitted(samples: Samples, step_tokens: int = 8_192) -> StepTime | None:
-    """Step times that explain the samples by least squares; None for too few of them.
+    """Step times fitted to the samples by least squares; None for too few of them.
 
-    A prompt's time has one decode in it, that of its first token. Prompts longer than a step are several steps, and are
-    left out.
+    A prompt's time includes one decode, that of its first token. Prompts longer than a step take several steps, and are
+    excluded.
     """
     short = [pair for pair in samples.prefills if pair[0] <= step_tokens]
     if len(short) < SAMPLES_MIN:
@@ -56,7 +56,7 @@ def _columns(pairs: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDA
 def _least(
     shares: NDArray[np.float64], gaps: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The quick ones among samples of like shares: prompts computed in between only ever make gaps longer."""
+    """The short ones among samples of similar shares: prompts computed in between only make gaps longer."""
     order = np.argsort(shares, kind="stable")
     bins = np.array_split(order, max(1, min(BINS_MAX, len(order) // BIN_MIN)))
     middles = [float(np.median(shares[chosen])) for chosen in bins]

@@ -1,4 +1,4 @@
-"""Traces: who asked when, with which prompt, for how many tokens. A prompt is its blocks' hashes and a length."""
+"""Traces: arrival times, prompts and answer lengths of requests. A prompt is its blocks' hashes and a length."""
 
 import gzip
 import zlib
@@ -9,20 +9,20 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from headwater.ops.config import ConfigError
+from headwater.ops.config.errors import ConfigError
 from headwater.schemas.hashing import U64
 
 TRACE_BLOCK = 512
-"""Tokens that one id of a Mooncake trace stands for."""
+"""Tokens per id of a Mooncake trace."""
 
 _M1, _M2, _GOLDEN = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 0x9E3779B97F4A7C15
 _GZIP = b"\x1f\x8b"
 
 
-class Asked(NamedTuple):
-    """One request: nanoseconds after the trace's start, tokens, and what names its blocks.
+class TraceRequest(NamedTuple):
+    """One request: nanoseconds after the trace's start, tokens, and the ids of its blocks.
 
-    `ids[i]` names the i-th `unit` tokens of the prompt and all before them; the last may be a partial block.
+    `ids[i]` identifies the i-th `unit` tokens of the prompt and all before them; the last may be a partial block.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Trace(NamedTuple):
     """Requests by arrival, and a name for the whole."""
 
     name: str
-    requests: tuple[Asked, ...]
+    requests: tuple[TraceRequest, ...]
 
     def faster(self, speed: float) -> "Trace":
         """The same requests, arriving `speed` times as fast."""
@@ -64,7 +64,7 @@ class _Line(msgspec.Struct):
 
 
 def read(path: Path) -> Trace:
-    """A trace file in Mooncake's format: one JSON object a line, plain or gzipped.
+    """Read a trace file in Mooncake's format: one JSON object per line, plain or gzipped.
 
     Raises `ConfigError` naming file and line.
     """
@@ -75,11 +75,13 @@ def read(path: Path) -> Trace:
         raise ConfigError(f"{path}: {error}") from error
     requests = tuple(_parse(path, text.split(b"\n")))
     if not requests:
-        raise ConfigError(f"{path}: holds no request; expected one JSON object a line (Mooncake's format)")
+        raise ConfigError(
+            f"{path}: contains no request; expected one JSON object per line (Mooncake's format)"
+        )
     return Trace(path.name, requests)
 
 
-def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[Asked]:
+def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[TraceRequest]:
     decode = msgspec.json.Decoder(_Line).decode
     before = -1.0
     for number, text in enumerate(lines, 1):
@@ -93,11 +95,11 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[Asked]:
         if wrong:
             raise ConfigError(f"{path}, line {number}: {wrong}")
         before = line.timestamp
-        yield Asked(
+        yield TraceRequest(
             f"r{number - 1}",
             round(line.timestamp * 1e6),
             line.input_length,
-            # A trace has requests that ended without a token; an engine gives at least one.
+            # A trace has requests that ended without a token; an engine generates at least one.
             max(1, line.output_length),
             line.hash_ids,
             session=str(line.session_id),
@@ -107,16 +109,16 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[Asked]:
 
 def _wrong(line: _Line, before: float) -> str:
     if line.input_length < 1 or line.output_length < 0:
-        return f"input_length {line.input_length}, output_length {line.output_length}: at least 1 and 0 are needed"
+        return f"input_length {line.input_length}, output_length {line.output_length}: at least 1 and 0 are required"
     full, begun = line.input_length // TRACE_BLOCK, -(-line.input_length // TRACE_BLOCK)
-    # Some tools that write traces leave a last partial block out.
+    # Some tools omit a last partial block.
     if len(line.hash_ids) not in (full, begun):
         return (
             f"{len(line.hash_ids)} hash_ids for {line.input_length} tokens; "
-            f"{begun} are needed, one for each {TRACE_BLOCK} tokens begun"
+            f"{begun} are required, one for each {TRACE_BLOCK} tokens or part of them"
         )
     if line.timestamp < before:
-        return f"timestamp {line.timestamp:g} comes after {before:g}; sort the lines by it"
+        return f"timestamp {line.timestamp:g} is less than {before:g} before it; sort the lines by timestamp"
     if line.timestamp < 0:
         return f"timestamp {line.timestamp:g} is negative"
     if line.hash_ids and min(line.hash_ids) < 0:
@@ -124,16 +126,16 @@ def _wrong(line: _Line, before: float) -> str:
     return ""
 
 
-def check_block_size(requests: tuple[Asked, ...], size: int) -> None:
-    """Raises `ConfigError` where blocks of `size` tokens can not be named by what the trace has."""
+def check_block_size(requests: tuple[TraceRequest, ...], size: int) -> None:
+    """Raises `ConfigError` where the trace cannot identify blocks of `size` tokens."""
     for unit in {request.unit for request in requests}:
         if unit % size and size % unit:
             raise ConfigError(
-                f"--block-size {size}: the trace names blocks of {unit} tokens, so give a divisor or a multiple of that"
+                f"--block-size {size}: the trace has blocks of {unit} tokens, so use a divisor or a multiple of that"
             )
 
 
-def hashes_of(request: Asked, size: int) -> U64:
+def hashes_of(request: TraceRequest, size: int) -> U64:
     """The sequence hashes of a prompt's full blocks of `size` tokens. uint64, shape (prompt_tokens // size,)."""
     full = request.prompt_tokens // size
     ids = np.array(request.ids, np.uint64)
@@ -145,7 +147,7 @@ def hashes_of(request: Asked, size: int) -> U64:
 
 
 def own_hash(number: int, block: int) -> int:
-    """The hash of a block that only one request has: what it generated."""
+    """The hash of a block that only one request has: of its generated tokens."""
     return int(mix(mix(np.array([(1 << 63) + number], np.uint64)) + np.uint64(block))[0])
 
 

@@ -1,54 +1,41 @@
-"""Searching for the router's weights on a trace or a recorded run: what would they gain, and would they later?
+"""A search for the router's weights on a trace or a recorded run, validated on later requests.
 
-First the whole space at random, then one weight after the other around the best, all from one seed. The search sees the
-first part of the requests only; what it found is judged by the rest, which came later.
+First the whole space is sampled at random, then one weight after the other around the best, all from one seed. The search
+uses only the first part of the requests; its result is validated on the later rest.
 """
 
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from headwater.ops.whatif.run import Ran, run
+from headwater.ops.whatif.options import Search
+from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace
-from headwater.schemas.route import Weights
-
-Objective = Literal["ttft_mean", "ttft_p50", "ttft_p99", "itl_mean", "e2e_mean", "reuse"]
-
-OBJECTIVES: Final[tuple[Objective, ...]] = (
-    "ttft_mean",
-    "ttft_p50",
-    "ttft_p99",
-    "itl_mean",
-    "e2e_mean",
-    "reuse",
-)
+from headwater.schemas.events.route import Weights
 
 GUARDED: Final = ("ttft_mean", "ttft_p50", "ttft_p99", "itl_mean", "e2e_mean")
 """None of these may get worse by more than the guard."""
 
-NAMES: Final = ("crowding", "retain", "memory")
-"""What is searched unless others are named."""
-
 SPAN: Final = 8.0
-"""A weight is looked for from its present value divided by this to its value times this."""
+"""A weight is searched from its present value divided by this to its value times this."""
 
 ZERO_SHARE: Final = 0.1
-"""So often a weight is tried at nothing."""
+"""Share of trials with a weight of zero."""
 
 STEPS: Final = (0.5, 0.75, 1.35, 2.0)
-"""What the best weights are multiplied by, one at a time."""
+"""Factors for the best weights, one weight at a time."""
 
 PENALTY: Final = 10.0
-"""What a share beyond the guard costs, as a share of the objective."""
+"""Penalty for a deviation beyond the guard, as a share of the objective."""
 
 
-class Figures(NamedTuple):
-    """What weights came to, milliseconds but for `reuse`."""
+class TuneFigures(NamedTuple):
+    """The figures of some weights, in milliseconds except `reuse`."""
 
     ttft_mean: float
     ttft_p50: float
@@ -59,15 +46,15 @@ class Figures(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Weights that were tried; the less the `score` the better, 1 being what there was before."""
+    """Weights that were tried; a lower `score` is better, 1 is that of the present weights."""
 
     weights: Weights
-    figures: Figures
+    figures: TuneFigures
     score: float
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What the search found. `holds`: it is better on later requests too, within the guard."""
+    """The result of the search. `holds`: it is better on later requests too, within the guard."""
 
     objective: str
     names: list[str]
@@ -85,32 +72,21 @@ class Tuned(msgspec.Struct, frozen=True):
     holds: bool
 
 
-class Asks(NamedTuple):
-    """How to search: runs in all, the share of requests to learn from, and how much worse other figures may get."""
-
-    objective: Objective = "ttft_mean"
-    names: tuple[str, ...] = NAMES
-    trials: int = 40
-    seed: int = 0
-    share: float = 0.6
-    guard: float = 0.02
+RunSetups = Callable[[Trace, Sequence[Setup], int], list[TuneFigures]]
+"""RunSetups setups on a trace and gives their figures from some nanosecond on; several at once, if it likes."""
 
 
-Runs = Callable[[Trace, Sequence[Setup], int], list[Figures]]
-"""Runs setups on a trace and gives their figures from some nanosecond on; several at once, if it likes."""
-
-
-def figures_of(ran: Ran, after_ns: int = 0) -> Figures:
+def figures_of(ran: RunResult, after_ns: int = 0) -> TuneFigures:
     """The figures of those requests that came at `after_ns` or later."""
     served = [one for one in ran.served if one.request.arrival_ns >= after_ns]
     if not served:
-        return Figures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return TuneFigures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     size = ran.setup.block_size
     ttft = np.array([one.first_ns - one.request.arrival_ns for one in served], np.float64) / 1e6
     e2e = sum(one.done_ns - one.request.arrival_ns for one in served) / 1e6 / len(served)
     gaps = sum(one.request.output_tokens - 1 for one in served)
     p50, p99 = np.percentile(ttft, [50, 99])
-    return Figures(
+    return TuneFigures(
         float(ttft.mean()),
         float(p50),
         float(p99),
@@ -121,35 +97,35 @@ def figures_of(ran: Ran, after_ns: int = 0) -> Figures:
     )
 
 
-def one_after_another(trace: Trace, setups: Sequence[Setup], after_ns: int) -> list[Figures]:
-    """`Runs` in this process."""
+def one_after_another(trace: Trace, setups: Sequence[Setup], after_ns: int) -> list[TuneFigures]:
+    """`RunSetups` in this process."""
     return [figures_of(run(trace, setup), after_ns) for setup in setups]
 
 
-def tune(trace: Trace, setup: Setup, asks: Asks, runs: Runs = one_after_another) -> Tuned:
-    """Search around the weights of `setup`, and judge what is found."""
+def tune(trace: Trace, setup: Setup, search: Search, runs: RunSetups = one_after_another) -> Tuned:
+    """Search around the weights of `setup`, and validate the result."""
     whole = trace.first(setup.requests)
     setup = msgspec.structs.replace(setup, requests=0)
-    cut = max(1, min(len(whole.requests) - 1, round(len(whole.requests) * asks.share)))
+    cut = max(1, min(len(whole.requests) - 1, round(len(whole.requests) * search.share)))
     early = Trace(whole.name, whole.requests[:cut])
-    draw = random.Random(asks.seed)
+    draw = random.Random(search.seed)
     before = runs(early, [setup], 0)[0]
 
     def tried(candidates: Sequence[Weights]) -> list[Trial]:
         setups = [msgspec.structs.replace(setup, weights=weights) for weights in candidates]
         found = runs(early, setups, 0)
         return [
-            Trial(weights, figures, score(before, figures, asks))
+            Trial(weights, figures, score(before, figures, search))
             for weights, figures in zip(candidates, found, strict=True)
         ]
 
     best = Trial(setup.weights, before, 1.0)
-    left = asks.trials
-    first = [drawn(setup.weights, asks.names, draw) for _ in range(left // 2)]
+    left = search.trials
+    first = [drawn(setup.weights, search.names, draw) for _ in range(left // 2)]
     best = min([best, *tried(first)], key=lambda trial: trial.score)
     left -= len(first)
     while left > 0:
-        steps = around(best.weights, asks.names)[:left]
+        steps = around(best.weights, search.names)[:left]
         if not steps:
             break
         left -= len(steps)
@@ -157,40 +133,40 @@ def tune(trace: Trace, setup: Setup, asks: Asks, runs: Runs = one_after_another)
         if nearer is best:
             break
         best = nearer
-    # The later part on caches that the earlier part filled.
+    # The later part starts with the caches that the earlier part filled.
     after_ns = round(whole.requests[cut].arrival_ns / setup.speed)
     both = [msgspec.structs.replace(setup, weights=weights) for weights in (setup.weights, best.weights)]
     later = runs(whole, both, after_ns)
-    later_score = score(later[0], later[1], asks)
+    later_score = score(later[0], later[1], search)
     return Tuned(
-        asks.objective,
-        list(asks.names),
-        asks.trials - max(0, left),
-        asks.seed,
+        search.objective,
+        list(search.names),
+        search.trials - max(0, left),
+        search.seed,
         cut,
         len(whole.requests) - cut,
         before._asdict(),
         best.figures._asdict(),
         later[0]._asdict(),
         later[1]._asdict(),
-        {name: getattr(best.weights, name) for name in asks.names},
-        1 - _ratio(asks.objective, before, best.figures),
-        1 - _ratio(asks.objective, *later),
+        {name: getattr(best.weights, name) for name in search.names},
+        1 - _ratio(search.objective, before, best.figures),
+        1 - _ratio(search.objective, *later),
         best.weights != setup.weights and later_score < 1,
     )
 
 
-def score(before: Figures, figures: Figures, asks: Asks) -> float:
-    """The objective as a share of what it was, and what other figures beyond the guard add to it."""
-    total = _ratio(asks.objective, before, figures)
+def score(before: TuneFigures, figures: TuneFigures, search: Search) -> float:
+    """The objective relative to the present one, plus penalties for other figures beyond the guard."""
+    total = _ratio(search.objective, before, figures)
     for name in GUARDED:
-        if name != asks.objective:
-            total += PENALTY * max(0.0, _ratio(name, before, figures) - 1 - asks.guard)
+        if name != search.objective:
+            total += PENALTY * max(0.0, _ratio(name, before, figures) - 1 - search.guard)
     return total
 
 
-def _ratio(name: str, before: Figures, figures: Figures) -> float:
-    """Less is better: below 1 is a gain."""
+def _ratio(name: str, before: TuneFigures, figures: TuneFigures) -> float:
+    """Lower is better: below 1 is a gain."""
     was, now = getattr(before, name), getattr(figures, name)
     if name == "reuse":
         was, now = now, was
@@ -198,7 +174,7 @@ def _ratio(name: str, before: Figures, figures: Figures) -> float:
 
 
 def drawn(weights: Weights, names: Sequence[str], draw: random.Random) -> Weights:
-    """Weights from anywhere in the space."""
+    """Random weights in the whole space."""
     values = {}
     for name in names:
         base = getattr(weights, name) or getattr(Weights(), name) or 1.0
@@ -209,7 +185,7 @@ def drawn(weights: Weights, names: Sequence[str], draw: random.Random) -> Weight
 
 
 def around(weights: Weights, names: Sequence[str]) -> list[Weights]:
-    """One weight changed at a time; one that is nothing is tried at a part of its default."""
+    """Variants with one changed weight; a zero weight is tried at a fraction of its default."""
     found = []
     for name in names:
         value = getattr(weights, name)
@@ -219,5 +195,5 @@ def around(weights: Weights, names: Sequence[str]) -> list[Weights]:
 
 
 def _short(value: float) -> float:
-    """Three digits are enough to tell, and to paste."""
+    """Rounded to three digits."""
     return float(f"{value:.3g}")

@@ -12,10 +12,12 @@ import pytest_asyncio
 import uvloop
 from nats.aio.client import Client
 
-from headwater.engines.step_time import ZERO, StepTime
+from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
-from tests.contract.buses import BusCase, memory_bus, nats_bus
-from tests.contract.engines import (
+from tests.support import tiny_model
+from tests.support.nats import NatsServer
+from tests.support.ports.buses import BusCase, memory_bus, nats_bus
+from tests.support.ports.engines import (
     EngineCase,
     MakeEngine,
     full_vllm_engine,
@@ -25,9 +27,8 @@ from tests.contract.engines import (
     started,
     vllm_engine,
 )
-from tests.contract.guarded import Guarded, guarded_server
-from tests.contract.logs import LogCase, jetstream_case, memory_case
-from tests.support.nats import NatsServer
+from tests.support.ports.guarded import Guarded, guarded_server
+from tests.support.ports.logs import LogCase, jetstream_case, memory_case
 
 _numbers = count(1)
 
@@ -51,6 +52,14 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Of servers, one with the usual format of ack subjects; with the mark `ack_formats` one with each format."""
+    formats = ["ack1", "ack2"] if metafunc.definition.get_closest_marker("ack_formats") else ["ack1"]
+    for name, kinds in (("server", formats), ("own_server", formats), ("backend", ["memory", *formats])):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, kinds, indirect=True)
+
+
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], NatsServer]]:
     """The shared server of an ack format, started on first use. Tests keep apart by unique names."""
@@ -72,16 +81,16 @@ def unique() -> str:
     return f"t{next(_numbers)}"
 
 
-@pytest.fixture(params=[False, True], ids=["ack1", "ack2"])
+@pytest.fixture
 def server(request: pytest.FixtureRequest, servers: Callable[[bool], NatsServer]) -> NatsServer:
     """A shared server, for each format of ack subjects. Nobody may stop it."""
-    return servers(request.param)
+    return servers(request.param == "ack2")
 
 
-@pytest.fixture(params=[False, True], ids=["ack1", "ack2"])
+@pytest.fixture
 async def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NatsServer]:
     """A server that the test may kill."""
-    server = NatsServer(tmp_path, ack_v2=request.param)
+    server = NatsServer(tmp_path, ack_v2=request.param == "ack2")
     await server.start()
     yield server
     server.stop()
@@ -94,7 +103,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
         yield made
 
 
-@pytest.fixture(params=["memory", "ack1", "ack2"])
+@pytest.fixture
 def backend(request: pytest.FixtureRequest, servers: Callable[[bool], NatsServer]) -> NatsServer | None:
     """Where a port is implemented: None for memory, else a shared server."""
     return None if request.param == "memory" else servers(request.param == "ack2")
@@ -122,17 +131,16 @@ async def bus_case(bus_server: NatsServer | None) -> AsyncIterator[BusCase]:
 
 @pytest.fixture(scope="session")
 def vllm_model() -> str:
-    """Folder of the small model, with vLLM imported into this process: 10 to 30 s, once."""
-    from headwater.engines.vllm import share_imports
-    from headwater.ops import demo_model
+    """Folder of a model that costs 2 ms a token, with vLLM imported into this process: 10 to 30 s, once."""
+    from headwater.engines.vllm import forkserver
 
-    folder = str(demo_model.ensure())
-    share_imports.preload()
+    folder = str(tiny_model.ensure())
+    forkserver.preload()
     return folder
 
 
 @pytest.fixture(
-    scope="module",
+    scope="session",
     params=[
         "sim-zero",
         "sim-timed",
@@ -146,9 +154,9 @@ def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
     return partial(sim_engine, ZERO if request.param == "sim-zero" else StepTime())
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["sim", VLLM])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    """Two running engines that can hand over to each other, shared by the tests of a module."""
+    """Two running engines that can hand over to each other, shared by all tests of a run."""
     make = (
         partial(nixl_engine, request.getfixturevalue("vllm_model"))
         if request.param == "vllm"
@@ -161,9 +169,9 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         yield first, await stack.enter_async_context(started(make()))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["sim", VLLM])
 async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
-    """A running engine with everything that it can have, shared by the tests of a module."""
+    """A running engine with everything that it can have, shared by all tests of a run."""
     make = (
         partial(full_vllm_engine, request.getfixturevalue("vllm_model"))
         if request.param == "vllm"
@@ -173,9 +181,9 @@ async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]
         yield case
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sim", VLLM])
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["sim", VLLM])
 async def pooling_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
-    """A running engine that makes vectors, shared by the tests of a module."""
+    """A running engine that makes vectors, shared by all tests of a run."""
     make = (
         partial(pooling_vllm_engine, request.getfixturevalue("vllm_model"))
         if request.param == "vllm"
@@ -185,9 +193,9 @@ async def pooling_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCa
         yield case
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine_case(make_engine: MakeEngine) -> AsyncIterator[EngineCase]:
-    """A running engine, shared by the tests of a module."""
+    """A running engine, shared by all tests of a run."""
     async with started(make_engine()) as case:
         yield case
 

@@ -17,11 +17,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from headwater.events.clock import SystemClock
 from headwater.events.jetstream import JetStreamLog, connect
 from headwater.events.jetstream.cursor import WINDOW
-from headwater.events.jetstream.streams import ensure, log_stream
+from headwater.events.jetstream.streams.reconcile import ensure
+from headwater.events.jetstream.streams.spec import log_stream
 from headwater.schemas import subjects
+from headwater.schemas.clock import SystemClock
 from tests.durability.history import LogContent, Violation
 from tests.durability.report import Report, command
 from tests.durability.workload import NS, POOL

@@ -7,8 +7,8 @@ import asyncio
 import sys
 
 from headwater.events.jetstream import connect
-from headwater.schemas.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.pool import encode_batch
+from headwater.schemas.encoding.codec import encode_batch
+from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from tests.durability.history import marked
 
 AHEAD = 2_000

@@ -22,9 +22,9 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from headwater.events.log import Slice
-from headwater.schemas.envelope import Batch
-from headwater.schemas.load import LoadReported
-from headwater.schemas.pool import LogEvent
+from headwater.schemas.encoding.codec import LogEvent
+from headwater.schemas.encoding.envelope import Batch
+from headwater.schemas.events.load import LoadReported
 
 Kind = Literal[
     "lost", "misplaced", "duplicate", "phantom", "reordered", "hole", "fenced", "pending", "unread", "memory"

@@ -12,13 +12,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from headwater.actors.tasks import cancel_all
-from headwater.events.jetstream import JetStreamLog, connect, ensure_pool
-from tests.contract.waiting import eventually
+from headwater.actors.runtime.tasks import cancel_all
+from headwater.events.jetstream import JetStreamLog, connect
+from headwater.events.jetstream.streams.ensure import ensure_pool
 from tests.durability.history import Violation, check
 from tests.durability.report import Report, command
 from tests.durability.workload import NS, POOL, STREAM, Client, Follower, read_content, settle, until
 from tests.support.nats import NatsServer
+from tests.support.ports.waiting import eventually
 
 WRITERS = 4
 SETTLE_S = 60.0

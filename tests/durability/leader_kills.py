@@ -11,9 +11,9 @@ from array import array
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from headwater.actors.tasks import cancel_all
-from headwater.events.jetstream import JetStreamLog, connect, ensure_pool
-from tests.contract.waiting import eventually
+from headwater.actors.runtime.tasks import cancel_all
+from headwater.events.jetstream import JetStreamLog, connect
+from headwater.events.jetstream.streams.ensure import ensure_pool
 from tests.durability.history import Violation, check
 from tests.durability.report import Report, command
 from tests.durability.workload import (
@@ -28,6 +28,7 @@ from tests.durability.workload import (
     settle,
 )
 from tests.support.nats_cluster import NatsCluster
+from tests.support.ports.waiting import eventually
 
 WRITERS = 4
 DOWN_S = 2.0

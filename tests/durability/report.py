@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from headwater.ops import logging
+from headwater.ops.process import logging
 from tests.durability.history import Violation
 
 

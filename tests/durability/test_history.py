@@ -3,8 +3,8 @@
 import pytest
 
 from headwater.events.log import Gap, Record, Slice, Unreadable
-from headwater.schemas.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.pool import LogEvent
+from headwater.schemas.encoding.codec import LogEvent
+from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from tests.durability.history import Key, Kind, Life, LogContent, check, marked
 
 KEY = Key("s", "w", 1)

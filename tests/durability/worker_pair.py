@@ -13,14 +13,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from headwater.events.jetstream import JetStreamTable
-from headwater.ops.children import child_environment, headwater_command
-from headwater.ops.process import die_with_parent
+from headwater.ops.fleet.child import child_environment, headwater_command
+from headwater.ops.process.signals import die_with_parent
 from headwater.schemas import subjects
-from headwater.schemas.fleet import WorkerJoined
+from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch
+from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from headwater.schemas.names import pool_name
-from headwater.schemas.pool import UnreadableBatch, decode_batch
 from tests.durability.workload import NS
 
 POOL = pool_name("sim", 16)

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from headwater.engines.sim_model import SENTENCES
-from tests.contract.waiting import eventually
+from headwater.engines.sim.model import SENTENCES
+from tests.support.ports.waiting import eventually
 
 PROMPT = "hello there"
 TOKENS_A_SECOND_MAX = 1000 / 5.74
@@ -187,6 +187,19 @@ async def unserved(attempt: Callable[[], Awaitable[str]], within_s: float) -> st
     return ""
 
 
+class _Transport(httpx.AsyncHTTPTransport):
+    """A connection that ends before it could be used was never there, as far as a request is concerned."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """As httpx does, but for one error of anyio: uvloop has no socket any more that it could ask for its peer."""
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:
+            if error.name != "getpeername":
+                raise
+            raise httpx.ConnectError("the connection was lost as soon as it was made") from error
+
+
 def client_of(url: str) -> httpx.AsyncClient:
     """An HTTP client that waits for as long as the test does."""
-    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0))
+    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0), transport=_Transport())

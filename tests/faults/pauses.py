@@ -39,8 +39,8 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "edge": Bound("cli edge", True, 2.0, 2.0),
-    "router": Bound("cli router", False, 2.0, 2.0),
+    "edge": Bound(" edge ", True, 2.0, 2.0),
+    "router": Bound(" router ", False, 2.0, 2.0),
     "worker": Bound("--name worker-0 ", False, 8.0, 2.0),
     "nats-server": Bound("nats-server", True, 4.0, 5.0),
 }

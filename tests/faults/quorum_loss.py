@@ -16,8 +16,9 @@ import httpx
 from nats.aio.client import Client
 
 from headwater.events.errors import LogError
-from headwater.events.jetstream import connect, stream_names
+from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
+from headwater.events.jetstream.streams.ensure import stream_names
 from headwater.schemas import subjects
 from tests.faults.answers import PACE, Answer, client_of, settle, start, succeeds, under_way, unserved
 from tests.faults.report import Report, Violation, command
@@ -167,7 +168,7 @@ class _Outage:
                 self._up.kill("--name worker-0")
                 self._killed = "worker-0"
             case "a router restarts":
-                self._up.kill("cli router")
+                self._up.kill(" router ")
             case "a hand-off is open":
                 self._opened = [
                     Answer(7 + n, 300, f"{n} {LONG_PROMPT}").start(self._client) for n in range(4)

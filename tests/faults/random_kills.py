@@ -20,7 +20,7 @@ import httpx
 
 from tests.faults.answers import PACE, Answer, client_of, succeeds
 from tests.faults.report import Report, Violation, command
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.fleet import FleetProcess, command_line, fleet
 from tests.support.processes import kept_edge, kept_router, until_healthy, until_ready
 
 AGAIN = 0.2
@@ -30,7 +30,7 @@ PAUSE_S = (1.5, 6.5)
 """Time from kill to kill; processes need up to five seconds to be there again."""
 
 CONNECT_S_MAX = 30.0
-"""An edge that was killed takes connections again within this."""
+"""An edge that was killed, and not once more meanwhile, takes connections again within this."""
 
 END_S_MAX = 45.0
 """How much longer than undisturbed an answer may take."""
@@ -62,10 +62,15 @@ class Shape(NamedTuple):
 DEFAULT = Shape()
 
 
+GONE_S_MAX = 10.0
+"""A killed process is gone within this, also on a loaded machine."""
+
+
 class Kill(NamedTuple):
-    """A process that was killed."""
+    """A process that was killed, and since when it is gone: until then it takes connections, only to break them."""
 
     at_s: float
+    gone_s: float
     name: str
 
 
@@ -142,6 +147,7 @@ async def random_kills(
         ("seed", str(seed)),
         ("fleet", f"{shape.edges} edges, {shape.routers} routers, {' '.join(shape.flags)}"),
         ("kills", f"{len(kills)}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(by_kind.items()))),
+        ("gone at most", f"{max((k.gone_s - k.at_s for k in kills), default=0):.2f} s after it was killed"),
         ("answers", f"{len(served)} of {int(answer_s * PACE)} tokens, {streams} at a time"),
         ("ended with a killed edge", str(len(broken))),
         ("right", str(sum(not one.answer.problem() for one in served))),
@@ -156,9 +162,9 @@ async def random_kills(
 
 def _workers(up: FleetProcess) -> list[str]:
     names = set()
-    for pid in up.pids("cli engine"):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        names.add(words[words.index(b"--name") + 1].decode())
+    for pid in up.pids(" engine "):
+        words = command_line(pid).split()
+        names.add(words[words.index("--name") + 1])
     return sorted(names)
 
 
@@ -183,8 +189,17 @@ async def _kill(victims: list[Victim], dice: random.Random, seconds: float) -> l
             victim = deck.pop()
         pid = victim.pid()
         if pid:
-            kills.append(Kill(time.monotonic(), victim.name))
+            at_s = time.monotonic()
             os.kill(pid, signal.SIGKILL)
+            kills.append(Kill(at_s, await _gone(pid), victim.name))
+
+
+async def _gone(pid: int) -> float:
+    """Wait until a killed process was reaped, so that its last thread has closed its sockets; the time of that."""
+    deadline = time.monotonic() + GONE_S_MAX
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    return time.monotonic()
 
 
 async def _ask(
@@ -222,12 +237,17 @@ def _judged(served: list[Served], kills: list[Kill], answer_s: float) -> list[Vi
     """A broken connection is right only where the edge was killed during the request; all else has to be whole."""
     found = []
     for edge, answer in served:
-        during = [k for k in kills if answer.began_s - 0.1 <= k.at_s <= answer.ended_s + 0.1]
+        during = [k for k in kills if k.gone_s >= answer.began_s - 0.1 and k.at_s <= answer.ended_s + 0.1]
         problem = answer.problem()
         if not problem or (answer.broken and any(kill.name == edge for kill in during)):
             continue
-        told = ", ".join(f"{kill.name} at {kill.at_s - answer.began_s:.1f} s" for kill in during)
-        found.append(Violation("answer", 1, f"{edge}: {problem}; killed meanwhile: {told or 'nothing'}"))
+        starting = [k for k in kills if k.name == edge and k.gone_s > answer.ended_s - CONNECT_S_MAX]
+        if answer.refused and starting:
+            continue
+        told = ", ".join(f"{kill.name} at {kill.at_s - answer.began_s:.1f} s" for kill in during) or "nothing"
+        before = [answer.began_s - k.gone_s for k in kills if k.name == edge and k.gone_s < answer.began_s]
+        told += f"; the edge was gone {min(before):.2f} s before" if before else ""
+        found.append(Violation("answer", 1, f"{edge}: {problem}; killed meanwhile: {told}"))
     if not any(not answer.problem() for _, answer in served):
         found.append(Violation("test", 1, f"no answer of {answer_s:.0f} s ended right"))
     return found

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from headwater.ops import logging
+from headwater.ops.process import logging
 
 
 class Violation(NamedTuple):

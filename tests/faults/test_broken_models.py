@@ -75,9 +75,9 @@ async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None
     done = await _up(tmp_path, model, "--workers", "1", "--kv-cache-mib", "64", within_s=150)
     assert done.code == 1, done.output
     assert done.output.count('"event": "vllm_importing"') == 1, "it was started again"
-    assert f"vLLM can not start with {model}" in done.output
+    assert f"vLLM cannot start with {model}" in done.output
     [line] = [line for line in done.output.splitlines() if line.startswith("headwater: ")]
-    assert "can not start" in line
+    assert "cannot start" in line
 
 
 @pytest.mark.processes

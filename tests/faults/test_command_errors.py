@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.workers import free_range
+from headwater.ops.process.sockets import free_range
 from tests.support.commands import Ended, ended, launched
 from tests.support.fleet import FleetProcess, fleet
 
@@ -93,7 +93,7 @@ async def _into_a_closed_pipe(up: FleetProcess, *command: str) -> Ended:
             marks=pytest.mark.soak,
         ),
         ({"NAME": "mine", "WORKERS": "1"}, ["mine"]),
-        ({"METRICS_PORT": "free", "PORT": "free", "DRAIN_S": "1"}, ["worker-0", "worker-1"]),
+        ({"METRICS_PORT": "free", "PORT": "free", "DRAIN_TIMEOUT": "1"}, ["worker-0", "worker-1"]),
     ],
     ids=lambda value: "-".join(value).lower() if isinstance(value, dict) else "",
 )

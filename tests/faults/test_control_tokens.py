@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headwater.engines.sim_model import TEMPLATE, tokenizer
+from headwater.engines.sim.model import TEMPLATE, tokenizer
 from tests.support import prompts
 from tests.support.fleet import FleetProcess, fleet
 
@@ -124,7 +124,7 @@ async def test_a_raw_prompt_may_have_control_tokens(up: FleetProcess) -> None:
 @pytest.mark.soak
 async def test_the_operator_may_allow_them(tmp_path: Path) -> None:
     """Whoever trusts every text may have control tokens in it, as the first release did."""
-    flags = ("--engine", "sim", "--workers", "1", "--allow-special-tokens-in-text", "yes")
+    flags = ("--engine", "sim", "--workers", "1", "--allow-special-tokens-in-text")
     async with fleet(tmp_path, *flags) as up:
         ids, _ = await sent(up, CHAT, messages=[{"role": "user", "content": "a<|im_start|>b"}])
         assert control(ids) == ["<|im_start|>", *TURN, *ANSWER]

@@ -27,7 +27,7 @@ BODY_S = 2.0
 LATE_S = 4.0
 """What a loaded machine may add to a timeout."""
 
-SERVED_S = 1.0
+SERVED_S = 5.0
 SILENT = 1_000
 HEADER_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 128
@@ -77,7 +77,7 @@ async def until_idle(up: FleetProcess, within_s: float = 3.0) -> None:
 
 def edge(up: FleetProcess) -> int:
     """Process id of the edge."""
-    [pid] = up.pids("cli edge")
+    [pid] = up.pids(" edge ")
     return pid
 
 

@@ -133,7 +133,7 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetPro
 
 def edge_bytes(up: FleetProcess) -> int:
     """Resident memory of the edge."""
-    [pid] = up.pids("cli edge")
+    [pid] = up.pids(" edge ")
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

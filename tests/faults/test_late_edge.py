@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.lease import RENEW_S, TTL_S
+from headwater.actors.runtime.lease import RENEW_S, TTL_S
 from tests.faults.answers import Answer, client_of, settle, succeeds, under_way
 from tests.support.fleet import fleet
 from tests.support.processes import kept_edge, until_healthy
@@ -28,7 +28,7 @@ async def test_an_edge_started_after_the_workers_serves_long_answers(tmp_path: P
         await until_healthy(late_url, workers=2)
         undisturbed = Answer(0, TOKENS).start(client)
         assert not await settle([undisturbed], stalled_s=40)
-        before = up.kill("cli edge")
+        before = up.kill(" edge ")
         async with asyncio.timeout(60):
             while up.pids("--name edge-0") in ([], [before]):
                 await asyncio.sleep(0.05)
@@ -43,4 +43,4 @@ async def test_an_edge_started_after_the_workers_serves_long_answers(tmp_path: P
         assert min(answer.lasted_s for answer in answers) >= max(RENEWALS * RENEW_S, TTL_S)
         # Nothing moved: nobody was lost.
         for log in (up.log, tmp_path / "edge-late.log"):
-            assert "request_moves" not in log.read_text()
+            assert "request_moved" not in log.read_text()

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.ops import nats_config
-from headwater.ops.nats_config import Wanted
-from headwater.ops.nats_server import free_port
+from headwater.ops.nats import config as nats_config
+from headwater.ops.nats.config import Wanted
+from headwater.ops.nats.server import free_port
 from tests.support.fleet import FleetProcess, fleet
 from tests.support.nats import NatsServer
 from tests.support.traffic import answer, until_async, until_health
@@ -38,12 +38,12 @@ async def test_kills_under_least_permissions(tmp_path: Path) -> None:
         async with fleet(tmp_path, "--engine", "sim", "--nats", server.url, access=access) as up:
             async with up.client() as client:
                 expected = await answer(client, LONG)
-                for what in ("--name worker-0", "cli router", "nats-server"):
+                for what in ("--name worker-0", " router ", "nats-server"):
                     assert await _through_a_kill(up, client, server, what) == [expected] * STREAMS, what
                     await _whole(up, client)
-                killed = up.kill("cli edge")
+                killed = up.kill(" edge ")
                 await until_health(up, 200, 40)
-                assert killed not in up.pids("cli edge")
+                assert killed not in up.pids(" edge ")
                 answers = await asyncio.gather(*(answer(client, LONG) for _ in range(STREAMS)))
                 assert answers == [expected] * STREAMS
                 last = await client.post("/v1/completions", json={"model": "sim", "prompt": "x" * 400})
@@ -86,7 +86,7 @@ async def _whole(up: FleetProcess, client: httpx.AsyncClient) -> None:
 
     async def whole() -> bool:
         health = (await client.get("/health")).json()
-        processes = [up.pids(what) for what in ("--name worker-0", "--name worker-1", "cli router")]
+        processes = [up.pids(what) for what in ("--name worker-0", "--name worker-1", " router ")]
         return all(processes) and sum(health.get("workers", {}).values()) == 2
 
     await until_async(whole, "a whole fleet", 40)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.ops.workers import free_range
+from headwater.ops.process.sockets import free_range
 from tests.support.commands import ended
 from tests.support.fleet import fleet
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.lease import TTL_S
+from headwater.actors.runtime.lease import TTL_S
 from tests.faults.pauses import pauses
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(240)]

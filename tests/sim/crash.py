@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from headwater.actors.world import World
+from headwater.actors.runtime.ports import Ports
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
@@ -21,14 +21,14 @@ class Scene(NamedTuple):
     clock: VirtualLoop
     fleet: SimFleet
 
-    def process(self, name: str) -> tuple[Process, World]:
+    def process(self, name: str) -> tuple[Process, Ports]:
         """A new process with ports of its own."""
         process = self.fleet.processes[name] = Process(name, self.clock)
         return process, self.fleet.world(process, name)
 
 
 def every_crash(
-    work: Callable[[World], Awaitable[object]], after: Callable[[Scene, bool], Awaitable[T]]
+    work: Callable[[Ports], Awaitable[object]], after: Callable[[Scene, bool], Awaitable[T]]
 ) -> Iterator[T]:
     """Run `work` as a process that dies before its n-th step, for every n, then `after(scene, it died)`.
 
@@ -45,7 +45,7 @@ def every_crash(
 
 
 def _run(
-    work: Callable[[World], Awaitable[object]], after: Callable[[Scene, bool], Awaitable[T]], at: int
+    work: Callable[[Ports], Awaitable[object]], after: Callable[[Scene, bool], Awaitable[T]], at: int
 ) -> Callable[[VirtualLoop], Coroutine[Any, Any, tuple[T, bool]]]:
     async def run(clock: VirtualLoop) -> tuple[T, bool]:
         scene = Scene(clock, SimFleet(clock, random.Random(1), lambda *_: None, [], [], []))

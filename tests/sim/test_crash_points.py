@@ -4,19 +4,19 @@ import asyncio
 
 import numpy as np
 
-from headwater.actors import lease
-from headwater.actors.cards import Served
-from headwater.actors.engine import EngineActor
-from headwater.actors.world import World
-from headwater.engines.sim import SimEngine
+from headwater.actors.runtime import lease
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.engines.sim.engine import SimEngine
 from headwater.events.log import Log, Record
-from headwater.events.snapshots import Snapshot, SnapshotStore
+from headwater.events.snapshots.store import Snapshot, SnapshotStore
 from headwater.events.writer import Writer, WriterFenced, stored
 from headwater.ops.sim.checks import fences, folded, messages
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
-from headwater.router.state import RouterState
+from headwater.router.fold.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.kv import KvGap
+from headwater.schemas.events.kv import KvGap
 from headwater.schemas.subjects import pool_subject
 from tests.sim.crash import Scene, every_crash
 
@@ -25,7 +25,7 @@ FLEET = pool_subject(NAMESPACE, POOL, "fleet", "w")
 EVENTS = 40
 
 
-async def writers(world: World, epoch: int) -> tuple[Log, Writer, Writer]:
+async def writers(world: Ports, epoch: int) -> tuple[Log, Writer, Writer]:
     """The fleet and cache writers of one life of worker w."""
     log = await world.pool_log(POOL)
     return (
@@ -35,10 +35,10 @@ async def writers(world: World, epoch: int) -> tuple[Log, Writer, Writer]:
     )
 
 
-async def one_life(world: World, epoch: int, number: int) -> None:
+async def one_life(world: Ports, epoch: int, number: int) -> None:
     """Begin atomically in both subjects, then stream events in bursts."""
     log, fleet, kv = await writers(world, epoch)
-    entries = [*await fleet.begin(KvGap(number)), *await kv.begin(KvGap(number + 1))]
+    entries = [*await fleet.first_entries(KvGap(number)), *await kv.first_entries(KvGap(number + 1))]
     await stored(lambda: log.append(*entries), world.clock, FLEET)
     running = asyncio.ensure_future(kv.run())
     for burst in range(4):
@@ -94,7 +94,7 @@ def test_a_snapshot_is_the_old_or_the_new_one() -> None:
     def snapshot(position: int) -> Snapshot:
         return Snapshot(position, {"n": position}, {"a": np.full(5000, position, np.uint64)})
 
-    async def save(world: World) -> None:
+    async def save(world: Ports) -> None:
         await SnapshotStore(world.blobs, POOL).save(snapshot(1))
         await SnapshotStore(world.blobs, POOL).save(snapshot(2))
         await SnapshotStore(world.blobs, POOL).save(snapshot(3))
@@ -121,7 +121,7 @@ def test_a_lease_is_held_or_lapses() -> None:
     """A holder that dies while it takes, renews or gives back leaves a lease that lapses, and a higher epoch next."""
     waited: set[bool] = set()
 
-    async def hold(world: World) -> None:
+    async def hold(world: Ports) -> None:
         held = await lease.take(world.leases, "worker", "w", world.clock, ids="first")
         holding = asyncio.ensure_future(held.hold())
         await world.clock.sleep(2.5)
@@ -149,11 +149,11 @@ def test_a_worker_is_handed_over_whole() -> None:
     """A worker that dies while it joins, serves, drains or leaves: its successor is the only one in the fold."""
     left_behind: set[int] = set()
 
-    def actor(world: World) -> EngineActor:
+    def actor(world: Ports) -> WorkerActor:
         engine = SimEngine(SETTINGS, world.clock)
-        return EngineActor(world, "w", engine, Served(MODEL, FILES), drain_s=1.0)
+        return WorkerActor(world, "w", engine, Served(MODEL, FILES), drain_s=1.0)
 
-    async def live(world: World) -> None:
+    async def live(world: Ports) -> None:
         one = actor(world)
         running = asyncio.ensure_future(one.run())
         await one.ready.wait()
@@ -189,7 +189,7 @@ def test_a_worker_is_handed_over_whole() -> None:
 def test_a_fenced_writer_notices() -> None:
     """A life that goes on after its successor has begun learns it at its next append."""
 
-    async def work(world: World) -> None:
+    async def work(world: Ports) -> None:
         await one_life(world, 1, 0)
 
     async def after(scene: Scene, died: bool) -> None:

@@ -3,18 +3,19 @@
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from headwater.actors.edge.saga import Saga
+from headwater.actors.edge.request import driver
+from headwater.actors.edge.request.saga import step
+from headwater.actors.edge.request.saga_types import Effect, Saga, SagaEvent
 from headwater.ops.sim import checks, loop
-from headwater.ops.sim.clients import Clients, Told
+from headwater.ops.sim.clients import ClientEvent, Clients
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.fleet import Role
-from headwater.schemas.handoff import Choreography
-from headwater.schemas.request import SagaState
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.events.request import SagaState
+from headwater.schemas.messages.handoff import Choreography
 
 ENGINES = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
@@ -34,39 +35,32 @@ VICTIMS: dict[str, Victim] = {
 
 def _part(saga: Saga, role: str) -> str:
     """The worker of this role that the saga is with, else the first one."""
-    named = [saga.worker, saga.holder.worker if saga.holder else ""]
+    named = [saga.attempt.worker, saga.holder.worker if saga.holder else ""]
     return next((name for name in named if name.startswith(role)), f"{role}-0")
 
 
 class Watch:
-    """Calls `strike` once, when the first saga has come to `state`."""
+    """Calls `strike` once, when the first saga has come to `state`: where it searches for a worker, has named one."""
 
     def __init__(self, patch: pytest.MonkeyPatch, state: SagaState, strike: Callable[[Saga], None]) -> None:
         self.struck = False
-        go, begin = Saga._go, Saga.begin_leg
 
-        def hit(saga: Saga) -> None:
-            if not self.struck:
+        def watched(before: Saga, event: SagaEvent) -> tuple[Saga, list[Effect]]:
+            saga, effects = step(before, event)
+            arrived = before.state != state or (
+                saga.attempt.number != before.attempt.number and saga.streaming
+            )
+            if saga.state == state and arrived and (state != "routing" or saga.streaming) and not self.struck:
                 self.struck = True
                 strike(saga)
+            return saga, effects
 
-        def on_go(saga: Saga, *arguments: Any) -> None:
-            go(saga, *arguments)
-            if saga.state == state:
-                hit(saga)
-
-        def on_begin(saga: Saga, *arguments: Any) -> None:
-            begin(saga, *arguments)
-            if state in ("routing", "handoff") and saga.state == state:
-                hit(saga)
-
-        patch.setattr(Saga, "_go", on_go)
-        patch.setattr(Saga, "begin_leg", on_begin)
+        patch.setattr(driver, "step", watched)
 
 
 async def _run(
     clock: VirtualLoop, patch: pytest.MonkeyPatch, state: SagaState, victim: Victim, how: Choreography
-) -> tuple[list[Told], list[str], bool]:
+) -> tuple[list[ClientEvent], list[str], bool]:
     draw = random.Random(f"{state} {how}")
     fleet = SimFleet(clock, draw, lambda *_: None, ENGINES, ["router-0"], ["edge-0"], ROLES, how)
     clients = Clients(clock, fleet, draw)
@@ -86,11 +80,11 @@ async def _run(
         await asyncio.sleep(2.0)
         killing = clock.create_task(kill())
         watch = Watch(patch, state, lambda saga: doomed.set_result(victim(saga)))
-        told = await asyncio.gather(*(clients.ask("edge-0", patient=True) for _ in range(REQUESTS)))
+        told = await asyncio.gather(*(clients.send("edge-0", patient=True) for _ in range(REQUESTS)))
         await asyncio.wait({killing}, timeout=30.0)
         # The pins of a killed worker's partner end with their leases.
         await asyncio.sleep(35.0)
-        again = await clients.ask("edge-0", patient=True)
+        again = await clients.send("edge-0", patient=True)
         problems += checks.streams([*told, again])
         await fleet.stop()
         problems += checks.leaks(fleet)

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engines.adapter_files import AdapterFiles, AdapterPolicy
-from headwater.engines.adapter_files.peft import CONFIG, WEIGHTS
-from headwater.engines.adapter_files.policy import parse_networks, parse_sources
 from headwater.engines.engine import (
-    Adapter,
-    Capability,
     Emit,
     EngineError,
     EngineInfo,
+    LoraAdapter,
     RequestRejected,
     Transfer,
 )
-from headwater.engines.sim import SimEngine
-from headwater.schemas.inference import GenerateRequest
+from headwater.engines.lora_files import LoraCache, LoraPolicy
+from headwater.engines.lora_files.peft import CONFIG, WEIGHTS
+from headwater.engines.lora_files.policy import parse_networks, parse_sources
+from headwater.engines.sim.engine import SimEngine
+from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.capability import Capability
 
 SMALL = {"base_model.model.model.layers.0.self_attn.v_proj": (8, 8)}
 """Outputs and inputs of the one layer that a small adapter changes."""
@@ -73,10 +73,10 @@ def safetensors(tensors: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def files(root: Path, *sources: object, networks: tuple[str, ...] = (), **limits: Any) -> AdapterFiles:
+def files(root: Path, *sources: object, networks: tuple[str, ...] = (), **limits: Any) -> LoraCache:
     """A cache in `root` that may fetch from these sources."""
     prefixes = parse_sources([str(source) for source in sources])
-    return AdapterFiles(root, AdapterPolicy(prefixes, parse_networks(networks), **limits))
+    return LoraCache(root, LoraPolicy(prefixes, parse_networks(networks), **limits))
 
 
 class LoraSim(SimEngine):
@@ -91,7 +91,7 @@ class LoraSim(SimEngine):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.loaded: dict[str, Adapter] = {}
+        self.loaded: dict[str, LoraAdapter] = {}
         self.seen: list[str] = []
         self.fails: list[str] = []
 
@@ -105,7 +105,7 @@ class LoraSim(SimEngine):
         self.seen.append(request.lora_name)
         super().submit(request, emit, transfer)
 
-    async def load_lora(self, adapter: Adapter) -> None:
+    async def load_lora(self, adapter: LoraAdapter) -> None:
         if "load" in self.fails:
             raise EngineError("the engine can not")
         assert adapter.name not in self.loaded

@@ -3,13 +3,13 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from headwater.ops.children import child_environment
+from headwater.ops.fleet.child import child_environment
+from tests.support import zygote
 from tests.support.fleet import READY, FleetProcess, descendants
 
 NO_ENVIRON: Mapping[str, str] = {}
@@ -37,18 +37,13 @@ class Ended(NamedTuple):
 
 async def spawn(
     *arguments: str, environ: Mapping[str, str] = NO_ENVIRON, stdout: int | IO[bytes] | None = None
-) -> asyncio.subprocess.Process:
+) -> zygote.Process:
     """A headwater command in a process group of its own; with `stdout` only its errors can be read."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "headwater.ops.cli",
+    return await zygote.start(
         *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE if stdout is None else stdout,
-        stderr=asyncio.subprocess.STDOUT if stdout is None else asyncio.subprocess.PIPE,
-        env=child_environment() | dict(environ),
-        start_new_session=True,
+        stdout=zygote.PIPE if stdout is None else stdout,
+        stderr=zygote.STDOUT if stdout is None else zygote.PIPE,
+        environ=child_environment() | dict(environ),
     )
 
 
@@ -81,7 +76,7 @@ async def ended(
     return Ended(process.returncode, output.decode(errors="replace"))
 
 
-async def kill_all(process: asyncio.subprocess.Process) -> None:
+async def kill_all(process: zygote.Process) -> None:
     """SIGKILL a process and everything below it, if it still runs."""
     if process.returncode is None:
         for pid in [*descendants(process.pid), process.pid]:
@@ -99,17 +94,8 @@ async def launched(
     """`headwater up` with these flags and no others, ready; killed at the end, in whatever state it is."""
     log = folder / "launched.log"
     with log.open("ab") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "headwater.ops.cli",
-            "up",
-            *flags,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=child_environment() | dict(environ),
-            start_new_session=True,
+        process = await zygote.start(
+            "up", *flags, stdout=zygote.PIPE, stderr=errors, environ=child_environment() | dict(environ)
         )
     assert process.stdout is not None
     try:
@@ -124,6 +110,10 @@ async def launched(
             raise AssertionError(
                 f"not ready within {ready_s:g} s:\n{log.read_text(errors='replace')[-3000:]}"
             ) from error
-        yield FleetProcess(process, match[1].decode(), match[2].decode(), log)
+        made = FleetProcess(process, match[1].decode(), match[2].decode(), log)
+        try:
+            yield made
+        finally:
+            await made.close()
     finally:
         await kill_all(process)

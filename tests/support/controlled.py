@@ -6,7 +6,6 @@ For tests of the actors: what engines really do is the contract suite's matter.
 import asyncio
 
 from headwater.engines.engine import (
-    Capability,
     Emit,
     EngineDied,
     EngineError,
@@ -16,10 +15,11 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.sim import SimEngine, SimSettings
+from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.clock import Clock
-from headwater.schemas.inference import EmbedRequest, GenerateRequest
-from headwater.schemas.kv import BlocksStored
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.tables.capability import Capability
 
 
 class _Stopping:

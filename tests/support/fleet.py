@@ -1,21 +1,27 @@
 """A whole fleet as real processes, as a user starts it, and the means to hurt it."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import nats
+from nats.aio.client import Client
 
-from headwater.ops.children import child_environment
 from headwater.schemas import subjects
+from tests.support import zygote
+
+SILENCE_S = 0.3
+GRACE_S = 0.05
 
 READY = re.compile(rb"ready at (http://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
 
@@ -25,7 +31,7 @@ class FleetProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: zygote.Process,
         url: str,
         nats: str,
         log: Path,
@@ -36,6 +42,8 @@ class FleetProcess:
         self.nats = nats
         self.log = log
         self.access = access
+        self._client: Client | None = None
+        self._answered: set[str] = set()
 
     def pids(self, what: str) -> list[int]:
         """Processes of this fleet whose command line holds `what`."""
@@ -54,8 +62,6 @@ class FleetProcess:
 
     async def kill_worker(self, name: str) -> int:
         """SIGKILL the worker that holds this lease, wherever it runs on this machine; returns its id."""
-        import nats
-
         client = await nats.connect(self.nats)
         try:
             table = await client.jetstream().key_value(subjects.lease_bucket("default"))
@@ -66,25 +72,40 @@ class FleetProcess:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    async def stats(self) -> list[dict[str, Any]]:
-        """What the actors answer to $SRV.STATS."""
-        import nats
+    async def stats(self, *, quick: bool = False) -> list[dict[str, Any]]:
+        """What the actors answer to $SRV.STATS within `SILENCE_S` of each other.
 
-        client = await nats.connect(self.nats)
+        `quick`: return soon after all that answered the last time have answered; a new actor may be missing.
+        """
+        client = await self._connected()
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox)
         await client.publish("$SRV.STATS", b"", reply=inbox)
         answers: list[dict[str, Any]] = []
-        try:
+        wanted = set(self._answered) if quick else set()
+        with contextlib.suppress(TimeoutError):
             while True:
-                message = await replies.next_msg(timeout=0.3)
+                message = await replies.next_msg(timeout=GRACE_S if quick and not wanted else SILENCE_S)
                 answers.append(msgspec.json.decode(message.data))
-        except TimeoutError:
-            await client.close()
+                wanted.discard(answers[-1]["id"])
+        await replies.unsubscribe()
+        self._answered = {answer["id"] for answer in answers}
         return [
             {"name": answer["name"], "id": answer["id"], **answer["endpoints"][0]["data"]}
             for answer in answers
         ]
+
+    async def _connected(self) -> Client:
+        if self._client is None or not self._client.is_connected:
+            await self.close()
+            self._client = await nats.connect(self.nats)
+        return self._client
+
+    async def close(self) -> None:
+        """Close the connection of `stats`."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
 
     async def until(
         self, what: str, holds: Callable[[list[dict[str, Any]]], bool], within_s: float = 60
@@ -94,11 +115,12 @@ class FleetProcess:
         Asked once more, an actor of a busy machine may not answer in time.
         """
         deadline = time.monotonic() + within_s
-        while True:
-            stats = await self.stats()
+        for attempt in count():
+            stats = await self.stats(quick=attempt % 2 == 0 and bool(self._answered))
             if holds(stats):
                 return stats
             assert time.monotonic() < deadline, f"never came true: {what}; {stats}"
+        raise AssertionError("count ended")
 
     async def blocks(self) -> int:
         """Blocks in the router's index."""
@@ -114,17 +136,8 @@ class FleetProcess:
 
     async def command(self, *arguments: str) -> tuple[int, str]:
         """Run another headwater command against this fleet's server."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "headwater.ops.cli",
-            *arguments,
-            "--nats",
-            self.nats,
-            *self.access,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(),
+        process = await zygote.start(
+            *arguments, "--nats", self.nats, *self.access, stdout=zygote.PIPE, stderr=zygote.STDOUT
         )
         async with asyncio.timeout(60):
             output, _ = await process.communicate()
@@ -144,18 +157,16 @@ class FleetProcess:
 
 @asynccontextmanager
 async def fleet(
-    folder: Path, *flags: str, ready_s: float = 60, access: tuple[str, ...] = ()
+    folder: Path, *flags: str, ready_s: float = 60, access: tuple[str, ...] = (), vllm: bool = False
 ) -> AsyncIterator[FleetProcess]:
     """A fleet on free ports with its data in `folder`. On leaving: every decision in its log is made again.
 
-    `access` are flags to log in with: for the fleet, and for commands against its server.
+    `access` are flags to log in with: for the fleet, and for commands against its server. `vllm`: fork it from a
+    process that has imported vLLM.
     """
     log = folder / "up.log"
     with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "headwater.ops.cli",
+        process = await zygote.start(
             "up",
             "--port",
             "0",
@@ -167,10 +178,9 @@ async def fleet(
             "json",
             *flags,
             *access,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=zygote.PIPE,
             stderr=errors,
-            env=child_environment(),
-            start_new_session=True,
+            vllm=vllm,
         )
     try:
         assert process.stdout is not None
@@ -182,7 +192,10 @@ async def fleet(
                 if match:
                     break
         made = FleetProcess(process, match[1].decode(), match[2].decode(), log, access)
-        yield made
+        try:
+            yield made
+        finally:
+            await made.close()
         if process.returncode is None:
             code, output = await made.command("replay", "--verify")
             assert code == 0, output

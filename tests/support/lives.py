@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headwater.actors.actor import Actor
-from headwater.actors.supervisor import Hopeless, supervise
-from headwater.events.clock import SystemClock
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.supervisor import Unrecoverable, supervise
+from headwater.schemas.clock import SystemClock
 
 READY_S = 120.0
 STOP_S = 60.0
@@ -26,7 +26,7 @@ class Lives:
 
         def make() -> Actor:
             if not left:
-                raise Hopeless(f"{actor.kind} {actor.name} ended, and this test has no other")
+                raise Unrecoverable(f"{actor.kind} {actor.name} ended, and this test has no other")
             return left.pop()
 
         return make
@@ -79,9 +79,9 @@ class _Child:
             telling.cancel()
             self._actor = None
         if actor.unexpected:
-            raise Hopeless(f"a mistake of ours: {actor.unexpected}")
-        if actor.hopeless:
-            raise Hopeless(reason)
+            raise Unrecoverable(f"a mistake of ours: {actor.unexpected}")
+        if actor.unrecoverable:
+            raise Unrecoverable(reason)
         return reason
 
     async def _tell(self, actor: Actor) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-LAYERS = 4
+LAYERS = 2
 SIZE = 0.5
 """Large enough to change what is likeliest."""
 

@@ -14,23 +14,24 @@ from typing import Any
 
 import httpx
 
-from headwater.actors.adapter_memory import AdapterMemory
-from headwater.actors.adapters import Adapters, AdapterSettings
-from headwater.actors.cards import Served
 from headwater.actors.edge.actor import EdgeActor
-from headwater.actors.edge.server import UvicornServer
-from headwater.actors.engine import EngineActor
-from headwater.actors.router import RouterActor
-from headwater.actors.world import World
+from headwater.actors.http.server import UvicornServer
+from headwater.actors.router.actor import RouterActor
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
+from headwater.actors.worker.lora.restart_list import RestartList
+from headwater.actors.worker.serving.settings import LoraLoading
 from headwater.engines.engine import Engine
-from headwater.engines.sim import SimSettings
-from headwater.engines.sim_model import script, sim_model_files
-from headwater.engines.step_time import StepTime
-from headwater.events.clock import SystemClock
+from headwater.engines.sim.engine import SimSettings
+from headwater.engines.sim.model import script, sim_model_files
+from headwater.engines.sim.step_time import StepTime
 from headwater.events.log import Record
-from headwater.ops.warm import compile_kernels
-from headwater.ops.world import open_world
-from headwater.schemas.envelope import Event
+from headwater.ops.nats.open_ports import open_world
+from headwater.ops.process.kernels import compile_kernels
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.events.event import Event
 from headwater.schemas.names import pool_name
 from headwater.schemas.subjects import InboxKind
 from tests.support.adapters import LoraSim, files, make_adapter
@@ -63,13 +64,13 @@ class Fleet:
         self.folder = folder
         self.sources = folder / "sources"
         self.ns = f"t{secrets.token_hex(4)}"
-        self.workers: dict[str, EngineActor] = {}
+        self.workers: dict[str, WorkerActor] = {}
         self.url = ""
         self.pool = ""
         self._stack = stack
         self._lives = Lives()
 
-    async def world(self, kind: InboxKind, name: str) -> World:
+    async def world(self, kind: InboxKind, name: str) -> Ports:
         """The ports of a process."""
         return await self._stack.enter_async_context(open_world(self.server.url, self.ns, name, kind=kind))
 
@@ -93,19 +94,19 @@ class Fleet:
         on_demand: bool = False,
         slots: int = 2,
         made: tuple[Engine, Served] | None = None,
-    ) -> Adapters:
+    ) -> LoraManager:
         """A worker that has joined, with a simulated engine unless one is given; returns its adapters."""
         engine, served = made or (lora_sim(slots), SERVED)
-        lora = AdapterSettings(
+        lora = LoraSettings(
             files(self.folder / "cache", self.sources),
-            on_demand,
-            memory=AdapterMemory(self.folder / f"{name}.json"),
+            LoraLoading(on_demand),
+            restart_list=RestartList(self.folder / f"{name}.json"),
         )
-        actor = EngineActor(await self.world("worker", name), name, engine, served, drain_s=2.0, lora=lora)
+        actor = WorkerActor(await self.world("worker", name), name, engine, served, drain_s=2.0, lora=lora)
         await self._lives.start("worker", name, Lives.once(actor))
         self.workers[name] = actor
-        assert actor.adapters is not None
-        return actor.adapters
+        assert isinstance(actor.lora, LoraManager)
+        return actor.lora
 
     def source(self, name: str) -> str:
         """An adapter with weights of its own."""

@@ -13,9 +13,8 @@ import httpx
 import msgspec
 
 from headwater.events.jetstream import connect
-from headwater.ops.children import child_environment, headwater_command
-from headwater.ops.nats_server import free_port
-from headwater.ops.process import die_with_parent
+from headwater.ops.nats.server import free_port
+from tests.support import zygote
 
 STOP_S = 40.0
 RESTART_S = 0.2
@@ -29,7 +28,7 @@ class KeptProcess:
         self.log = log
         self.lives = 0
         self._arguments = arguments
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: zygote.Process | None = None
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -46,14 +45,7 @@ class KeptProcess:
     async def _keep(self) -> None:
         while not self._stopping:
             with self.log.open("ab") as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *headwater_command(*self._arguments),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=child_environment(),
-                    preexec_fn=die_with_parent,
-                )
+                self._process = await zygote.start(*self._arguments, stdout=output, stderr=output)
             self.lives += 1
             await self._process.wait()
             if not self._stopping:
@@ -70,12 +62,7 @@ class KeptProcess:
     @staticmethod
     async def run_beside(*arguments: str) -> None:
         """Run another headwater command to its end, which has to be a good one."""
-        process = await asyncio.create_subprocess_exec(
-            *headwater_command(*arguments),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(),
-        )
+        process = await zygote.start(*arguments, stdout=zygote.PIPE, stderr=zygote.STDOUT)
         async with asyncio.timeout(STOP_S):
             output, _ = await process.communicate()
         assert process.returncode == 0, f"{arguments}: {output.decode()}"

@@ -3,17 +3,17 @@
 from collections.abc import AsyncIterator
 
 from headwater.engines.engine import Emit, EngineDied, EngineInfo, EngineLoad, KvEvent, Transfer
-from headwater.engines.sim import SimEngine, SimSettings
-from headwater.engines.step_time import ZERO
-from headwater.events.clock import SystemClock
-from headwater.schemas.inference import GenerateRequest
-from headwater.schemas.kv import BlocksStored
+from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.engines.sim.step_time import ZERO
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.inference import GenerateRequest
 
 SETTINGS = SimSettings(total_blocks=64, step_time=ZERO, context_length=512)
 
 
 class SimRanks(SimEngine):
-    """See `headwater.engines.ranks.RankedEngine`."""
+    """See `headwater.engines.data_parallel.RankedEngine`."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(SETTINGS, SystemClock())

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from headwater.events.blobs import Blobs
-from headwater.events.memory import MemoryBlobs
-from headwater.events.snapshots import Snapshot, SnapshotStore
+from headwater.events.memory.stores import MemoryBlobs
+from headwater.events.snapshots.store import Snapshot, SnapshotStore
 
 T = TypeVar("T")
 

@@ -10,34 +10,38 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from headwater.ops import demo_model
+from headwater.ops.worker import default_model
 
+HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
+SCALE = 0.3
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "head_dim": 32,
     "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.3,
+    "max_position_embeddings": 8192,
+    "initializer_range": SCALE,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
     "dtype": "float32",
     "bos_token_id": 1,
-    "eos_token_id": 2,
+    "eos_token_id": EOS,
 }
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-NAME = "tiny-llama-1"
+EOS_SCALE = 2.5
+"""Makes the end token the likeliest about every twentieth time."""
+NAME = "tiny-llama-4"
 
 
 def ensure() -> Path:
     """The model's folder."""
-    source = demo_model.ensure()
+    source = default_model.ensure()
     folder = source.parent / NAME
     if folder.is_dir():
         return folder
@@ -57,27 +61,29 @@ def ensure() -> Path:
 
 
 def _write_weights(folder: Path, vocabulary: int) -> None:
-    import torch
-    from safetensors.torch import save_file
+    # Not torch: its threads would be missing in the engines that are forked from this process, which wait for them.
+    import numpy as np
+    from safetensors.numpy import save_file
 
-    draw = torch.Generator().manual_seed(7)
-    hidden, inner, scale = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["initializer_range"]
+    draw = np.random.default_rng(7)
+    hidden, inner, scale = HIDDEN, INNER, SCALE
 
-    def matrix(rows: object, columns: object) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=draw) * scale
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return (draw.standard_normal((rows, columns)) * scale).astype(np.float32)
 
     weights = {
         "model.embed_tokens.weight": matrix(vocabulary, hidden),
         "lm_head.weight": matrix(vocabulary, hidden),
-        "model.norm.weight": torch.ones(hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
     }
-    for layer in range(int(str(CONFIG["num_hidden_layers"]))):
+    weights["lm_head.weight"][EOS] *= EOS_SCALE
+    for layer in range(LAYERS):
         at = f"model.layers.{layer}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             weights[f"{at}.self_attn.{name}.weight"] = matrix(hidden, hidden)
         weights[f"{at}.mlp.gate_proj.weight"] = matrix(inner, hidden)
         weights[f"{at}.mlp.up_proj.weight"] = matrix(inner, hidden)
         weights[f"{at}.mlp.down_proj.weight"] = matrix(hidden, inner)
-        weights[f"{at}.input_layernorm.weight"] = torch.ones(hidden)
-        weights[f"{at}.post_attention_layernorm.weight"] = torch.ones(hidden)
+        weights[f"{at}.input_layernorm.weight"] = np.ones(hidden, np.float32)
+        weights[f"{at}.post_attention_layernorm.weight"] = np.ones(hidden, np.float32)
     save_file(weights, folder / "model.safetensors")

@@ -1,0 +1,1 @@
+"""The HTTP endpoint for operators' control commands."""

@@ -1,0 +1,60 @@
+"""The `Bus` port: core NATS messaging, for requests, token frames and cancellations; the log is another port."""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+
+class BusError(Exception):
+    """Base of bus errors. All are transient: the same call may succeed later."""
+
+
+class NoResponder(BusError):
+    """The subject has no subscriber: the actor has ended, or never started."""
+
+
+class ReplyTimeout(BusError):
+    """No reply came in time; the request may have been received."""
+
+
+class BusClosed(BusError):
+    """This client's connection is closed."""
+
+
+class Message(NamedTuple):
+    """A received message. `reply` is empty if no reply is expected."""
+
+    subject: str
+    data: bytes
+    reply: str
+
+
+Handler = Callable[[Message], Awaitable[None]]
+
+
+class Subscription(Protocol):
+    """An active subscription."""
+
+    async def unsubscribe(self) -> None:
+        """Stop; again is fine. Messages that were delivered but not handled are dropped."""
+        ...
+
+
+class Bus(Protocol):
+    """Publish, request and subscribe. Delivery is at most once: a reader that must not lose a message requests it again."""
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send a message, without confirmation."""
+        ...
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Send a message and wait for one reply. Raises `NoResponder`, `ReplyTimeout` or `BusClosed`."""
+        ...
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Call `handler` for each message, one at a time and in order, until unsubscribed.
+
+        Subscribers of one `queue` (a NATS queue group) share the messages. A slow handler delays only its own
+        subscription; one that has to wait should start a task. An exception is logged, and the next message is
+        handled.
+        """
+        ...

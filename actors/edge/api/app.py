@@ -1,0 +1,184 @@
+"""The HTTP routes of an edge. A raw ASGI application; no framework, no middleware."""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+import prometheus_client
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.edge.api.completions import Completions
+from headwater.actors.edge.api.context import Call, Serving, trace_of
+from headwater.actors.edge.api.pooling import PoolingApi
+from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.model.catalog import Model, ModelCatalog
+from headwater.actors.edge.request.fields import FieldChecker
+from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope, Send, respond
+from headwater.actors.http.body import Bodies
+from headwater.actors.http.errors import ApiError
+from headwater.actors.http.json_shape import check_shape
+from headwater.actors.http.limits import BodyLimits
+from headwater.actors.runtime.persistence import Persistence
+from headwater.schemas.events.request import PayloadKind
+
+_log = structlog.get_logger("headwater.edge")
+
+
+class Drainable(Protocol):
+    """The owner of an application."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it drains: no new clients should be sent to it."""
+        ...
+
+
+class App:
+    """The ASGI application of one edge."""
+
+    def __init__(
+        self,
+        workers: WorkerRegistry,
+        models: ModelCatalog,
+        ledger: OpenRequests,
+        owner: Drainable,
+        payload: PayloadKind = "off",
+        limits: ClientLimits | None = None,
+        bodies: BodyLimits | None = None,
+        *,
+        special_tokens_in_text: bool = False,
+        persistence: Persistence | None = None,
+    ) -> None:
+        self._workers = workers
+        self.bodies = Bodies(bodies)
+        self._models = models
+        self._persistence = persistence
+        self._owner = owner
+        serving = Serving(
+            workers,
+            models,
+            ledger,
+            payload,
+            FieldChecker(),
+            limits or ClientLimits(),
+            special_tokens_in_text,
+        )
+        generation, pooling = Completions(serving), PoolingApi(serving)
+        self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
+            "/v1/chat/completions": generation.chat,
+            "/v1/completions": generation.complete,
+            "/v1/embeddings": pooling.embeddings,
+            "/v1/classify": pooling.classify,
+            "/v1/score": pooling.score,
+            "/v1/rerank": pooling.rerank,
+            "/v2/rerank": pooling.rerank,
+        }
+        self.active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Errors become OpenAI error objects; no exception propagates."""
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        self.active += 1
+        try:
+            await self._route(path, method, scope, receive, send)
+        except ApiError as error:
+            metrics.HTTP_ERRORS.labels(str(error.status)).inc()
+            await respond(send, error.status, error.body(), _retry_after(error))
+        except ClientGone:
+            metrics.HTTP_ERRORS.labels("499").inc()
+        except Exception:
+            _log.exception("request_failed", path=path)
+            metrics.HTTP_ERRORS.labels("500").inc()
+            failure = ApiError(500, "Internal error; see the log of the edge.", kind="server_error")
+            await respond(send, 500, failure.body(), [])
+        finally:
+            self.active -= 1
+
+    async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
+        post = self._posts.get(path)
+        if post is not None:
+            _only("POST", method)
+            async with self.bodies.read(scope, receive) as body:
+                await check_shape(body)
+                await post(Call(body, trace_of(scope), receive, send, scope["headers"]))
+        elif path == "/v1/models":
+            _only("GET", method)
+            await self._answer(send, {"object": "list", "data": [model_entry(m) for m in self._models.all()]})
+        elif path.startswith("/v1/models/"):
+            _only("GET", method)
+            await self._answer(send, model_entry(self._models.get(path.removeprefix("/v1/models/"))))
+        elif path == "/live":
+            await self._answer(send, {"status": "live"})
+        elif path == "/health":
+            await self._health(send)
+        elif path == "/metrics":
+            body = prometheus_client.generate_latest()
+            await respond(send, 200, body, [], b"text/plain; version=0.0.4; charset=utf-8")
+        else:
+            raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")
+
+    async def _health(self, send: Send) -> None:
+        workers = {card.name: self._workers.workers(card.pool) for card in self._models.cards()}
+        stalled: dict[str, float] = self._persistence.stalled() if self._persistence is not None else {}
+        others = sorted(self._workers.stalled)
+        status = self._status(any(workers.values()), bool(stalled or others))
+        document: dict[str, Any] = {"status": status, "workers": workers}
+        if stalled or others:
+            document |= {"not_persisting_s": stalled, "not_persisting": others}
+        body = msgspec.json.encode(document)
+        await respond(send, 200 if status == "ok" else 503, body, [])
+
+    def _status(self, has_workers: bool, stalled: bool) -> str:
+        if self._workers.closed:
+            return "restarting"
+        if self._owner.stopping:
+            return "draining"
+        if stalled:
+            return "not persisting"
+        return "ok" if has_workers else "no workers"
+
+    async def _answer(self, send: Send, document: Any) -> None:
+        await respond(send, 200, msgspec.json.encode(document), [])
+
+
+def _only(wanted: str, method: str) -> None:
+    if method != wanted:
+        raise ApiError(405, f"Use {wanted} here.", code="method_not_allowed")
+
+
+def _retry_after(error: ApiError) -> Headers:
+    if error.retry_after_s <= 0:
+        return []
+    return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
+
+
+def model_entry(model: Model) -> dict[str, Any]:
+    """A model as `GET /v1/models` lists it. `limits` are those of one worker, 0 if unknown. LoRA adapters have a `parent`."""
+    card = model.card
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "headwater",
+        "root": card.name,
+        "parent": model.parent or None,
+        "max_model_len": card.context_length,
+        "aliases": card.aliases,
+        "engine": card.engine,
+        "capabilities": card.capabilities,
+        "pooling_tasks": card.pooling_tasks,
+        "logits_processors": card.logits_processors,
+        "limits": {
+            "context_tokens": card.context_length,
+            "running_requests": card.max_running,
+            "kv_blocks": card.total_blocks,
+            "block_tokens": card.block_size,
+            "lora_slots": card.lora_slots,
+        },
+    }

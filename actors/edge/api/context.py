@@ -1,0 +1,79 @@
+"""The parts of an edge that its endpoints share, and one HTTP call to them."""
+
+import re
+from typing import NamedTuple
+
+from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.model.catalog import Model, ModelCatalog
+from headwater.actors.edge.request.fields import FieldChecker
+from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.edge.request.record import RequestLogWriter
+from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.http.asgi import Headers, Receive, Scope, Send
+from headwater.actors.http.errors import overloaded
+from headwater.schemas.events.request import PayloadKind
+
+_TRACEPARENT = re.compile(
+    rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"(?P<more>-.*)?"
+)
+
+
+class Call(NamedTuple):
+    """One POST: its body, its W3C trace id, its ASGI channels and its headers."""
+
+    body: bytes
+    trace: str
+    receive: Receive
+    send: Send
+    headers: Headers
+
+
+class Serving(NamedTuple):
+    """The parts of one edge. `payload`: what of requests is recorded.
+
+    `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
+    in messages count as such.
+    """
+
+    workers: WorkerRegistry
+    models: ModelCatalog
+    ledger: OpenRequests
+    payload: PayloadKind
+    fields: FieldChecker
+    limits: ClientLimits = ClientLimits()
+    special_tokens_in_text: bool = False
+
+    def record(
+        self, request: str, model: Model, endpoint: str, trace: str, *, answers: int = 0
+    ) -> RequestLogWriter:
+        """The account of a request. `answers` counts the texts that it returns."""
+        return RequestLogWriter(
+            self.ledger,
+            self.workers.world.clock,
+            request,
+            model.card.name,
+            endpoint,
+            payload=self.payload,
+            trace=trace,
+            answers=answers,
+        )
+
+    def require_open(self) -> None:
+        """Raises `ApiError` 503 while no request can be accepted."""
+        if self.workers.closed:
+            raise overloaded("This edge is restarting; retry.", 1.0)
+        if not self.ledger.takes_requests:
+            raise overloaded("Request log is unavailable; retry.", 1.0)
+
+
+def trace_of(scope: Scope) -> str:
+    """Trace id of the `traceparent` header (W3C Trace Context), empty where there is none or it is malformed."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            parent = _TRACEPARENT.fullmatch(value)
+            # Only versions after 00 may have further fields after the flags.
+            if parent is None or (parent["version"] == b"00" and parent["more"]):
+                return ""
+            return parent["trace"].decode()
+    return ""

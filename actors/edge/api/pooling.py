@@ -1,0 +1,244 @@
+"""POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank: from a body to vectors to a response."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from headwater.actors.edge.api.completions import tokens_of
+from headwater.actors.edge.api.context import Call, Serving
+from headwater.actors.edge.api.pooling_types import (
+    PoolingCommon,
+    decode_classify,
+    decode_embedding,
+    decode_rerank,
+    decode_score,
+    embedding_json,
+    entries,
+    floats,
+)
+from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.request.pooling import Pooling, PoolingJob
+from headwater.actors.edge.request.routing_hints import RoutingHints, parse_routing_headers
+from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, respond
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.schemas.hashing import U32
+from headwater.schemas.tables.card import ModelCard
+
+TOKENS_MAX: Final = 1_000_000
+"""Prompt tokens of one request, over all of its inputs."""
+
+WRITTEN_A_TURN: Final = 64
+ENCODED_A_TURN: Final = 16
+"""Vectors encoded as JSON, and texts tokenized, per turn of the event loop: the bound on how long streams wait."""
+
+
+class PoolingApi:
+    """The endpoints that pool."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._pooling = Pooling(serving.workers)
+
+    async def embeddings(self, call: Call) -> None:
+        """POST /v1/embeddings."""
+        request = decode_embedding(call.body)
+        self._serving.fields.check(request)
+        model = self._serving.models.get(request.model)
+        task = _pooling_task(model.card, "embed")
+        special = request.add_special_tokens is not False
+        prompts = await _tokens(model, request.inputs(), "input", special=special)
+        name = self._name("embd")
+        hints = self._hints(call, request)
+        job = PoolingJob(name, model, prompts, task, request.dimensions or 0, hints=hints)
+        vectors = await self._run("embeddings", job, call, "input")
+        form = request.encoding_format or "float"
+        parts: list[bytes] = []
+        for index, vector in enumerate(vectors):
+            parts.append(embedding_json(index, vector, form))
+            if index % WRITTEN_A_TURN == WRITTEN_A_TURN - 1:
+                await asyncio.sleep(0)
+        rest = msgspec.json.encode({"model": model.card.name, "usage": _usage(prompts)})
+        body = b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
+        await respond(call.send, 200, body, _headers(name))
+
+    async def classify(self, call: Call) -> None:
+        """POST /v1/classify: the probability of each class; classes have the default names of Hugging Face."""
+        request = decode_classify(call.body)
+        self._serving.fields.check(request)
+        model = self._serving.models.get(request.model)
+        task = _pooling_task(model.card, "classify")
+        special = request.add_special_tokens is not False
+        prompts = await _tokens(model, entries(request.input, "input"), "input", special=special)
+        job = PoolingJob(self._name("classify"), model, prompts, task, hints=self._hints(call, request))
+        data = []
+        for index, vector in enumerate(await self._run("classify", job, call, "input")):
+            shares = floats(vector)
+            label = f"LABEL_{shares.index(max(shares))}"
+            data.append({"index": index, "label": label, "probs": shares, "num_classes": len(shares)})
+        await self._answer(call, job, {"object": "list", "data": data})
+
+    async def score(self, call: Call) -> None:
+        """POST /v1/score: the similarity of the texts of each pair."""
+        request = decode_score(call.body)
+        self._serving.fields.check(request)
+        model = self._serving.models.get(request.model)
+        hints = self._hints(call, request)
+        job, scores = await self._scores("score", model, request.pairs(), call, hints)
+        data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+        await self._answer(call, job, {"object": "list", "data": data})
+
+    async def rerank(self, call: Call) -> None:
+        """POST /v1/rerank: the documents, best first."""
+        request = decode_rerank(call.body)
+        self._serving.fields.check(request)
+        model = self._serving.models.get(request.model)
+        texts = request.texts()
+        pairs = [(request.query, text) for text in texts]
+        job, scores = await self._scores("rerank", model, pairs, call, self._hints(call, request))
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results: list[dict[str, Any]] = []
+        for index in order[: request.top_n or len(order)]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if request.return_documents is not False:
+                result["document"] = {"text": texts[index]}
+            results.append(result)
+        await self._answer(call, job, {"results": results})
+
+    async def _scores(
+        self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call, hints: RoutingHints
+    ) -> tuple[PoolingJob, list[float]]:
+        """Scores by a cross-encoder, else by the cosine similarity of the two embeddings."""
+        task = _pooling_task(model.card, "score", "embed")
+        prompts: list[U32] = []
+        if task == "score":
+            segments: list[int] = []
+            for first, second in pairs:
+                prompt, segment = await model.tokenizer.encode_pair(first, second)
+                prompts.append(prompt)
+                segments.append(segment)
+            job = PoolingJob(self._name(endpoint), model, prompts, task, 0, tuple(segments), hints)
+            vectors = await self._run(endpoint, job, call, "model")
+            if any(len(vector) != 4 for vector in vectors):
+                raise ApiError(
+                    502, f"{model.card.name} returned several numbers for one pair.", kind="server_error"
+                )
+            return job, [floats(vector)[0] for vector in vectors]
+        # Each text is embedded once, however many pairs contain it.
+        places = {
+            text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
+        }
+        prompts = await _tokens(model, list(places), "model", special=True)
+        job = PoolingJob(self._name(endpoint), model, prompts, task, hints=hints)
+        vectors = await self._run(endpoint, job, call, "model")
+        return job, [_cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
+
+    async def _run(self, endpoint: str, job: PoolingJob, call: Call, param: str) -> list[bytes]:
+        """Compute the vectors, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
+        _check(job, param)
+        self._serving.require_open()
+        tokens = sum(len(prompt) for prompt in job.prompts)
+        record = self._serving.record(job.request, job.model, endpoint, call.trace)
+        record.accepted(tokens, len(job.prompts), call.body)
+        client = Disconnect(call.receive)
+        work = asyncio.ensure_future(self._pooling.vectors(job, record))
+        reason, why = "cancelled", ""
+        try:
+            if await client.or_done(work):
+                raise ClientGone
+            vectors = work.result()
+            if not all(np.isfinite(np.frombuffer(vector, "<f4")).all() for vector in vectors):
+                raise ApiError(
+                    502, f"{job.model.card.name} returned a vector that is not finite.", kind="server_error"
+                )
+            reason = "stop"
+            return vectors
+        except ClientGone:
+            raise
+        except Exception as error:
+            reason, why = "error", str(error)
+            raise
+        finally:
+            client.stop()
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+            record.ended(reason, why)
+
+    async def _answer(self, call: Call, job: PoolingJob, document: dict[str, Any]) -> None:
+        world = self._serving.workers.world
+        head = {
+            "id": job.request,
+            "created": world.clock.wall_ns() // 1_000_000_000,
+            "model": job.model.card.name,
+        }
+        body = msgspec.json.encode({**head, **document, "usage": _usage(job.prompts)})
+        await respond(call.send, 200, body, _headers(job.request))
+
+    def _hints(self, call: Call, request: PoolingCommon) -> RoutingHints:
+        limits = self._serving.limits
+        return parse_routing_headers(call.headers, limits, user=request.user, priority=request.priority)
+
+    def _name(self, prefix: str) -> str:
+        return f"{prefix}-{self._serving.workers.world.ids()}"
+
+
+async def _tokens(model: Model, inputs: Sequence[str | list[int]], param: str, *, special: bool) -> list[U32]:
+    """The prompts. Short texts are tokenized on the event loop, which yields between batches of them."""
+    prompts: list[U32] = []
+    for entry in inputs:
+        prompts.append(await tokens_of(model, entry, param, special=special))
+        if not len(prompts) % ENCODED_A_TURN:
+            await asyncio.sleep(0)
+    return prompts
+
+
+def _check(job: PoolingJob, param: str) -> None:
+    context = job.model.card.context_length
+    total = 0
+    for prompt in job.prompts:
+        total += len(prompt)
+        if not len(prompt):
+            raise bad_request("An input has no tokens.", param=param)
+        if len(prompt) > context:
+            raise bad_request(
+                f"This model's context is {context} tokens; an input has {len(prompt)}.",
+                param=param,
+                code="context_length_exceeded",
+            )
+    if total > TOKENS_MAX:
+        raise bad_request(
+            f"The inputs have {total} tokens; at most {TOKENS_MAX} fit into one request. Send several.",
+            param=param,
+        )
+
+
+def _cosine(first: bytes, second: bytes) -> float:
+    one, two = np.frombuffer(first, "<f4").astype(float), np.frombuffer(second, "<f4").astype(float)
+    size = float(np.linalg.norm(one) * np.linalg.norm(two))
+    return float(one @ two) / size if size else 0.0
+
+
+def _usage(prompts: Sequence[U32]) -> dict[str, int]:
+    tokens = sum(len(prompt) for prompt in prompts)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _headers(request: str) -> Headers:
+    return [(b"x-request-id", request.encode())]
+
+
+def _pooling_task(card: ModelCard, *tasks: str) -> str:
+    """The first of these tasks that the model pools for. Raises `ApiError` 400."""
+    offered = (card.pooling_tasks or ("embed",)) if "embed" in card.capabilities else ()
+    for task in tasks:
+        if task in offered:
+            return task
+    if not offered:
+        raise bad_request(f"{card.name} does not pool; use /v1/chat/completions.", param="model")
+    raise bad_request(
+        f"{card.name} does not support this task: it pools for {', '.join(offered)}, not for {' or '.join(tasks)}.",
+        param="model",
+    )

@@ -1,0 +1,259 @@
+"""The workers that an edge sends requests to: messages to them, their frames, their leases."""
+
+import asyncio
+from itertools import count
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.bus.port import BusError, Message, NoResponder
+from headwater.actors.edge.clients.router_client import UNANSWERED_MAX, RouterClient
+from headwater.actors.http.errors import ApiError, overloaded
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import LeaseTable
+from headwater.actors.runtime.tasks import Spawn
+from headwater.schemas import subjects
+from headwater.schemas.messages.inference import (
+    Cancel,
+    EmbedReply,
+    EmbedRequest,
+    FrameEntry,
+    GenerateReply,
+    GenerateRequest,
+    StatusQuery,
+    StatusReply,
+    TokenFrame,
+)
+from headwater.schemas.subjects import EngineVerb
+from headwater.schemas.tables.lease import Lease
+
+GENERATE_TIMEOUT_S: Final = 2.0
+STATUS_TIMEOUT_S: Final = 1.0
+EMBED_TIMEOUT_S: Final = 120.0
+"""For one message of prompts. A lost worker is detected long before, by its lease."""
+
+SILENCE_PERIOD_S: Final = 1.0
+"""Seconds between two checks for streams without frames."""
+
+CLOSE_S_MAX: Final = 1.0
+HANDLES_PER_EPOCH: Final = 1 << 32
+
+_encode = msgspec.msgpack.Encoder().encode
+_frame = msgspec.msgpack.Decoder(TokenFrame)
+_generate: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
+_status = msgspec.msgpack.Decoder(StatusReply)
+_embed: msgspec.msgpack.Decoder[EmbedReply] = msgspec.msgpack.Decoder(EmbedReply)
+
+_log = structlog.get_logger("headwater.edge.fleet")
+
+
+class FrameReceiver(Protocol):
+    """Receives the frames of one stream."""
+
+    @property
+    def source(self) -> tuple[str, int] | None:
+        """Worker and epoch that the frames come from, None while no worker streams."""
+        ...
+
+    def receive(self, entry: FrameEntry, now_s: float) -> None:
+        """Take the stream's part of a frame."""
+        ...
+
+    def lose_worker(self, reason: str) -> None:
+        """The worker is lost."""
+        ...
+
+    def check_silence(self, now_s: float) -> None:
+        """Called every `SILENCE_PERIOD_S` seconds: query the worker if it sent nothing for too long."""
+        ...
+
+
+class ClientCall(Protocol):
+    """One request of a client."""
+
+    def abort(self, error: ApiError) -> None:
+        """End it with an error now, whatever it waits for."""
+        ...
+
+
+class WorkerLost(BusError):
+    """The worker that was queried is lost: another one may answer."""
+
+
+class WorkerRegistry:
+    """Shared by all requests of one edge process."""
+
+    def __init__(self, world: Ports, edge: str, spawn: Spawn) -> None:
+        self.world = world
+        self.edge = edge
+        self._spawn = spawn
+        self.routing = RouterClient(world, spawn)
+        self.receivers: dict[int, FrameReceiver] = {}
+        self.closed = False
+        self.calls: set[ClientCall] = set()
+        """Requests that were accepted and have not ended."""
+        self.stalled: set[str] = set()
+        """Workers and routers whose lease says that the log does not take what they append."""
+        self._handles = count(1)
+        self._late_cancels: list[tuple[str, int, str]] = []
+        self._leases: dict[str, Lease] = {}
+        self._embedding: dict[asyncio.Future[str], tuple[str, int]] = {}
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        """Run a coroutine as a task of the actor. Raises `ApiError` 503 if the actor is shutting down."""
+        try:
+            return self._spawn(work, name)
+        except RuntimeError as error:
+            raise overloaded("This edge is restarting; retry.", 1.0) from error
+
+    def begin(self, epoch: int) -> None:
+        """Use handles that no earlier epoch of this edge used: workers may still send frames for those."""
+        self._handles = count(epoch * HANDLES_PER_EPOCH + 1)
+
+    def adopt(self, receiver: FrameReceiver) -> int:
+        """Deliver the frames of a new handle to `receiver`; returns the handle."""
+        handle = next(self._handles)
+        self.receivers[handle] = receiver
+        return handle
+
+    def forget(self, handle: int) -> None:
+        """Drop frames for this handle from now on."""
+        self.receivers.pop(handle, None)
+
+    def workers(self, pool: str) -> int:
+        """Number of workers of a pool whose lease is live."""
+        return sum(1 for held in self._leases.values() if held.pool == pool)
+
+    async def generate(self, worker: str, epoch: int, request: GenerateRequest) -> GenerateReply:
+        """Send a request to a worker. Raises `BusError` if it does not reply."""
+        return _generate.decode(await self._request(worker, epoch, "generate", request, GENERATE_TIMEOUT_S))
+
+    async def status(self, worker: str, epoch: int, query: StatusQuery) -> StatusReply:
+        """Query a worker about a request. Raises `BusError` if it does not reply."""
+        return _status.decode(await self._request(worker, epoch, "status", query, STATUS_TIMEOUT_S))
+
+    async def embed(self, worker: str, epoch: int, request: EmbedRequest) -> EmbedReply:
+        """Send a worker prompts to pool. Raises `BusError` if it does not reply, `WorkerLost` once it is lost."""
+        replied = asyncio.ensure_future(self._request(worker, epoch, "embed", request, EMBED_TIMEOUT_S))
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._embedding[lost] = (worker, epoch)
+        try:
+            either: set[asyncio.Future[Any]] = {replied, lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not replied.done():
+                raise WorkerLost(f"worker {worker}: {lost.result()}")
+            return _embed.decode(replied.result())
+        except msgspec.DecodeError as error:
+            raise BusError(f"worker {worker} sent an invalid reply: {error}") from error
+        finally:
+            del self._embedding[lost]
+            if not replied.done():
+                replied.cancel()
+                await asyncio.gather(replied, return_exceptions=True)
+
+    async def _request(
+        self, worker: str, epoch: int, verb: EngineVerb, message: Any, timeout_s: float
+    ) -> bytes:
+        subject = subjects.engine(self.world.ns, worker, epoch, verb)
+        return await self.world.bus.request(subject, _encode(message), timeout_s=timeout_s)
+
+    def cancel(self, worker: str, epoch: int, attempt: str) -> None:
+        """Cancel an attempt at its worker. Does not wait."""
+        if not self.closed:
+            try:
+                self._spawn(self._cancel(worker, epoch, attempt), "cancel")
+                return
+            except RuntimeError:
+                # The actor ends: `close` sends it.
+                _log.debug("cancel_deferred", request=attempt)
+        self._late_cancels.append((worker, epoch, attempt))
+
+    async def _cancel(self, worker: str, epoch: int, attempt: str) -> None:
+        subject = subjects.engine(self.world.ns, worker, epoch, "cancel")
+        try:
+            await self.world.bus.publish(subject, _encode(Cancel((attempt,))))
+        except BusError as error:
+            _log.warning("cancel_not_sent", request=attempt, worker=worker, reason=str(error))
+
+    async def close(self, reason: str) -> None:
+        """End each request with an error and cancel it at its worker. Returns within `CLOSE_S_MAX` seconds."""
+        self.closed = True
+        for call in list(self.calls):
+            call.abort(overloaded(reason))
+        for lost in self._embedding:
+            if not lost.done():
+                lost.set_result(reason)
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await asyncio.gather(*(self._cancel(*one) for one in self._late_cancels))
+        except TimeoutError:
+            _log.warning("cancels_not_sent", requests=len(self._late_cancels))
+
+    async def on_frame(self, message: Message) -> None:
+        """One engine step's tokens for this edge: each receiver writes to its client right here."""
+        frame = _frame.decode(message.data)
+        metrics.FRAMES.inc()
+        now_s = self.world.clock.monotonic_s()
+        receivers = self.receivers
+        for entry in frame.entries:
+            receiver = receivers.get(entry.handle)
+            if receiver is not None:
+                receiver.receive(entry, now_s)
+
+    async def watch_leases(self) -> None:
+        """Follow the lease table until cancelled.
+
+        A later epoch ends everything that runs under an earlier one. A lease that ended is a reason to query the
+        worker, not a proof of its death: it may only have lost its connection to the lease store.
+        """
+        async for changes in LeaseTable(self.world.leases).watch():
+            for kind, name, held in changes:
+                if held is not None and held.stalled:
+                    self.stalled.add(f"{kind} {name}")
+                else:
+                    self.stalled.discard(f"{kind} {name}")
+                if kind == "worker":
+                    self._on_lease(name, held)
+
+    def _on_lease(self, name: str, held: Lease | None) -> None:
+        if held is None:
+            ended = self._leases.pop(name, None)
+            if ended is not None:
+                self.spawn(self._verify(name, ended.epoch), "verify")
+        elif held.epoch:
+            self._leases[name] = held
+            self._lose(name, held.epoch, "it was restarted")
+
+    async def _verify(self, worker: str, epoch: int) -> None:
+        """Query a worker whose lease ended; if it does not respond, move its requests."""
+        for _ in range(UNANSWERED_MAX):
+            held = self._leases.get(worker)
+            if held is not None and held.epoch == epoch:
+                return
+            try:
+                await self.status(worker, epoch, StatusQuery("", 0))
+                return
+            except NoResponder:
+                break
+            except BusError as error:
+                _log.info("worker_unanswered", worker=worker, epoch=epoch, reason=str(error))
+        self._lose(worker, epoch + 1, "its lease ended")
+
+    def _lose(self, worker: str, below_epoch: int, reason: str) -> None:
+        for lost, (name, epoch) in self._embedding.items():
+            if name == worker and epoch < below_epoch and not lost.done():
+                lost.set_result(reason)
+        for receiver in list(self.receivers.values()):
+            source = receiver.source
+            if source is not None and source[0] == worker and source[1] < below_epoch:
+                receiver.lose_worker(f"worker {worker}: {reason}")
+
+    async def watch_silence(self) -> None:
+        """Have every stream check for silence: a frame may be lost, or the worker dead. Until cancelled."""
+        while True:
+            await self.world.clock.sleep(SILENCE_PERIOD_S)
+            now_s = self.world.clock.monotonic_s()
+            for receiver in list(self.receivers.values()):
+                receiver.check_silence(now_s)

@@ -1,0 +1,1 @@
+"""A model at the edge: its card, tokenizer, chat template and stop strings."""

@@ -1,0 +1,153 @@
+"""The models an edge serves: cards from the card table, tokenizers and templates from the object store.
+
+A LoRA adapter is a model with its base model's tokenizer, template and limits. It is served while both their cards
+exist.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.http.errors import no_model
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import CardTable, LoraCardChange
+from headwater.events.errors import LogError
+from headwater.schemas.subjects import artifact_name
+from headwater.schemas.tables.card import LoraCard, ModelCard
+
+RETRY_S = 0.5
+
+_log = structlog.get_logger("headwater.models")
+
+
+class Model(NamedTuple):
+    """A model ready to serve. `template` is None for a model without chat.
+
+    An adapter has its base model's card under its own name. `lora_name` is its name for routers and workers, and
+    `parent` is its base model's name; both are empty for a base model.
+    """
+
+    card: ModelCard
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    lora_name: str = ""
+    parent: str = ""
+
+
+class ModelCatalog:
+    """All models by name, kept current by `run`. Tokenizers are shared by digest."""
+
+    def __init__(self, world: Ports) -> None:
+        self._world = world
+        self._by_pool: dict[str, Model] = {}
+        self._adapters: dict[str, LoraCard] = {}
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._wanted: dict[str, ModelCard] = {}
+        self._changed = asyncio.Event()
+        self.known = asyncio.Event()
+
+    def get(self, name: str) -> Model:
+        """The model with this name, else with this alias. Raises `ApiError` 404."""
+        models = self.all()
+        for model in models:
+            if model.card.name == name:
+                return model
+        for model in models:
+            if name in model.card.aliases:
+                return model
+        raise no_model(name, [model.card.name for model in models])
+
+    def all(self) -> list[Model]:
+        """All served models: base models by name, then adapters by name."""
+        bases = sorted(self._by_pool.values(), key=lambda model: model.card.name)
+        taken = {model.card.name for model in bases}
+        adapters = [
+            _with_adapter(self._by_pool[card.pool], card)
+            for card in self._adapters.values()
+            if card.pool in self._by_pool and card.name not in taken
+        ]
+        return bases + sorted(adapters, key=lambda model: model.card.name)
+
+    def cards(self) -> list[ModelCard]:
+        """Cards of the base models, by name."""
+        return sorted((model.card for model in self._by_pool.values()), key=lambda card: card.name)
+
+    async def run(self) -> None:
+        """Follow the card table until cancelled. A card whose files are unavailable is retried."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="cards")
+            group.create_task(self._load_wanted(), name="models")
+
+    async def _watch(self) -> None:
+        async for changes in CardTable(self._world.cards).watch():
+            for change in changes:
+                if isinstance(change, LoraCardChange):
+                    self._take_adapter(change)
+                elif change.card is None:
+                    self._by_pool.pop(change.pool, None)
+                    self._wanted.pop(change.pool, None)
+                else:
+                    self._wanted[change.pool] = change.card
+            self._changed.set()
+
+    def _take_adapter(self, change: LoraCardChange) -> None:
+        """Register an adapter's card: it has no files to fetch."""
+        if change.card is None:
+            self._adapters.pop(change.key, None)
+        else:
+            self._adapters[change.key] = change.card
+
+    async def _load_wanted(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for key, card in list(self._wanted.items()):
+                try:
+                    await self._load(card)
+                except LogError as error:
+                    _log.warning("model_load_retrying", card=key, reason=str(error))
+                    continue
+                except ValueError as error:
+                    _log.error("model_not_loaded", card=key, reason=str(error))
+                if key not in self._wanted:
+                    # Removed while it was being loaded.
+                    self._by_pool.pop(key, None)
+                elif self._wanted[key] == card:
+                    del self._wanted[key]
+            if self._wanted:
+                self._changed.set()
+                await self._world.clock.sleep(RETRY_S)
+            else:
+                self.known.set()
+
+    async def _load(self, card: ModelCard) -> None:
+        present = self._by_pool.get(card.pool)
+        if present is not None and present.card == card:
+            return
+        tokenizer = self._tokenizers.get(card.tokenizer)
+        if tokenizer is None:
+            data = await self._artifact(card.tokenizer)
+            # Building the byte table takes about 0.1 s: streams must not wait for it.
+            tokenizer = await asyncio.to_thread(Tokenizer, data, card.eos_token_ids)
+            self._tokenizers[card.tokenizer] = tokenizer
+        template = None
+        if card.chat_template:
+            source = (await self._artifact(card.chat_template)).decode()
+            template = await asyncio.to_thread(ChatTemplate, source, card.special_tokens)
+        self._by_pool[card.pool] = Model(card, tokenizer, template)
+        _log.info("model_served", model=card.name, pool=card.pool)
+
+    async def _artifact(self, digest: str) -> bytes:
+        data = await self._world.blobs.get(artifact_name(digest))
+        if data is None:
+            raise ValueError(f"its file {digest[:12]} is not in the object store; restart one of its workers")
+        return data
+
+
+def _with_adapter(base: Model, adapter: LoraCard) -> Model:
+    card = msgspec.structs.replace(base.card, name=adapter.name, created_s=adapter.created_s, aliases=())
+    return base._replace(card=card, lora_name=adapter.identity, parent=base.card.name)

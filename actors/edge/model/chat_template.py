@@ -1,0 +1,152 @@
+"""Chat messages to prompt tokens: a model's chat template, and the control tokens that users spell in their text.
+
+Templates are rendered as Hugging Face does, but without importing it: by Jinja2 in its immutable sandbox, since a
+template comes with a model and is not trusted. Values reach it as plain JSON types only.
+
+A template puts control tokens between messages. The content of a message is text: `<|im_start|>` in it must not begin a
+message. Such spellings are replaced by marks before the template is rendered, and encoded separately, as plain
+characters. Messages without any, which is most, are encoded as a whole.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import numpy as np
+
+from headwater.actors.edge.model.tokenizer import MARK, Tokenizer
+from headwater.actors.http.errors import bad_request
+from headwater.schemas.hashing import U32
+
+USER_ROLES: Final = frozenset({"user", "tool"})
+
+SPELLINGS_MAX: Final = 4_096
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; serving passes it through."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+class ChatTemplate:
+    """One model's template, compiled once. `special_tokens` such as bos_token are variables in it."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        # Not at compile time: `9 ** 9 ** 9` in a template would be computed there, without any bound.
+        environment.optimized = False
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"its chat template is not usable: {error}") from error
+        self._special_tokens = special_tokens
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; `variables` are further ones for the template.
+
+        Raises `ApiError` 400 with the template's own complaint.
+        """
+        ours = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            # As one dictionary: a client may name a variable anything.
+            return self._template.render({**self._special_tokens, **(variables or {}), **ours})
+        except jinja2.TemplateError as error:
+            raise bad_request(
+                f"The model's chat template refused the messages: {error}", param="messages"
+            ) from error
+        except Exception as error:  # a template can fail in any way, and it fails on what the client sent
+            raise bad_request(
+                f"The model's chat template cannot render these messages: {error}", param="messages"
+            ) from error
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(fmt: str) -> str:
+    return datetime.now().strftime(fmt)
+
+
+class LiteralText:
+    """The control tokens that the messages of one request spell, in order."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._spelled: list[str] = []
+        # Unpredictable, so that no message can contain a valid mark.
+        self._key = secrets.token_hex(8)
+
+    def mark_spellings(self, messages: list[dict[str, Any]]) -> None:
+        """Replace control tokens that users and tools spell by marks, in place."""
+        for message in messages:
+            content = message.get("content")
+            if message.get("role") in USER_ROLES and isinstance(content, str):
+                message["content"] = self._marked(content)
+
+    def _marked(self, text: str) -> str:
+        control = self._tokenizer.control
+        if MARK not in text and not control.may_be_in(text):
+            return text
+        return control.pattern.sub(self._mark, text)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        if len(self._spelled) >= SPELLINGS_MAX:
+            raise bad_request(
+                f"The messages spell more than {SPELLINGS_MAX} control tokens of this model.",
+                param="messages",
+            )
+        self._spelled.append(found[0])
+        return f"{MARK}{self._key}.{len(self._spelled) - 1}{MARK}"
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> U32:
+        """Token ids of the rendered text, with each mark replaced by its spelling as plain characters."""
+        if not self._spelled:
+            return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        pieces: list[U32] = []
+        plain = {spelling: self._tokenizer.encode_plain(spelling) for spelling in set(self._spelled)}
+        # Text and numbers of marks alternate.
+        for position, piece in enumerate(re.split(f"{MARK}{self._key}\\.([0-9]+){MARK}", text)):
+            if position % 2:
+                pieces.append(plain[self._spelled[int(piece)]])
+            elif piece or not position:
+                special = add_special_tokens and not position
+                pieces.append(await self._tokenizer.encode(piece, add_special_tokens=special))
+        return np.concatenate(pieces)

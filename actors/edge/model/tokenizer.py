@@ -1,0 +1,286 @@
+"""Text to token ids and back.
+
+Encoding: fastokens where it agrees with the model's tokenizer on a probe, else Hugging Face's tokenizers through
+`async_encode`, which frees the GIL (its plain `encode` holds it: a 100 k-token prompt would stop every
+stream for a third of a second). Decoding: a table from token id to bytes, made once and checked against the
+tokenizer; if that fails, the tokenizer's own incremental decoder.
+"""
+
+import asyncio
+import itertools
+import random
+import re
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import fastokens
+import msgspec
+import numpy as np
+import structlog
+import tokenizers
+
+from headwater.schemas.hashing import U32
+
+MARK = "\U0010fffd"
+"""A private-use character with which `headwater.actors.edge.model.chat_template` marks control tokens."""
+
+TOKEN_BYTES_MAX = 128
+"""Assumed bytes of the longest token without a byte table: runs of spaces are the longest in known tokenizers."""
+
+REPLACEMENT = "\ufffd"
+
+INLINE_CHARACTERS_MAX = 8_192
+"""Longer texts are encoded off the event loop."""
+
+PROBES = (
+    "The quick brown fox — jumps over 13 lazy dogs.\n\n\tEnd.",
+    "def f(x):\n    return x ** 2  # ½ “quoted” naïve café",
+    "漢字とかな 한국어 العربية עברית 🙂👩‍👩‍👧‍👦 \x00\x7f",
+    "   leading, trailing   ",
+)
+
+_log = structlog.get_logger("headwater.tokens")
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """Bytes of each token id; special tokens have none."""
+
+    pieces: list[bytes]
+
+
+class ControlTokens:
+    """Finds spellings of a vocabulary's control tokens in text."""
+
+    def __init__(self, spellings: Iterable[str]) -> None:
+        found = sorted(set(spellings), key=len, reverse=True)
+        self._beginnings = tuple({spelling[:2] for spelling in found})
+        self.pattern = re.compile("|".join(map(re.escape, [*found, MARK])))
+
+    def may_be_in(self, text: str) -> bool:
+        """Whether the text may contain a control token. Cheap, for long texts."""
+        return any(beginning in text for beginning in self._beginnings)
+
+
+class Tokenizer:
+    """One model's tokenizer, from the bytes of its tokenizer.json."""
+
+    def __init__(self, data: bytes, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self.reference: tokenizers.Tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        self.reference.no_padding()
+        self.reference.no_truncation()
+        self._fast: Any = _fast_if_equal(data, self.reference)
+        self.vocabulary = self.reference.get_vocab_size(with_added_tokens=True)
+        self.table = _table_if_equal(data, self.reference, self.vocabulary)
+        self.special = frozenset(
+            number for number, token in self.reference.get_added_tokens_decoder().items() if token.special
+        ) | set(eos_token_ids)
+        self.control = ControlTokens(
+            token.content for token in self.reference.get_added_tokens_decoder().values() if token.special
+        )
+        self._plain: tokenizers.Tokenizer | None = None
+        self._data = data
+        spelled = [token.content.encode() for token in self.reference.get_added_tokens_decoder().values()]
+        self.token_bytes_max = (
+            max((len(piece) for piece in [*self.table.pieces, *spelled]), default=TOKEN_BYTES_MAX)
+            if self.table
+            else TOKEN_BYTES_MAX
+        )
+
+    def encode_plain(self, text: str) -> U32:
+        """Token ids of a short text in which nothing is a control token."""
+        if self._plain is None:
+            self._plain = tokenizers.Tokenizer.from_buffer(self._data)
+            self._plain.encode_special_tokens = True
+        return np.array(self._plain.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> U32:
+        """Token ids of `text`, uint32 of shape (n,)."""
+        if self._fast is not None:
+            try:
+                if len(text) <= INLINE_CHARACTERS_MAX:
+                    ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+                else:
+                    encoding = await asyncio.to_thread(
+                        self._fast.encode, text, add_special_tokens=add_special_tokens
+                    )
+                    ids = encoding.ids
+                return np.array(ids, dtype=np.uint32)
+            except ValueError:
+                # It rejects bytes that the vocabulary lacks; the reference implementation encodes them.
+                pass
+        ids = (await self.reference.async_encode(text, add_special_tokens=add_special_tokens)).ids
+        return np.array(ids, dtype=np.uint32)
+
+    async def encode_pair(self, first: str, second: str) -> tuple[U32, int]:
+        """Token ids of two texts as one input, and the index where the type ids become 1 (0: nowhere)."""
+        encoding = await self.reference.async_encode(first, second, add_special_tokens=True)
+        segment = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
+        return np.array(encoding.ids, dtype=np.uint32), segment
+
+    def text_of(self, token: int) -> str:
+        """The text of one token in log probabilities: U+FFFD where it is part of a character."""
+        if token in self.special:
+            return self.reference.id_to_token(token) or ""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def bytes_of(self, token: int) -> bytes:
+        """Bytes of one token; of a special one, its name."""
+        if token in self.special:
+            return (self.reference.id_to_token(token) or "").encode()
+        if self.table is not None and token < len(self.table.pieces):
+            return self.table.pieces[token]
+        return self.reference.decode([token], skip_special_tokens=False).encode()
+
+    def decoder(self) -> "Decoder":
+        """A new incremental decoder for one answer."""
+        return TableDecoder(self.table, self.special) if self.table else StreamDecoder(self.reference)
+
+
+class Decoder(Protocol):
+    """Token ids in, text out; only whole characters."""
+
+    def push(self, tokens: tuple[int, ...]) -> str:
+        """Text that these tokens complete."""
+        ...
+
+    def flush(self) -> str:
+        """The rest at the end: incomplete bytes as U+FFFD."""
+        ...
+
+
+class TableDecoder:
+    """Decoder over a `TokenTable`. Special tokens are left out."""
+
+    __slots__ = ("_pending", "_pieces", "_special")
+
+    def __init__(self, table: TokenTable, special: frozenset[int]) -> None:
+        self._pieces = table.pieces
+        self._special = special
+        self._pending = b""
+
+    def push(self, tokens: tuple[int, ...]) -> str:
+        """See `Decoder.push`."""
+        pieces, special = self._pieces, self._special
+        count = len(pieces)
+        data = self._pending + b"".join(
+            [pieces[token] for token in tokens if token not in special and token < count]
+        )
+        try:
+            text = data.decode()
+            self._pending = b""
+            return text
+        except UnicodeDecodeError:
+            pass
+        whole = _whole_characters(data)
+        self._pending = data[whole:]
+        return data[:whole].decode("utf-8", "replace")
+
+    def flush(self) -> str:
+        """See `Decoder.flush`."""
+        rest, self._pending = self._pending, b""
+        return rest.decode("utf-8", "replace")
+
+
+class StreamDecoder:
+    """Decoder for vocabularies without a byte table: decodes a short window with each token.
+
+    A token's text is the difference of two decodings that begin at the same earlier token, so that pieces which
+    decode differently at the start of a text (a leading space) come out as they do inside of it.
+    """
+
+    __slots__ = ("_begin", "_ids", "_reference", "_shown")
+
+    def __init__(self, reference: tokenizers.Tokenizer) -> None:
+        self._reference = reference
+        self._ids: list[int] = []
+        self._begin = 0
+        self._shown = 0
+
+    def push(self, tokens: tuple[int, ...]) -> str:
+        """See `Decoder.push`."""
+        parts: list[str] = []
+        for token in tokens:
+            self._ids.append(token)
+            before, now = self._texts()
+            if len(now) > len(before) and not now.endswith(REPLACEMENT):
+                parts.append(now[len(before) :])
+                self._begin, self._shown = self._shown, len(self._ids)
+        return "".join(parts)
+
+    def flush(self) -> str:
+        """See `Decoder.flush`."""
+        before, now = self._texts()
+        self._begin = self._shown = len(self._ids)
+        return now[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        """The window decoded up to the text that was emitted, and up to the newest token."""
+        decode = self._reference.decode
+        shown = self._ids[self._begin : self._shown]
+        return decode(shown, skip_special_tokens=True), decode(
+            self._ids[self._begin :], skip_special_tokens=True
+        )
+
+
+def _whole_characters(data: bytes) -> int:
+    """Length of the part of `data` that does not end inside a character."""
+    for back in range(1, min(4, len(data)) + 1):
+        lead = data[-back]
+        if lead & 0xC0 == 0x80:
+            continue
+        need = 2 if lead & 0xE0 == 0xC0 else 3 if lead & 0xF0 == 0xE0 else 4 if lead & 0xF8 == 0xF0 else 1
+        return len(data) - back if need > back else len(data)
+    return len(data)
+
+
+def _fast_if_equal(data: bytes, reference: tokenizers.Tokenizer) -> Any:
+    try:
+        fast = fastokens.Tokenizer.from_json_str(data.decode())
+        for probe, special in itertools.product(PROBES, (False, True)):
+            mine = fast.encode(probe, add_special_tokens=special).ids
+            if list(mine) != reference.encode(probe, add_special_tokens=special).ids:
+                raise ValueError(f"it encodes {probe[:20]!r} differently")
+    except Exception as error:  # fastokens raises bare exceptions for unknown formats
+        _log.info("tokenizer_fallback", reason=str(error), to="tokenizers")
+        return None
+    return fast
+
+
+def _unicode_to_byte() -> dict[str, int]:
+    """GPT-2's mapping of bytes to printable characters, inverted."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other = [byte for byte in range(256) if byte not in plain]
+    mapping = {chr(byte): byte for byte in plain}
+    return mapping | {chr(256 + number): byte for number, byte in enumerate(other)}
+
+
+def _table_if_equal(data: bytes, reference: tokenizers.Tokenizer, size: int) -> TokenTable | None:
+    """The table, if decoding through it equals the tokenizer on random ids."""
+    document = msgspec.json.decode(data)
+    decoder = document.get("decoder") or {}
+    if decoder.get("type") != "ByteLevel":
+        return None
+    to_byte = _unicode_to_byte()
+    added = reference.get_added_tokens_decoder()
+    pieces: list[bytes] = []
+    for number in range(size):
+        token = reference.id_to_token(number)
+        if number in added:
+            pieces.append(b"" if added[number].special else (token or "").encode())
+        elif token is None:
+            pieces.append(b"")
+        else:
+            try:
+                pieces.append(bytes(to_byte[character] for character in token))
+            except KeyError:
+                return None
+    table = TokenTable(pieces)
+    special = frozenset(number for number, token in added.items() if token.special)
+    draw = random.Random(0)
+    for length in (1, 2, 5, 40, 200):
+        ids = tuple(draw.randrange(size) for _ in range(length))
+        mine = TableDecoder(table, special)
+        if mine.push(ids) + mine.flush() != reference.decode(list(ids), skip_special_tokens=True):
+            _log.info("token_table_refused", reason="it decodes differently", tokens=ids[:10])
+            return None
+    return table

@@ -1,0 +1,32 @@
+"""Whether a request can continue on another worker. Pure.
+
+An engine that continues an answer gets the tokens so far as part of the prompt. What the first engine kept in addition
+is lost: the state of a grammar, the counts of a logits processor. The second engine would start from scratch and
+produce an answer that the client did not ask for, so such a request ends with an error instead.
+"""
+
+from headwater.schemas.messages.inference import Sampling
+
+
+def is_migratable(sampling: Sampling, emitted: int) -> bool:
+    """Whether a request with `emitted` tokens can continue elsewhere; before the first one it always can."""
+    return not emitted or not _engine_state(sampling)
+
+
+def migration_blocker(sampling: Sampling, emitted: int) -> str:
+    """The error message for a request that cannot move."""
+    return f"{_engine_state(sampling)} after {emitted} tokens was lost with the worker, so it cannot continue; retry"
+
+
+def _engine_state(sampling: Sampling) -> str:
+    """What the engine derived from the tokens that it generated, and another one would start from scratch; "": nothing.
+
+    A repetition penalty counts the prompt too, which contains the answer so far after a move.
+    """
+    if sampling.guide is not None:
+        return "its grammar's state"
+    if sampling.processors:
+        return "the state of its logits processors"
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        return "the counts of its presence and frequency penalties"
+    return ""

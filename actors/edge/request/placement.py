@@ -1,0 +1,62 @@
+"""The search for a worker that takes a request or a part of it. Pure; used by generation and pooling alike.
+
+A search lasts until its deadline. Time that a query spends in a router's queue does not count: the router bounds it.
+A worker that refused is excluded from the next query, until the router has no other worker left.
+"""
+
+from typing import Self
+
+import msgspec
+
+from headwater.actors.http.errors import ApiError, overloaded
+from headwater.schemas.events.route import RouteRefused
+
+PLACE_S_MAX = 10.0
+"""Seconds that a new request searches for a worker before it is refused with 503."""
+
+MOVE_S_MAX = 60.0
+"""Seconds that a request whose answer has begun searches for another worker."""
+
+RETRY_S = 0.1
+"""Seconds between two queries when the router named no worker."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """One search. `exclude` lists worker epochs as "<worker>.<epoch>"; `pinned` is the only worker to try first.
+
+    `reason` and `retry_after_s` describe the last refusal. `origin` says, for a search that moves a request, what it
+    moves away from; it is empty for a new request.
+    """
+
+    deadline_s: float
+    pinned: str = ""
+    exclude: tuple[str, ...] = ()
+    reason: str = "no router replied"
+    retry_after_s: float = 1.0
+    origin: str = ""
+
+    def extend(self, waited_s: float) -> Self:
+        """Add the time that the query spent in the router's queue."""
+        return msgspec.structs.replace(self, deadline_s=self.deadline_s + waited_s) if waited_s else self
+
+    def refused_by_router(self, refusal: RouteRefused) -> Self:
+        """Retry all workers. The reason of an excluded worker says more than "no other worker", so it is kept."""
+        if self.exclude:
+            return msgspec.structs.replace(self, exclude=())
+        return msgspec.structs.replace(self, reason=refusal.reason, retry_after_s=refusal.retry_after_s)
+
+    def unanswered(self, reason: str) -> Self:
+        """No router replied."""
+        return msgspec.structs.replace(self, reason=f"no router replied ({reason})")
+
+    def refused_by_worker(self, worker: str, epoch: int, reason: str) -> Self:
+        """Exclude a worker that did not take its part."""
+        return msgspec.structs.replace(
+            self, pinned="", exclude=(*self.exclude, f"{worker}.{epoch}"), reason=reason
+        )
+
+    def expired(self, now_s: float) -> ApiError | None:
+        """The error that ends the search once its deadline has passed: 503."""
+        if now_s < self.deadline_s:
+            return None
+        return overloaded(f"No worker could take the request: {self.reason}.", self.retry_after_s)

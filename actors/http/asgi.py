@@ -1,0 +1,133 @@
+"""One HTTP exchange over ASGI: whole responses, and streams that are written to directly.
+
+A stream is written in the turn of the event loop in which its tokens arrive: ASGI's `send` is a coroutine that
+finishes in one step as long as the client keeps up, so no task is woken per token. A client that does not keep up gets
+a bounded queue and a task of its own; when the queue is full the client is disconnected.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+BACKLOG_BYTES_MAX = 4 * 1024 * 1024
+PING_S = 10.0
+PING = b": ping\n\n"
+
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """The client disconnected before its response was complete."""
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: Headers, content_type: bytes = b"application/json"
+) -> None:
+    """A whole response."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", b"%d" % len(body)),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+class EventStream:
+    """A server-sent event stream that may be written to from any callback of the loop."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._queue: list[bytes] = []
+        self._queued_bytes = 0
+        self._drainer: asyncio.Task[None] | None = None
+        self._open = False
+        self._ended = False
+        self.cut = False
+
+    async def start(self, headers: Headers) -> None:
+        """Send status and headers, and what was written before."""
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]}
+        )
+        self._open = True
+        early, self._queue, self._queued_bytes = self._queue, [], 0
+        if early:
+            self._write(b"".join(early), last=self._ended)
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send `data` now or as soon as the client reads; `last` ends the response."""
+        if self._ended or self.cut:
+            return
+        self._ended = last
+        if not self._open or self._drainer is not None:
+            self._queue.append(data)
+            self._queued_bytes += len(data)
+            # Otherwise the edge would buffer the whole answer of a slow client.
+            self.cut = self._queued_bytes > BACKLOG_BYTES_MAX
+        else:
+            self._write(data, last=last)
+
+    def _write(self, data: bytes, *, last: bool) -> None:
+        step: Any = self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        try:
+            step.send(None)
+        except StopIteration:
+            return
+        # The transport is full and nothing was written: continue in a task, in the same order.
+        step.close()
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        self._drainer = asyncio.create_task(self._drain(), name="slow client")
+
+    async def _drain(self) -> None:
+        try:
+            while self._queue and not self.cut:
+                data, self._queue, self._queued_bytes = b"".join(self._queue), [], 0
+                await self._send({"type": "http.response.body", "body": data, "more_body": not self._ended})
+        finally:
+            self._drainer = None
+
+    async def settle(self) -> None:
+        """Wait until a slow client has received everything."""
+        if self._drainer is not None:
+            await asyncio.gather(self._drainer, return_exceptions=True)
+
+
+class Disconnect:
+    """Detects that the client disconnected. One task per request, woken once."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._task: asyncio.Task[None] = asyncio.create_task(self._watch(receive), name="disconnect")
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def or_done(self, done: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
+        """Wait for `done` or a disconnect; True if the client disconnected."""
+        await asyncio.wait({self._task, done}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return self._task.done() and not done.done()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client disconnected."""
+        return self._task.done()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._task.cancel()

@@ -1,0 +1,75 @@
+"""Request bodies, read within limits: of one body, and of all bodies in flight at a server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from headwater.actors.http.asgi import ClientGone, Receive, Scope
+from headwater.actors.http.errors import ApiError, overloaded
+from headwater.actors.http.limits import BodyLimits
+
+LENGTH_DIGITS_MAX: Final = 18
+
+UNCOUNTED_BYTES: Final = 64 * 1024
+"""Smaller bodies are not counted: the limit on connections bounds them."""
+
+
+class Bodies:
+    """Reads the bodies of one server and counts those in flight."""
+
+    def __init__(self, limits: BodyLimits | None = None) -> None:
+        self.limits = limits or BodyLimits()
+        self.in_flight_bytes = 0
+
+    @asynccontextmanager
+    async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The request's body, counted as in flight until the block ends.
+
+        Raises `ApiError` 413 past the bound of one body, 503 past that of all, and `ClientGone`.
+        """
+        held = 0
+        try:
+            parts: list[bytes] = []
+            size = 0
+            self._check(max(0, length_of(scope)), 0)
+            async for part in _parts(receive):
+                size += len(part)
+                if size > UNCOUNTED_BYTES:
+                    self._check(size, held)
+                    self.in_flight_bytes += size - held
+                    held = size
+                parts.append(part)
+            body = b"".join(parts)
+            parts.clear()
+            yield body
+        finally:
+            self.in_flight_bytes -= held
+
+    def _check(self, size: int, held: int) -> None:
+        limits = self.limits
+        if size > limits.bytes_max:
+            raise ApiError(413, f"The body is larger than {limits.bytes_max} bytes.", code="body_too_large")
+        if size > UNCOUNTED_BYTES and self.in_flight_bytes - held + size > limits.in_flight_bytes_max:
+            raise overloaded(
+                f"Request bodies in flight exceed {limits.in_flight_bytes_max} bytes; retry.", 1.0
+            )
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body"):
+            return
+
+
+def length_of(scope: Scope) -> int:
+    """The value of content-length, -1 if it is missing. Raises `ApiError` 400 if it is invalid."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit() or len(value) > LENGTH_DIGITS_MAX:
+                raise ApiError(400, "content-length is not a valid length.", code="invalid_header")
+            return int(value)
+    return -1

@@ -1,0 +1,240 @@
+"""One HTTP/1.1 connection of an edge: uvicorn's parser protocol with bounds on what a client may send and how slowly.
+
+header     its bytes and fields are limited, and it must be complete in time
+body       must arrive at a minimum rate; its size is limited where it is read (`headwater.actors.http.body`)
+refusals   have OpenAI's error format, even for input that is not HTTP, and close the connection
+half-close a client that closed its sending side gets its response; a full disconnect is detected by writing to it
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any, Final, Literal
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headwater.actors.http.errors import ApiError
+from headwater.actors.http.limits import ConnectionLimits
+
+BODY_BYTES_PER_S_MIN: Final = 1024
+"""A body that arrives more slowly, over a whole timeout, is rejected."""
+
+LENGTH_DIGITS_MAX: Final = 18
+LINGER_S: Final = 1.0
+"""Seconds that a refused client has to read the response, while its input is discarded."""
+
+LINGER_BYTES_MAX: Final = 1024 * 1024
+PROBE_S: Final = 0.5
+_STILL_HERE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+_REASONS: Final = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+def protocol_of(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """The protocol class for one server, which counts its own connections."""
+    return type("EdgeConnection", (LimitedConnection,), {"limits": limits, "addresses": Counter()})
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """See the module. `limits` and `addresses` (open connections by address) belong to one server."""
+
+    limits: ConnectionLimits
+    addresses: Counter[str]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._phase: Literal["idle", "header", "body"] = "idle"
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._refused = False
+        self._discarded = 0
+        self._address = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrowed, as by uvicorn
+        """Count it, or refuse it."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else "local"
+        self.addresses[self._address] += 1
+        limits = self.limits
+        if self.addresses.total() > limits.connections:
+            self._refuse(503, f"Too many connections: the limit is {limits.connections}.", "overloaded")
+        elif limits.per_address and self.addresses[self._address] > limits.per_address:
+            message = f"Too many connections from this address: the limit is {limits.per_address}."
+            self._refuse(429, message, "rate_limit_exceeded")
+        else:
+            self._wait(limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting it."""
+        self._stop_waiting()
+        self.addresses[self._address] -= 1
+        if not self.addresses[self._address]:
+            del self.addresses[self._address]
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn notifies only the last request; earlier ones wait behind the one that runs.
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the bytes, within the limits."""
+        if self._refused:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES_MAX:
+                self.transport.close()
+            return
+        self._unset_keepalive_if_required()
+        if self._phase == "idle" and self._timer is None:
+            # The first byte of a further request on this connection; a partial one gets no callback yet.
+            self._wait(self.limits.header_timeout_s)
+        before = self._head_bytes
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is supported: the request is answered as plain HTTP.
+            pass
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"This is not a valid HTTP request: {error.__context__ or error}.")
+            return
+        if self._phase == "header" and self._head_bytes == before:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.header_bytes:
+                self._refuse_header()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._phase, self._head_bytes = "header", 0
+        self._wait(self.limits.header_timeout_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a field."""
+        super().on_header(name, value)
+        if len(self.headers) > self.limits.headers and not self._refused:
+            self._refuse(431, f"The request has more than {self.limits.headers} header fields.")
+        elif len(value) > LENGTH_DIGITS_MAX and name.lower() == b"content-length" and not self._refused:
+            self._refuse(400, "content-length is not a length.")
+
+    def on_headers_complete(self) -> None:
+        """The header is complete: the application can start."""
+        if self._refused:
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.limits.header_bytes:
+            self._refuse_header()
+            return
+        self._phase, self._body_bytes = "body", 0
+        self._wait(self.limits.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body arrived."""
+        if not self._refused:
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        if not self._refused:
+            self._phase = "idle"
+            self._stop_waiting()
+            super().on_message_complete()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn declares None
+        """The client closed its sending side: it can still read, if its request is complete."""
+        cycle = self.cycle
+        if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
+            return None
+        # The last pipelined request; earlier ones keep the connection open for it.
+        cycle.keep_alive = False
+        if self.scope["http_version"] == "1.1":
+            self._probe()
+        return True
+
+    def _probe(self) -> None:
+        """Write to a client that half-closed, until its response begins: a disconnected one replies with a reset."""
+        if (
+            not self.transport.is_closing()
+            and self._running is not None
+            and not self._running.response_started
+        ):
+            self.transport.write(_STILL_HERE)
+            self._timer = self.loop.call_later(PROBE_S, self._probe)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._on_timeout)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._phase == "header" and self._answering:
+            # Pipelined after a request that is being answered; reading is paused until then.
+            self._wait(self.limits.header_timeout_s)
+        elif self._phase == "header":
+            self._refuse(408, f"The header was not complete within {self.limits.header_timeout_s:g} s.")
+        elif self._phase == "body":
+            self._on_slow_body()
+        else:
+            self.transport.close()
+
+    def _on_slow_body(self) -> None:
+        limits = self.limits
+        if self.flow.read_paused or self._body_bytes >= BODY_BYTES_PER_S_MIN * limits.body_timeout_s:
+            self._body_bytes = 0
+            self._wait(limits.body_timeout_s)
+        elif self._answering and not self.cycle.response_started:
+            self._refuse(408, f"The body arrived more slowly than {BODY_BYTES_PER_S_MIN} bytes per second.")
+        else:
+            self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse_header(self) -> None:
+        self._refuse(431, f"The header is larger than {self.limits.header_bytes} bytes.")
+
+    def _refuse(self, status: int, message: str, code: str | None = None) -> None:
+        """Respond with an error and close the connection. If another response is in progress, only close it."""
+        if self._refused:
+            return
+        self._refused = True
+        self._stop_waiting()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started or self._phase == "header":
+                self.transport.close()
+                return
+        kind = {429: "rate_limit_error", 503: "server_error"}.get(status, "invalid_request_error")
+        body = ApiError(status, message, kind=kind, code=code).body()
+        retry = b"retry-after: 1\r\n" if status in (429, 503) else b""
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n"
+            % (status, _REASONS[status], len(body), retry)
+            + body
+        )
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)

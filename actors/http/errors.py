@@ -1,0 +1,90 @@
+"""HTTP errors in OpenAI's format. Invalid input of a client never results in a 5xx."""
+
+from typing import Any
+
+import msgspec
+
+from headwater.schemas.events.route import RouteRefused
+
+
+class ApiError(Exception):
+    """A response with an error object. `retry_after_s` becomes the Retry-After header."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The response body."""
+        return msgspec.json.encode(self.document())
+
+    def document(self) -> dict[str, Any]:
+        """`{"error": {message, type, param, code}}`."""
+        return {
+            "error": {
+                "message": str(self)[:2000],
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request is invalid; a retry cannot succeed."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def rejected(reason: str, param: str) -> ApiError:
+    """400: an engine rejected the request; every other one would too."""
+    return bad_request(
+        f"The engine rejected the request: {reason}", param=param or None, code="invalid_value"
+    )
+
+
+def no_model(name: str, known: list[str]) -> ApiError:
+    """404: the model does not exist here."""
+    served = ", ".join(known) or "none yet: no worker has joined"
+    return ApiError(
+        404,
+        f"The model {name!r} is not served here. Served: {served}.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
+    """503: no worker can take the request at the moment."""
+    return ApiError(503, message, kind="server_error", code="overloaded", retry_after_s=retry_after_s)
+
+
+def refused_by_router(refused: RouteRefused) -> ApiError:
+    """429 or 503: a router refused the request, with the time after which to retry. 400: no retry can succeed."""
+    if refused.status == 400:
+        return bad_request(f"{refused.reason}.")
+    kind = "rate_limit_error" if refused.status == 429 else "server_error"
+    return ApiError(
+        refused.status,
+        f"The request was refused: {refused.reason}.",
+        kind=kind,
+        code=refused.code or "overloaded",
+        retry_after_s=refused.retry_after_s,
+    )
+
+
+def upstream_failed(message: str) -> ApiError:
+    """502: workers failed and the request could not be migrated."""
+    return ApiError(502, message, kind="server_error", code="worker_failed")

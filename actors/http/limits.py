@@ -1,0 +1,46 @@
+"""Limits on clients of an edge: connections, headers and bodies. The only place of these defaults."""
+
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+
+class ConnectionLimits(NamedTuple):
+    """Limits of connections and of the headers on them."""
+
+    header_bytes: Annotated[
+        int, Meta(ge=1024, description="maximum size of a request's header, in bytes; beyond it 431")
+    ] = 64 * 1024
+    headers: Annotated[int, Meta(ge=8, description="maximum header fields of a request; beyond it 431")] = 128
+    header_timeout_s: Annotated[
+        float, Meta(gt=0, description="seconds in which a header must be complete; beyond it 408")
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds after which a body that hardly progresses is rejected with 408"),
+    ] = 30.0
+    connections: Annotated[int, Meta(ge=1, description="maximum connections of an edge; beyond it 503")] = (
+        8_192
+    )
+    per_address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="maximum connections of one address; beyond it 429; 0: only the total is limited",
+        ),
+    ] = 0
+
+
+class BodyLimits(NamedTuple):
+    """Limits of request bodies."""
+
+    bytes_max: Annotated[int, Meta(ge=1024, description="maximum size of a request body, in bytes")] = (
+        64 * 1024 * 1024
+    )
+    in_flight_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="maximum bytes of all larger bodies in unanswered requests of an edge; beyond it 503",
+        ),
+    ] = 256 * 1024 * 1024

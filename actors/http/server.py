@@ -1,0 +1,126 @@
+"""HTTP servers: the `HttpServer` port, and its implementation by uvicorn."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, Protocol
+
+import uvicorn
+
+from headwater.actors.http.asgi import Receive, Scope, Send
+from headwater.actors.http.connection import protocol_of
+from headwater.actors.http.limits import ConnectionLimits
+
+KEEP_ALIVE_S = 75
+"""Longer than the idle time of common load balancers (60 s), so that they never reuse a closed connection."""
+
+BACKLOG = 4096
+STOP_S = 3.0
+
+
+class Asgi(Protocol):
+    """An ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        ...
+
+
+class HttpServer(Protocol):
+    """Passes requests to an application."""
+
+    async def serve(self, app: Asgi) -> None:
+        """Serve until `stop` is called. `listening` is set once requests are accepted."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        ...
+
+    listening: asyncio.Event
+
+    def stop(self) -> None:
+        """Accept no more requests; `serve` returns once those in progress have ended."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources. Called once, also when `serve` never ran."""
+        ...
+
+
+class UvicornServer:
+    """See `HttpServer`. The socket is bound by the caller, so a taken port is an early, clear error.
+
+    It may be a copy made for one incarnation: the next one can listen on another copy, and connections wait for it.
+    Only `stop` ends the listening of all copies.
+    """
+
+    def __init__(self, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
+        self._listener = listener
+        self._limits = limits or ConnectionLimits()
+        self._server: _Uvicorn | None = None
+        self.listening = asyncio.Event()
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{host}:{port}"
+
+    async def serve(self, app: Asgi) -> None:
+        """See `HttpServer.serve`."""
+        config = uvicorn.Config(
+            app,
+            http=protocol_of(self._limits),
+            loop="none",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=BACKLOG,
+        )
+        self._server = _Uvicorn(config, self.listening)
+        await self._server.serve(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """See `HttpServer.stop`."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def close(self) -> None:
+        """See `HttpServer.close`."""
+        if self._server is not None:
+            self._server.abandon()
+        self._listener.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process, and reports when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then set `listening`."""
+        await super().startup(sockets)
+        self._listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse connections, then stop. Closing this copy alone leaves them unanswered until the last copy is closed."""
+        for listener in sockets or []:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+        await super().shutdown(sockets)
+
+    def abandon(self) -> None:
+        """Accept no connections, and close each open one after its response. For a server that was cancelled."""
+        for server in getattr(self, "servers", []):
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    def capture_signals(self) -> Any:
+        """Install nothing."""
+        return contextlib.nullcontext()

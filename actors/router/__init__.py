@@ -1,0 +1,1 @@
+"""The router process: follows the log, queues route queries, answers them."""

@@ -1,0 +1,195 @@
+"""A router's fold as it follows the log: the state, its own decisions that the log does not hold yet, and the lag.
+
+An own decision is applied when it is made and skipped when the log delivers it. A range that the log can no longer deliver
+(a gap, another log under the same name) may have changed anything: the fold then starts from an empty state after it, and
+the workers reannounce their caches.
+
+Loads are folded twice: `state.loads` with own decisions ahead of the log, `logged` in the log's order only. The digest that
+routers compare is taken of the latter. It cannot be derived from the former by undoing unwritten decisions: credited blocks
+that were evicted, and stages that arrived before their decision, are not kept.
+"""
+
+import asyncio
+from collections import deque
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from headwater.actors.metrics import RouterMetrics
+from headwater.actors.router.divergence import DivergenceCheck, Marks
+from headwater.events.errors import LogUnavailable
+from headwater.events.log import Gap, Log, Record, Slice, Unreadable
+from headwater.events.writer import PENDING_EVENTS_MAX
+from headwater.router.fold.load import Loads
+from headwater.router.fold.state import RouterState, apply_to_loads, in_order
+from headwater.schemas.clock import Clock
+from headwater.schemas.events.route import Decision
+
+LAG_MESSAGES_MAX: Final = 2_000
+"""With more unread messages than this, decisions are marked `degraded`."""
+
+LAG_S_MAX: Final = 2.0
+"""Also if the log has not delivered an own decision for this long."""
+
+RETRY_S: Final = 0.5
+
+
+class FoldGuard(Protocol):
+    """Keeps the fold from changing while it is read elsewhere."""
+
+    def folding(self) -> AbstractAsyncContextManager[None]:
+        """Enter before the state changes beyond its loads."""
+        ...
+
+
+class FoldListener(Protocol):
+    """Is notified of progress."""
+
+    def on_fold_advanced(self) -> None:
+        """A slice of the log was folded; called outside `folding`."""
+        ...
+
+
+class LogFollower:
+    """See the module. `number` and `seen` count own decisions: made, and delivered by the log.
+
+    At the positions that `Marks` selects, `divergence` publishes the digest of the state with the `logged` loads.
+    """
+
+    def __init__(self, clock: Clock, log: Any, metrics: RouterMetrics, divergence: DivergenceCheck) -> None:
+        self.state = RouterState()
+        self.number = 0
+        self.seen = 0
+        self.caught_up = asyncio.Event()
+        self.logged = Loads()
+        self._divergence = divergence
+        self._marks = Marks()
+        self._clock = clock
+        self._log = log
+        self._metrics = metrics
+        self._unseen: deque[float] = deque(maxlen=PENDING_EVENTS_MAX)
+        self._restarted_at = 0
+        self._lag = 0
+        self._lag_s = 0.0
+        self._events_per_message = 1.0
+
+    @property
+    def settled(self) -> bool:
+        """Has the log delivered every own decision?"""
+        return self.seen == self.number
+
+    def lag(self) -> dict[str, float]:
+        """Unread messages, an estimate of their events, and the age of the newest folded message in seconds."""
+        return {
+            "lag_messages": self._lag,
+            "lag_events": round(self._lag * self._events_per_message),
+            "lag_s": round(self._lag_s, 3),
+        }
+
+    def is_degraded(self) -> bool:
+        """Does the fold lag, or is an own decision overdue from the log?"""
+        waited_s = self._clock.monotonic_s() - self._unseen[0] if self._unseen else 0.0
+        return self._lag > LAG_MESSAGES_MAX or waited_s > LAG_S_MAX
+
+    def apply_own(self, decision: Decision) -> None:
+        """Apply an own decision, ahead of the log."""
+        self.number = decision.number
+        self._unseen.append(self._clock.monotonic_s())
+        self.state.loads.decide(decision)
+
+    async def follow(
+        self, log: Log, incarnation: tuple[str, int], guard: FoldGuard, listener: FoldListener
+    ) -> None:
+        """Fold the log. Does not return. Decisions of `incarnation` (name, epoch) are own ones."""
+        self.logged = msgspec.convert(msgspec.to_builtins(self.state.loads), Loads)
+        while True:
+            self.state.log = await self._identity(log)
+            async for piece in log.read(self.state.position, follow=True):
+                async with guard.folding():
+                    if piece.gap is not None and piece.gap.first <= self.state.position:
+                        # The positions folded so far do not exist: this is another log. Read it from its start.
+                        self._restart_after(piece.gap._replace(last=0))
+                        break
+                    await self._fold(piece, incarnation)
+                if piece.lag == 0:
+                    self.caught_up.set()
+                listener.on_fold_advanced()
+
+    async def _identity(self, log: Log) -> str:
+        """The identity of the log. Waits while the server is unreachable."""
+        while True:
+            try:
+                return await log.identity()
+            except LogUnavailable as error:
+                self._log.warning("log_unavailable", reason=str(error))
+                await self._clock.sleep(RETRY_S)
+
+    async def _fold(self, piece: Slice, incarnation: tuple[str, int]) -> None:
+        if piece.gap is not None:
+            self._restart_after(piece.gap)
+        for message in in_order(piece):
+            if isinstance(message, Unreadable):
+                self._metrics.unreadable.inc()
+                self._log.error(
+                    "log_message_unreadable", log_position=message.position, reason=message.reason
+                )
+                self.state.skip(message)
+            else:
+                self._fold_record(message, own=(message.batch.writer, message.batch.epoch) == incarnation)
+                await self._publish_digest(message)
+        self._note_lag(piece)
+
+    def _fold_record(self, record: Record, *, own: bool) -> None:
+        events, broken = self.state.admit(record)
+        if broken is not None:
+            self._metrics.breaks.inc()
+            self._log.error("log_chain_broken", **broken._asdict())
+        for event in events:
+            self.state.apply_to_index(record.batch, event)
+            apply_to_loads(self.logged, record, event)
+            if own and isinstance(event, Decision) and event.number > self._restarted_at:
+                # Applied when it was made.
+                self._note_seen(event.number)
+            else:
+                apply_to_loads(self.state.loads, record, event)
+
+    async def _publish_digest(self, record: Record) -> None:
+        marked = self._marks.is_marked(record.stored_ns)
+        # While this router catches up, others are far ahead and no longer keep digests of this position.
+        if marked and self.state.since >= 0 and self.caught_up.is_set():
+            await self._divergence.publish(self.state, self.logged)
+
+    def _note_seen(self, number: int) -> None:
+        for _ in range(min(number - self.seen, len(self._unseen))):
+            self._unseen.popleft()
+        self.seen = number
+
+    def _restart_after(self, gap: Gap) -> None:
+        self._log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason)
+        self._metrics.gaps.inc()
+        identity = self.state.log
+        self.state = RouterState(whole=False)
+        self.state.position, self.state.log = gap.last, identity
+        self.state.since = gap.last + 1
+        self.logged = Loads()
+        self._marks.reset()
+        # Earlier own decisions were applied to the dropped state only: fold them when the log delivers them.
+        self._restarted_at = self.number
+        self._note_seen(self.number)
+
+    def _note_lag(self, piece: Slice) -> None:
+        self._lag = piece.lag
+        if piece.records:
+            events = sum(len(record.batch.events) for record in piece.records) / len(piece.records)
+            self._events_per_message += (events - self._events_per_message) / 8
+        last_ns = piece.records[-1].stored_ns if piece.records and piece.lag else 0
+        self._lag_s = max(0.0, (self._clock.wall_ns() - last_ns) / 1e9) if last_ns else 0.0
+        metrics = self._metrics
+        metrics.position.set(self.state.position)
+        metrics.lag.set(piece.lag)
+        metrics.lag_events.set(piece.lag * self._events_per_message)
+        metrics.lag_seconds.set(self._lag_s)
+        metrics.blocks.set(self.state.index.rows)
+        metrics.blocks_refused.set(self.state.index.refused)
+        metrics.workers.set(len(self.state.loads.workers))

@@ -1,0 +1,1 @@
+"""What every actor runs on: ports, leases, typed tables, discovery, supervision."""

@@ -1,0 +1,178 @@
+"""Typed access to the lease table and the card table: the one place that decodes their values.
+
+A value that cannot be decoded (of another release, or written by hand) is logged and skipped: whatever was known
+under its key before stays known.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import structlog
+
+from headwater.events.table import Table, TableEntry
+from headwater.schemas import subjects
+from headwater.schemas.tables.card import LoraCard, ModelCard
+from headwater.schemas.tables.lease import Lease, LeaseKind
+
+_log = structlog.get_logger("headwater.tables")
+
+T = TypeVar("T")
+
+
+class LeaseChange(NamedTuple):
+    """A change of one lease. `lease` is None where it was released or has lapsed."""
+
+    kind: str
+    name: str
+    lease: Lease | None
+
+
+class ModelCardChange(NamedTuple):
+    """A change of one pool's model card. `card` is None where it was deleted."""
+
+    pool: str
+    card: ModelCard | None
+
+
+class LoraCardChange(NamedTuple):
+    """A change of one LoRA card. `card` is None where it was deleted."""
+
+    key: str
+    card: LoraCard | None
+
+
+CardChange = ModelCardChange | LoraCardChange
+
+
+def decode_lease(entry: TableEntry) -> Lease | None:
+    """The lease in an entry of the lease table; None where it was released or has lapsed. Raises `DecodeError`."""
+    return None if entry.value is None else msgspec.json.decode(entry.value, type=Lease)
+
+
+class LeaseTable:
+    """Leases by kind and name. Every method raises `LogError` where the table does not answer."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def watch(self) -> AsyncIterator[list[LeaseChange]]:
+        """Yield the present leases at once (an empty list where there are none), then every change."""
+        async with _closing(self._table.watch()) as watch:
+            async for entries in watch:
+                changes = []
+                for entry in entries:
+                    kind, _, name = entry.key.partition(".")
+                    try:
+                        changes.append(LeaseChange(kind, name, decode_lease(entry)))
+                    except msgspec.DecodeError as error:
+                        _log.error("lease_unreadable", key=entry.key, reason=str(error))
+                yield changes
+
+    async def read_all(self) -> list[Lease]:
+        """The present leases, by kind and name."""
+        held = [change.lease for change in await _first(self.watch()) if change.lease is not None]
+        return sorted(held, key=lambda lease: (lease.kind, lease.name))
+
+    async def get(self, kind: LeaseKind, name: str) -> Lease | None:
+        """One lease, None if it is free."""
+        entry = await self._table.get(subjects.lease_key(kind, name))
+        return None if entry is None else decode_lease(entry)
+
+    async def delete(self, kind: LeaseKind, name: str) -> None:
+        """Remove a lease; watchers see that it ended."""
+        await self._table.delete(subjects.lease_key(kind, name))
+
+
+class CardTable:
+    """Model cards by pool, LoRA cards by pool and name. Every method raises `LogError` where the table does not answer."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def watch(self) -> AsyncIterator[list[CardChange]]:
+        """Yield the present cards at once (an empty list where there are none), then every change."""
+        async with _closing(self._table.watch()) as watch:
+            async for entries in watch:
+                changes: list[CardChange] = []
+                for entry in entries:
+                    try:
+                        changes.append(_card_change(entry))
+                    except msgspec.DecodeError as error:
+                        _log.error("card_unreadable", key=entry.key, reason=str(error))
+                yield changes
+
+    async def watch_pools(self) -> AsyncIterator[list[str]]:
+        """Yield the pools that have a model card at once, sorted, then those whose card was written again."""
+        async with _closing(self._table.watch()) as watch:
+            async for entries in watch:
+                yield sorted(
+                    entry.key
+                    for entry in entries
+                    if entry.value is not None and subjects.card_pool(entry.key)
+                )
+
+    async def pools(self) -> list[str]:
+        """The pools that have a model card, sorted."""
+        return await _first(self.watch_pools())
+
+    async def models(self) -> list[ModelCard]:
+        """The present model cards."""
+        return [
+            change.card
+            for change in await _first(self.watch())
+            if isinstance(change, ModelCardChange) and change.card is not None
+        ]
+
+    async def get_model(self, pool: str) -> ModelCard | None:
+        """A pool's model card. Raises `DecodeError`."""
+        entry = await self._table.get(subjects.card_key(pool))
+        if entry is None or entry.value is None:
+            return None
+        return msgspec.json.decode(entry.value, type=ModelCard)
+
+    async def put_model(self, card: ModelCard) -> None:
+        """Write a pool's model card, whatever is there."""
+        await self._table.put(subjects.card_key(card.pool), msgspec.json.encode(card))
+
+    async def get_lora(self, pool: str, name: str) -> LoraCard | None:
+        """The card of a LoRA adapter. Raises `DecodeError`."""
+        entry = await self._table.get(subjects.lora_key(pool, name))
+        if entry is None or entry.value is None:
+            return None
+        return msgspec.json.decode(entry.value, type=LoraCard)
+
+    async def create_lora(self, card: LoraCard) -> bool:
+        """Write the card of a LoRA adapter; False where there is one already."""
+        key = subjects.lora_key(card.pool, card.name)
+        return await self._table.create(key, msgspec.json.encode(card)) is not None
+
+    async def delete_lora(self, pool: str, name: str) -> None:
+        """Remove the card of a LoRA adapter. Again is fine."""
+        await self._table.delete(subjects.lora_key(pool, name))
+
+
+def _card_change(entry: TableEntry) -> CardChange:
+    pool = subjects.card_pool(entry.key)
+    if pool:
+        card = None if entry.value is None else msgspec.json.decode(entry.value, type=ModelCard)
+        return ModelCardChange(pool, card)
+    lora = None if entry.value is None else msgspec.json.decode(entry.value, type=LoraCard)
+    return LoraCardChange(entry.key, lora)
+
+
+async def _first(watch: AsyncIterator[list[T]]) -> list[T]:
+    """The first batch of a watch, which then ends."""
+    async with _closing(watch) as batches:
+        return await anext(batches, [])
+
+
+@asynccontextmanager
+async def _closing(watch: AsyncIterator[list[T]]) -> AsyncIterator[AsyncIterator[list[T]]]:
+    """Ends a watch with the block: a cursor must not wait for the garbage collector."""
+    try:
+        yield watch
+    finally:
+        if isinstance(watch, AsyncGenerator):
+            await watch.aclose()

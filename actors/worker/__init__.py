@@ -1,0 +1,1 @@
+"""The worker process: one engine (or data-parallel rank) behind its subjects."""

@@ -1,0 +1,303 @@
+"""The worker actor: one engine, or one data-parallel rank of it, as a worker of the fleet.
+
+Subjects in
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,embed,claim,drain};
+    hw.<ns>.worker.<worker>.{resync,control}
+Subjects out
+    hw.<ns>.edge.<edge>.frames, hw.<ns>.engine.<worker>.<epoch>.claim (of another worker), and the pool log: fleet,
+    kv and load events of this worker
+State
+    requests in flight with their tokens so far; hand-offs kept for other workers; the lease and its epoch
+On lag
+    KV events wait in a bounded queue; past its bound they are dropped, and once the log accepts appends again the
+    worker announces its whole cache
+On loss of the log
+    continues to generate and to accept requests; events wait as above
+On loss of the lease store
+    continues to generate; if the lease lapsed in the meantime and is free, reclaims it under the same epoch
+On loss of the lease to another incarnation
+    aborts its requests (the edges migrate them), takes a new lease and joins under a new epoch, announcing the
+    engine's cached blocks; the engine keeps running
+On death of the engine (see `health`)
+    ends its requests with an error, releases the lease, publishes the reason (see `shutdown`), and fails with it
+On stop
+    publishes that it drains, finishes requests in flight within `drain_s`, aborts the rest, leaves, stops the engine
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from headwater.actors.bus.port import Message
+from headwater.actors.runtime import lease
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.persistence import Persistence
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.runtime.tasks import cancel_all
+from headwater.actors.worker.control.context import LoraOperations
+from headwater.actors.worker.control.handler import WorkerControl
+from headwater.actors.worker.lifecycle.audit import CommandAudit
+from headwater.actors.worker.lifecycle.health import EngineHealth
+from headwater.actors.worker.lifecycle.incarnation import Incarnation, written_subjects
+from headwater.actors.worker.lifecycle.model_card import Served, publish_card
+from headwater.actors.worker.lora.gate import LoraGate
+from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
+from headwater.actors.worker.serving.embeddings import Embeddings
+from headwater.actors.worker.serving.requests import RequestIntake
+from headwater.actors.worker.serving.settings import HealthSettings
+from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.worker.shutdown import describe_failure, shutdown_after_drain, shutdown_after_failure
+from headwater.actors.worker.subscriptions import ReadyGate, WorkerSubscriptions
+from headwater.engines.engine import Engine, EngineInfo
+from headwater.events.writer import WriterFenced
+from headwater.schemas.names import pool_name
+
+STOP_DEAD_S_MAX = 10.0
+"""How long a dead engine may take to stop; its processes are killed with this one."""
+
+
+class WorkerActor(Actor):
+    """See the module. Implements `control.context.WorkerContext`."""
+
+    kind = "worker"
+
+    def __init__(
+        self,
+        world: Ports,
+        name: str,
+        engine: Engine,
+        served: Served,
+        *,
+        drain_s: float = DRAIN_TIMEOUT_S,
+        profile: WorkerProfile | None = None,
+        health: HealthSettings | None = None,
+        lora: LoraSettings | None = None,
+    ) -> None:
+        super().__init__(world, name)
+        self.engine = engine
+        self.drain_s = drain_s
+        self.lora: LoraOperations | None = None
+        self.status = WorkerStatus(name, profile or WorkerProfile(instance=name), self._stopping)
+        self._gate = LoraGate(engine, self.spawn)
+        self.intake = RequestIntake(world, name, self._gate, self.spawn, self.status)
+        self.inflight = self.intake.inflight
+        self.embeddings = Embeddings(world.bus, engine, self.spawn, self.status, self.inflight)
+        self.health = EngineHealth(
+            engine, world.clock, world.ids, health or HealthSettings(), self.inflight, self.status
+        )
+        self.audit = CommandAudit()
+        self.control = WorkerControl(self, self.audit)
+        self._served = served
+        self._lora_settings = lora or LoraSettings()
+        self._info: EngineInfo | None = None
+        self._pool = ""
+        self._lease: lease.LeaseHandle | None = None
+        self._incarnation: Incarnation | None = None
+        self._has_joined = asyncio.Event()
+        self._subscriptions = WorkerSubscriptions(world, name)
+        self._ready_gate = ReadyGate(world.bus, name, self.spawn)
+        self._persistence = Persistence(world.clock, self.log)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine reported when it started."""
+        if self._info is None:
+            raise RuntimeError("the engine is not started")
+        return self._info
+
+    @property
+    def pool(self) -> str:
+        """The pool that it serves; empty before the engine is started."""
+        return self._pool
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """The present incarnation; None between two."""
+        return self._incarnation
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present incarnation, or of the last one."""
+        return self.intake.frames.epoch
+
+    def stats(self) -> dict[str, Any]:
+        """See `Actor.stats`."""
+        if self._info is None:
+            return {"state": "starting", "pool": self._pool}
+        load = self.engine.load()
+        return {
+            "state": "draining" if self.stopping else self.status.state,
+            "role": self.status.role,
+            "pool": self._pool,
+            "epoch": self.epoch,
+            "running": load.running,
+            "waiting": load.waiting,
+            "used_blocks": load.used_blocks,
+            "total_blocks": load.total_blocks,
+            "loras": list(self.status.loras),
+            "tokens_total": self.inflight.tokens,
+            "handoffs_held": self.inflight.handoffs,
+            "kv_events_pending": self._incarnation.kv.pending if self._incarnation else 0,
+        }
+
+    async def start(self) -> None:
+        """See `Actor.start`. The engine starts first, so that every lease stands for a working engine."""
+        info = await self.engine.start()
+        await self.health.check_started(info, self.status.role)
+        self._info = info
+        self._pool = pool_name(info.model, info.block_size)
+        self.log = self.log.bind(pool=self._pool)
+        await publish_card(self.world, self._served, self.engine, info)
+        self._start_lora(info)
+        self.spawn(self._persistence.run(), "persistence")
+        self.spawn(self.intake.frames.run(), "frames")
+        self.spawn(self.intake.expire_handoffs(), "hand-offs")
+        self.spawn(self._published_failure(self._run_incarnations()), "incarnations")
+        self.spawn(self._published_failure(self.health.run(info)), "health")
+        await self._has_joined.wait()
+
+    def _start_lora(self, info: EngineInfo) -> None:
+        models = (self._served.name, info.model)
+        manager = LoraManager(
+            self.world, self._pool, self.engine, info, self._lora_settings, models, self.status
+        )
+        self._gate.manager = manager
+        self.status.lora_on_demand = manager.on_demand
+        if manager.able:
+            self.lora = manager
+            self.spawn(manager.run(), "LoRA")
+
+    async def _run_incarnations(self) -> None:
+        """One incarnation after the other, as long as the engine works."""
+        while not self.status.failure_reason:
+            try:
+                reason = await self._run_incarnation()
+            except* WriterFenced as errors:
+                reason = str(errors.exceptions[0])
+            self.log.warning("lease_lost", reason=reason, epoch=self.epoch)
+            self.abort_all()
+
+    async def _run_incarnation(self) -> str:
+        """Returns why the lease was lost. Raises `WriterFenced` in a group once a later incarnation has joined."""
+        world = self.world
+        log = await world.pool_log(self._pool)
+        held = await lease.take(
+            world.leases,
+            "worker",
+            self.name,
+            world.clock,
+            pool=self._pool,
+            ids=world.ids(),
+            newest=lease.newest_epoch(log, *written_subjects(world.ns, self._pool, self.name)),
+        )
+        incarnation = Incarnation(
+            world, held, log, self.engine, self.info, self.inflight, self.status, self.audit
+        )
+        held.persistence = self._persistence
+        # The load is published each second, so an append that stalls is noticed at once.
+        self._persistence.watch("pool log", incarnation.load)
+        self._persistence.watch("lease store", held)
+        self.intake.begin_incarnation(held.epoch)
+        self._lease = held
+        try:
+            async with asyncio.TaskGroup() as group:
+                lost = group.create_task(held.hold(), name="lease")
+                # Requests are accepted once the pool log has the incarnation: until then they wait at the gate.
+                await self._subscribe(held.epoch)
+                position = await incarnation.join()
+                loops = [
+                    group.create_task(loop, name="incarnation") for loop in incarnation.loops(self.health)
+                ]
+                self._set_incarnation(incarnation)
+                self.log.info("worker_joined", epoch=held.epoch, log_position=position)
+                reason = await lost
+                await cancel_all(loops)
+                return reason
+        finally:
+            self._set_incarnation(None)
+            await self._subscriptions.close()
+
+    def _set_incarnation(self, incarnation: Incarnation | None) -> None:
+        self._incarnation = self.status.publisher = incarnation
+        if incarnation is None:
+            self._ready_gate.close()
+            self.audit.end_incarnation()
+        else:
+            self._ready_gate.open()
+            self._has_joined.set()
+            incarnation.publish_missed_status()
+            self.audit.begin_incarnation(incarnation)
+
+    async def _subscribe(self, epoch: int) -> None:
+        guard = self._ready_gate.guard
+        await self._subscriptions.open(
+            epoch,
+            (
+                ("generate", guard(self.intake.on_generate)),
+                ("cancel", guard(self.intake.on_cancel)),
+                ("status", self.intake.on_status),
+                ("claim", self.intake.on_claim),
+                ("embed", guard(self.embeddings.on_embed)),
+                ("cancel", self.embeddings.on_cancel),
+                ("drain", self._on_drain),
+            ),
+            resync=self._on_resync,
+            control=self.control.on_message,
+        )
+
+    async def _on_drain(self, message: Message) -> None:
+        self.log.info("drain_requested")
+        self.stop()
+        if message.reply:
+            await self.world.bus.publish(message.reply, b"")
+
+    async def _on_resync(self, message: Message) -> None:
+        self.log.info("resync_requested")
+        if self._incarnation is not None:
+            await self._incarnation.resync()
+        if message.reply:
+            await self.world.bus.publish(message.reply, b"")
+
+    async def _published_failure(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work`. If it fails, so does the actor: the failure is published first."""
+        try:
+            await work
+        except Exception as error:
+            if not self.status.failure_reason:
+                reason = describe_failure(error)
+                self.status.failure_reason = f"worker {self.name} failed: {reason}"
+                await shutdown_after_failure(self.intake, self._lease, self._incarnation, reason)
+            raise
+
+    def abort_all(self) -> None:
+        """Abort all requests in flight: their edges migrate them."""
+        self.intake.abort_all()
+        self.embeddings.abort_all()
+
+    async def drain(self) -> None:
+        """See `Actor.drain`."""
+        incarnation = self._incarnation
+        if incarnation is not None:
+            incarnation.publish_drain()
+        self.log.info("draining", requests=len(self.inflight))
+        try:
+            async with asyncio.timeout(self.drain_s):
+                await self.inflight.drained()
+        except TimeoutError:
+            self.log.warning("drain_timed_out", requests=len(self.inflight), after_s=self.drain_s)
+            self.abort_all()
+            await self.world.clock.sleep(0.1)
+        if incarnation is not None and incarnation is self._incarnation:
+            await shutdown_after_drain(self.intake.frames, incarnation)
+
+    async def close(self) -> None:
+        """See `Actor.close`."""
+        await self._subscriptions.close()
+        if self._lora_settings.files is not None:
+            self._lora_settings.files.close()
+        try:
+            async with asyncio.timeout(STOP_DEAD_S_MAX if self.status.failure_reason else None):
+                await self.engine.stop()
+        except TimeoutError:
+            self.log.error("engine_stop_timed_out", after_s=STOP_DEAD_S_MAX)

@@ -1,0 +1,1 @@
+"""Commands to a worker: drain, sleep, wake, pause, role, LoRA."""

@@ -1,0 +1,298 @@
+"""What each control command does to a worker. States: ready, draining, paused, sleeping; see `WorkerStatus`.
+
+                 ready      draining   paused     sleeping
+    drain        draining   waits      409        409
+    pause        paused     paused     paused     409
+    sleep        sleeping   sleeping   409        sleeping (409 for another level)
+    resume       ready      ready      ready      409: wake
+    wake         409        409        409        ready
+
+A command that fails leaves the state as it was.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from headwater.actors.worker.control.arguments import (
+    Arguments,
+    Drain,
+    LoadLora,
+    Pause,
+    Sleep,
+    Taint,
+    ToRole,
+    UnloadLora,
+)
+from headwater.actors.worker.control.context import LoraOperations, WorkerContext
+from headwater.engines.engine import EngineDied, EngineError, NotSupported
+from headwater.schemas.events.fleet import WorkerState
+from headwater.schemas.messages.control import Command, ControlReply
+from headwater.schemas.tables.capability import Capability
+
+ENGINE_S_MAX = 300.0
+"""How long the engine may take for one operation: it may read its weights again from a slow disk."""
+
+ABORT_S_MAX = 10.0
+FETCH_S_MAX = 120.0
+
+
+class CommandRefused(Exception):
+    """The command is not possible in this state; the reply has this status."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class Commands:
+    """See the module. One command runs at a time, besides those that only read. `abandon_drain` ends a drain that waits."""
+
+    def __init__(self, worker: WorkerContext) -> None:
+        self.abandon_drain = asyncio.Event()
+        self._worker = worker
+        self._started_s = worker.world.clock.monotonic_s()
+        self._sleep_level = 0
+        self._all: dict[Command, Callable[[Any], Awaitable[ControlReply]]] = {
+            "status": self._status,
+            "sleep": self._sleep,
+            "wake": self._wake,
+            "clear-kv": self._clear_kv,
+            "pause": self._pause,
+            "resume": self._resume,
+            "drain": self._drain,
+            "profile-start": lambda _: self._profile(on=True),
+            "profile-stop": lambda _: self._profile(on=False),
+            "role": self._role,
+            "load-lora": self._load_lora,
+            "unload-lora": self._unload_lora,
+            "list-loras": self._list_loras,
+            "taint": lambda wanted: self._taint(wanted, on=True),
+            "untaint": lambda wanted: self._taint(wanted, on=False),
+            "stop": self._stop,
+        }
+
+    async def execute(self, command: Command, arguments: Arguments) -> ControlReply:
+        """Execute a command. Raises `CommandRefused`, `EngineError`, TimeoutError, and what an engine raises."""
+        return await self._all[command](arguments)
+
+    async def _status(self, _: Arguments) -> ControlReply:
+        worker = self._worker
+        status, load = worker.status, worker.engine.load()
+        state = "stopping" if status.stopping else status.state
+        return ControlReply(
+            200,
+            state,
+            {
+                "worker": worker.name,
+                "pool": worker.pool,
+                "engine": worker.engine.name,
+                "model": worker.info.model,
+                "state": state,
+                "sleep_level": self._sleep_level,
+                "role": status.role,
+                "tier": status.tier,
+                "taints": list(status.taints),
+                "epoch": worker.epoch,
+                "load": load._asdict(),
+                "requests": len(worker.inflight),
+                "handoffs": worker.inflight.handoffs,
+                "loras": list(status.loras),
+                "capabilities": sorted(worker.engine.capabilities),
+                "uptime_s": round(worker.world.clock.monotonic_s() - self._started_s, 1),
+            },
+        )
+
+    async def _sleep(self, wanted: Sleep) -> ControlReply:
+        self._require("sleep")
+        worker, before = self._worker, self._state
+        if before == "sleeping":
+            if wanted.level == self._sleep_level:
+                return ControlReply(200, f"asleep at level {self._sleep_level} already")
+            raise CommandRefused(409, f"asleep at level {self._sleep_level}: wake it first")
+        if before == "paused":
+            raise CommandRefused(409, "paused: resume it first")
+        with self._restored_on_failure(before):
+            self._set_state("draining")
+            migrated = await self._drain_requests(wanted.within_s)
+            async with worker.health.suspended(), _engine_limit("sleep"):
+                if "clear_kv" in worker.engine.capabilities:
+                    # An engine may keep the hashes of blocks over a sleep: they would be hits on invalid data.
+                    await worker.engine.clear_kv()
+                await worker.engine.sleep(wanted.level)
+            self._sleep_level = wanted.level
+            self._set_state("sleeping")
+        self._announce()
+        return ControlReply(200, f"asleep at level {wanted.level}", {"moved": migrated})
+
+    async def _wake(self, _: Arguments) -> ControlReply:
+        self._require("sleep")
+        worker = self._worker
+        if self._state != "sleeping":
+            raise CommandRefused(409, f"it is {self._state}, not asleep")
+        async with worker.health.suspended(), _engine_limit("wake"):
+            await worker.engine.wake()
+            await worker.health.canary(worker.info, ENGINE_S_MAX)
+        self._sleep_level = 0
+        self._set_state("ready")
+        self._announce()
+        return ControlReply(200, "awake")
+
+    async def _clear_kv(self, _: Arguments) -> ControlReply:
+        self._require("clear_kv")
+        if self._state == "sleeping":
+            raise CommandRefused(409, "asleep: it has no cached blocks")
+        async with _engine_limit("clear-kv"):
+            await self._worker.engine.clear_kv()
+        self._announce()
+        return ControlReply(200, "cleared", {"held_requests": len(self._worker.inflight)})
+
+    async def _pause(self, wanted: Pause) -> ControlReply:
+        self._require("pause")
+        worker, before = self._worker, self._state
+        if before == "paused":
+            return ControlReply(200, "paused already")
+        if before == "sleeping":
+            raise CommandRefused(409, "asleep: nothing to pause")
+        migrated = 0
+        with self._restored_on_failure(before):
+            self._set_state("paused")
+            if wanted.mode != "keep":
+                migrated = await self._drain_requests(wanted.within_s if wanted.mode == "wait" else 0.0)
+            async with worker.health.suspended(), _engine_limit("pause"):
+                await worker.engine.pause(wanted.mode)
+        kept = len(worker.inflight)
+        return ControlReply(200, f"paused, {kept} requests kept", {"moved": migrated, "kept": kept})
+
+    async def _resume(self, _: Arguments) -> ControlReply:
+        if self._state == "sleeping":
+            raise CommandRefused(409, "asleep: wake it")
+        if self._state == "ready":
+            return ControlReply(200, "ready already")
+        if self._state == "paused":
+            async with _engine_limit("resume"):
+                await self._worker.engine.resume()
+        self._set_state("ready")
+        return ControlReply(200, "ready")
+
+    async def _drain(self, wanted: Drain) -> ControlReply:
+        if self._state in ("paused", "sleeping"):
+            command = "resume" if self._state == "paused" else "wake"
+            raise CommandRefused(409, f"{self._state}: {command} it first")
+        self._set_state("draining")
+        migrated = await self._drain_requests(wanted.within_s)
+        return ControlReply(200, "drained: it accepts no requests until resumed", {"moved": migrated})
+
+    async def _profile(self, *, on: bool) -> ControlReply:
+        self._require("profile")
+        async with _engine_limit("profile"):
+            await self._worker.engine.profile(on=on)
+        return ControlReply(
+            200, "profiling" if on else "the profile is written where the engine's settings say"
+        )
+
+    async def _role(self, wanted: ToRole) -> ControlReply:
+        status, inflight = self._worker.status, self._worker.inflight
+        if wanted.role == status.role:
+            return ControlReply(200, f"role {wanted.role} already")
+        if wanted.role != "both":
+            self._require("handoff")
+        if len(inflight) or inflight.handoffs:
+            raise CommandRefused(
+                409,
+                f"{len(inflight)} requests are in flight, {inflight.handoffs} hand-offs are kept: drain it first",
+            )
+        # No await between the check and this, so no request can arrive in between.
+        status.set_role(wanted.role)
+        then = "" if self._state == "ready" else f"; it is {self._state}"
+        return ControlReply(200, f"role {wanted.role}{then}", {"state": self._state})
+
+    async def _load_lora(self, wanted: LoadLora) -> ControlReply:
+        await self._require_lora().load(wanted.name, wanted.source)
+        return ControlReply(200, f"loaded {wanted.name}", {"loras": list(self._worker.status.loras)})
+
+    async def _unload_lora(self, wanted: UnloadLora) -> ControlReply:
+        await self._require_lora().unload(wanted.name, forget=wanted.forget)
+        return ControlReply(200, f"unloaded {wanted.name}", {"loras": list(self._worker.status.loras)})
+
+    async def _list_loras(self, _: Arguments) -> ControlReply:
+        loras = list(await self._require_lora().list())
+        return ControlReply(200, f"{len(loras)} LoRA adapters", {"loras": loras})
+
+    async def _taint(self, wanted: Taint, *, on: bool) -> ControlReply:
+        taints = set(self._worker.status.taints)
+        if (wanted.name in taints) == on:
+            return ControlReply(200, f"{'tainted' if on else 'not tainted'} {wanted.name} already")
+        taints ^= {wanted.name}
+        self._worker.status.set_taints(tuple(sorted(taints)))
+        done = "tainted" if on else "no longer tainted"
+        return ControlReply(200, f"{done} {wanted.name}", {"taints": sorted(taints)})
+
+    async def _stop(self, wanted: Drain) -> ControlReply:
+        """The handler stops the actor after it has sent this reply."""
+        if wanted.within_s is not None:
+            self._worker.drain_s = wanted.within_s
+        return ControlReply(200, f"stopping: requests in flight have {self._worker.drain_s:g} s to finish")
+
+    @property
+    def _state(self) -> WorkerState:
+        return self._worker.status.state
+
+    def _set_state(self, state: WorkerState) -> None:
+        if state != self._state:
+            self._worker.status.set_state(state)
+            self._worker.inflight.timer.mark_doubtful()
+
+    def _announce(self) -> None:
+        """Publish the cache from scratch: an engine may clear it without an event."""
+        if self._worker.incarnation is not None:
+            self._worker.incarnation.announce()
+
+    def _require(self, capability: Capability) -> None:
+        engine = self._worker.engine
+        if capability not in engine.capabilities:
+            raise NotSupported(engine.name, capability)
+
+    def _require_lora(self) -> LoraOperations:
+        if self._worker.lora is None:
+            raise NotSupported(self._worker.engine.name, "lora")
+        return self._worker.lora
+
+    @contextmanager
+    def _restored_on_failure(self, before: WorkerState) -> Iterator[None]:
+        try:
+            yield
+        except EngineDied:
+            # The worker ends.
+            raise
+        except BaseException:
+            self._set_state(before)
+            raise
+
+    async def _drain_requests(self, within_s: float | None) -> int:
+        """Return once nothing is in flight. What is after `within_s` is aborted and migrates: returns how many."""
+        inflight = self._worker.inflight
+        self.abandon_drain.clear()
+        if await inflight.drained_within(within_s, self.abandon_drain):
+            return 0
+        if self.abandon_drain.is_set():
+            raise CommandRefused(409, "abandoned: a resume or stop command arrived")
+        left = len(inflight)
+        self._worker.abort_all()
+        # KV that another worker is fetching cannot be released before it is done.
+        limit_s = FETCH_S_MAX if inflight.handoffs else ABORT_S_MAX
+        if not await inflight.drained_within(limit_s, self.abandon_drain):
+            what = f"{len(inflight)} requests and {inflight.handoffs} hand-offs"
+            raise EngineError(f"{what} have not ended although they were aborted")
+        return left
+
+
+@asynccontextmanager
+async def _engine_limit(what: str) -> AsyncIterator[None]:
+    """At most `ENGINE_S_MAX`. Raises TimeoutError that names the operation."""
+    try:
+        async with asyncio.timeout(ENGINE_S_MAX):
+            yield
+    except TimeoutError as error:
+        raise TimeoutError(f"the engine did not {what} within {ENGINE_S_MAX:g} s") from error

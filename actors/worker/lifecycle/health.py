@@ -1,0 +1,247 @@
+"""The health of an engine: a canary request before the worker joins, probes while it is idle, and a watch for stalls.
+
+    started   a request of one token must succeed before the worker is published
+    idle      the canary again, each `idle_s`; two failures, or no answer within `probe_s`: the engine has died
+    busy      requests in flight but no token for `stuck_s`: the engine has died
+
+Only seconds in which this process ran count: a process that was stopped, or a machine that was suspended, is not held
+against the engine. A canary is shorter than a block and leaves nothing in the cache; its load is not reported.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import structlog
+
+from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.settings import HealthSettings
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.engines.engine import (
+    Engine,
+    EngineDied,
+    EngineError,
+    EngineInfo,
+    EngineUnavailable,
+    RequestRejected,
+    Step,
+)
+from headwater.schemas.clock import Clock
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, Leg, Sampling
+
+CHECK_PERIOD_S = 0.5
+FAILURES_MAX = 2
+WARM_UP_S_MAX = 60.0
+CLEAR_S_MAX = 10.0
+CLEAR_PERIOD_S = 0.1
+PROMPT = (1,)
+"""One token: in any vocabulary, and with one generated token it fills no block."""
+
+_log = structlog.get_logger("headwater.health")
+
+
+class EngineHealth:
+    """See the module. `probing` is True while a probe is in the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        ids: Callable[[], str],
+        settings: HealthSettings,
+        inflight: Inflight,
+        status: WorkerStatus,
+    ) -> None:
+        self.probing = False
+        self._engine = engine
+        self._clock = clock
+        self._ids = ids
+        self._settings = settings
+        self._inflight = inflight
+        self._status = status
+        self._seen = (0, 0)
+        self._quiet_s = 0.0
+        self._failures = 0
+        self._canary = ""
+        self._suspended = 0
+        self._lock = asyncio.Lock()
+
+    def _made_progress(self) -> bool:
+        """Did the engine generate a token or end a request since the last call?"""
+        before, self._seen = self._seen, (self._inflight.tokens, self._inflight.ended)
+        return self._seen != before
+
+    async def check_started(self, info: EngineInfo, role: Role) -> None:
+        """The canary of an engine that has just started; the cache is empty after it.
+
+        Raises `EngineUnavailable` if the engine rejects it, as it would reject every request, and `EngineDied` if it
+        fails or does not answer within `canary_s`: another start may succeed.
+        """
+        began = self._clock.monotonic_s()
+        try:
+            await self.canary(info, self._settings.canary_s)
+        except RequestRejected as error:
+            raise EngineUnavailable(
+                f"the engine started but rejects a request of one token: {error}"
+            ) from error
+        if role != "both":
+            await self._warm_up(info, role)
+        if "clear_kv" in self._engine.capabilities:
+            await self._clear()
+        seconds = self._clock.monotonic_s() - began
+        _log.info("engine_checked", engine=self._engine.name, seconds=round(seconds, 3))
+
+    async def _clear(self) -> None:
+        """Clear the cache. The engine unpins the blocks of the warm-up only in a later step."""
+        until_s = self._clock.monotonic_s() + CLEAR_S_MAX
+        while True:
+            try:
+                await self._engine.clear_kv()
+                return
+            except EngineDied:
+                raise
+            except EngineError as error:
+                if self._clock.monotonic_s() >= until_s:
+                    # Cached blocks are announced when the worker joins: the cost is a few blocks.
+                    _log.warning("warm_up_left_blocks", reason=str(error))
+                    return
+            await self._clock.sleep(CLEAR_PERIOD_S)
+
+    async def canary(self, info: EngineInfo, limit_s: float) -> None:
+        """Run one request of one token. Raises `RequestRejected` or `EngineDied`."""
+        capabilities = self._engine.capabilities
+        if "generate" not in capabilities and "embed" in capabilities:
+            step = await self._embed_canary(info, limit_s)
+        else:
+            step = await self._generate_canary("", PROMPT, limit_s)
+        if step is None:
+            raise EngineDied(f"the engine did not answer a request of one token within {limit_s:g} s")
+        if step.finish in ("error", "abort"):
+            raise EngineDied(f"the engine failed a request of one token: {step.detail or step.finish}")
+
+    async def _warm_up(self, info: EngineInfo, role: Role) -> None:
+        """Run the leg that this role serves once, so that no client waits for the set-up of the first transfer."""
+        if "handoff" not in self._engine.capabilities:
+            _log.warning("warm_up_skipped", role=role, reason=f"{self._engine.name} has no hand-off")
+            return
+        prompt = PROMPT * min(2 * info.block_size + 1, info.context_length - 1)
+        try:
+            step = await self._generate_canary(
+                "prefill" if role == "prefill" else "decode", prompt, WARM_UP_S_MAX
+            )
+        except EngineError as error:
+            _log.warning("warm_up_failed", role=role, reason=str(error))
+            return
+        if step is None or step.finish == "error":
+            _log.warning("warm_up_failed", role=role, reason=step.detail if step else "it did not answer")
+
+    async def _generate_canary(self, leg: Leg, prompt: tuple[int, ...], limit_s: float) -> Step | None:
+        """The last step of a canary; None if it does not come within `limit_s`."""
+        self._canary = request = f"canary-{self._ids()}"
+        answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
+        pinned = []
+
+        def emit(step: Step) -> None:
+            if step.pinned is not None:
+                pinned.append(step.pinned.params)
+            if step.finish and not answer.done():
+                answer.set_result(step)
+
+        sampling = Sampling(1, temperature=0.0, ignore_eos=True)
+        try:
+            self._engine.submit(
+                GenerateRequest(request, "", 0, pack_tokens(list(prompt)), sampling, leg=leg), emit
+            )
+            await self._wait(answer, limit_s)
+        finally:
+            self._canary = ""
+            if not answer.done():
+                self._engine.abort(request)
+        for params in pinned:
+            await self._engine.release(request, params)
+        return answer.result() if answer.done() else None
+
+    async def _embed_canary(self, info: EngineInfo, limit_s: float) -> Step | None:
+        task = info.tasks[0] if info.tasks else "embed"
+        request = EmbedRequest(f"canary-{self._ids()}", (pack_tokens(list(PROMPT)),), task)
+        work = asyncio.ensure_future(self._engine.embed(request))
+        try:
+            await self._wait(work, limit_s)
+            if not work.done():
+                return None
+            try:
+                work.result()
+            except RequestRejected:
+                raise
+            except EngineError as error:
+                return Step((), "error", detail=str(error))
+            return Step((), "stop")
+        finally:
+            work.cancel()
+
+    async def _wait(self, answer: "asyncio.Future[Any]", limit_s: float) -> None:
+        """Wait for the answer, or until this process has run for `limit_s`. Raises `EngineDied`."""
+        waited = 0.0
+        while waited < limit_s and not answer.done():
+            piece = min(CHECK_PERIOD_S, limit_s - waited)
+            await asyncio.wait({answer}, timeout=piece)
+            waited += piece
+            if not answer.done():
+                await self._engine.check()
+
+    async def run(self, info: EngineInfo) -> None:
+        """Watch the engine until it dies. Raises `EngineDied`."""
+        while True:
+            await self._clock.sleep(CHECK_PERIOD_S)
+            await self._engine.check()
+            self._quiet_s += CHECK_PERIOD_S
+            if self._made_progress() or not self._status.is_serving:
+                self._quiet_s, self._failures = 0.0, 0
+                continue
+            running, settings = len(self._inflight), self._settings
+            if running and 0 < settings.stuck_s <= self._quiet_s:
+                raise EngineDied(
+                    f"no token for {self._quiet_s:.0f} s with {running} requests in flight: the engine is stuck"
+                )
+            if not running and 0 < settings.idle_s <= self._quiet_s:
+                await self._probe(info)
+
+    async def _probe(self, info: EngineInfo) -> None:
+        """Run one canary. A request that arrives in the meantime cancels its verdict, and is watched itself."""
+        if self._lock.locked() or self._suspended:
+            return
+        async with self._lock:
+            self.probing = True
+            try:
+                await self.canary(info, self._settings.probe_s)
+            except (EngineDied, RequestRejected) as error:
+                await self._engine.check()
+                if len(self._inflight) or self._suspended or not self._status.is_serving:
+                    self._quiet_s = 0.0
+                    return
+                self._failures += 1
+                late = "did not answer" in str(error)
+                _log.warning("probe_failed", reason=str(error), failures=self._failures)
+                if late or self._failures >= FAILURES_MAX:
+                    raise EngineDied(f"{error} (health probe)") from error
+                # Repeated at the next check.
+                return
+            finally:
+                self.probing = False
+        self._quiet_s, self._failures = 0.0, 0
+
+    @contextlib.asynccontextmanager
+    async def suspended(self) -> AsyncIterator[None]:
+        """No canary is in the engine within this context, and none is submitted."""
+        self._suspended += 1
+        try:
+            if self._canary:
+                self._engine.abort(self._canary)
+            async with self._lock:
+                yield
+        finally:
+            self._suspended -= 1
+            self._quiet_s = 0.0

@@ -1,0 +1,240 @@
+"""One incarnation of a worker: its lease, and the three writers that publish its status, KV events and load.
+
+An incarnation joins the pool in one atomic append: the worker has joined, these are its cached blocks, these are its
+requests. The same three are published again whenever a reader requests it (`resync`), because it lost some of the
+earlier events.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from headwater.actors.runtime.lease import LeaseHandle
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.worker.lifecycle.audit import CommandAudit
+from headwater.actors.worker.lifecycle.health import EngineHealth
+from headwater.actors.worker.serving.inflight import Inflight, Progress
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.engines.engine import Engine, EngineInfo, KvEvent
+from headwater.events.log import Log
+from headwater.events.writer import Writer, stored
+from headwater.schemas import subjects
+from headwater.schemas.events.event import Event
+from headwater.schemas.events.fleet import (
+    LORA_ON_DEMAND,
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
+from headwater.schemas.events.kv import BlocksCleared, BlocksStored
+from headwater.schemas.events.load import LoadReported, RequestsHeld
+from headwater.schemas.messages.control import ControlReply, ControlRequest
+
+LOAD_PERIOD_S = 1.0
+"""The load is published at least this often."""
+
+LOAD_INTERVAL_S = 0.005
+"""Pause between two load reports while requests change."""
+
+NO_PROGRESS = Progress()
+
+OnStored = Callable[[int, Sequence[Event]], None]
+
+_log = structlog.get_logger("headwater.worker")
+
+
+class Incarnation:
+    """See the module. Publishes the facts that `status`, `inflight`, `audit` and the engine own; it keeps none."""
+
+    def __init__(
+        self,
+        world: Ports,
+        held: LeaseHandle,
+        log: Log,
+        engine: Engine,
+        info: EngineInfo,
+        inflight: Inflight,
+        status: WorkerStatus,
+        audit: CommandAudit,
+    ) -> None:
+        self.lease = held
+        self._clock = world.clock
+        self._log = log
+        self._name = held.name
+        self._engine = engine
+        self._info = info
+        self._inflight = inflight
+        self._status = status
+        self._audit = audit
+        self._announcing = 0
+        """KV events of the last announcement that are not stored yet."""
+        self._kv_lost = False
+        self._published: WorkerChanged | None = None
+        """The status published last."""
+
+        def writer(kind: subjects.PoolKind, fence: str = "", on_stored: OnStored | None = None) -> Writer:
+            subject = subjects.pool_subject(world.ns, held.pool, kind, held.name)
+            return Writer(log, subject, held.name, held.epoch, world.clock, fence=fence, on_stored=on_stored)
+
+        self.fleet = writer("fleet", on_stored=self._on_fleet_stored)
+        # KV events and load are streamed; the fleet subject, which each incarnation writes first, fences them.
+        self.kv = writer("kv", self.fleet.subject, self._on_kv_stored)
+        self.load = writer("load", self.fleet.subject)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this incarnation."""
+        return self.lease.epoch
+
+    async def join(self) -> int:
+        """Join the pool in one append; returns its log position. Raises `WriterFenced`."""
+        entries = [
+            *await self.fleet.first_entries(self._joined(), self._current_status()),
+            *await self.kv.first_entries(BlocksCleared(), *self._cached_blocks()),
+            *await self.load.first_entries(RequestsHeld(tuple(self._inflight.reported)), self.load_report()),
+        ]
+        return await stored(lambda: self._log.append(*entries), self._clock, self.fleet.subject)
+
+    def loops(self, health: EngineHealth) -> list[Coroutine[Any, Any, None]]:
+        """What runs while the incarnation lasts; each raises `WriterFenced` once a later one has joined."""
+        writers = [writer.run() for writer in (self.kv, self.load, self.fleet)]
+        return [*writers, self._publish_load(health), self._publish_kv_events()]
+
+    async def _publish_kv_events(self) -> None:
+        async for events in self._engine.kv_events():
+            self.offer_kv_events(events)
+
+    async def _publish_load(self, health: EngineHealth) -> None:
+        """Soon after a change, and each `LOAD_PERIOD_S`."""
+        changed = self._inflight.changed
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOAD_PERIOD_S):
+                    await changed.wait()
+            if health.probing and not changed.is_set():
+                # The engine runs nothing but a health probe.
+                continue
+            changed.clear()
+            self.load.offer(self.load_report(self._inflight.take_progress()))
+            await self._clock.sleep(LOAD_INTERVAL_S)
+
+    def load_report(self, progress: Progress = NO_PROGRESS) -> LoadReported:
+        """The engine's present load, and the requests that changed."""
+        return LoadReported(*self._engine.load(), **progress._asdict())
+
+    def offer_kv_events(self, events: list[KvEvent]) -> None:
+        """Publish KV events. If the writer's queue is full they are dropped, and the cache is announced later."""
+        for event in events:
+            self._kv_lost |= not self.kv.offer(event)
+        if self._kv_lost and not self.kv.pending:
+            self._kv_lost = False
+            _log.warning("kv_reannounced", worker=self._name, refused=self.kv.refused)
+            self.announce()
+
+    async def resync(self) -> None:
+        """Publish everything again. A repeated call has no effect until the announcement is stored."""
+        if self._announcing:
+            return
+        self.fleet.offer(self._joined())
+        self.publish_status()
+        await self.fleet.flush()
+        self.announce()
+
+    def announce(self) -> None:
+        """Publish all cached blocks and all requests from scratch, whatever readers knew before."""
+        events: list[Event] = [BlocksCleared(), *self._cached_blocks()]
+        for event in events:
+            self._kv_lost |= not self.kv.offer(event)
+        self._announcing = self.kv.pending
+        # Progress first: a request that had ended, reported after the list, would count as one yet to be decided.
+        self.load.offer(self.load_report(self._inflight.take_progress()))
+        self.load.offer(RequestsHeld(tuple(self._inflight.reported)))
+
+    def _cached_blocks(self) -> list[BlocksStored]:
+        """The engine's cached blocks; none while it sleeps, even if it still lists some."""
+        blocks = self._engine.held_blocks()
+        return [] if self._status.state == "sleeping" else blocks
+
+    def _on_kv_stored(self, _: int, events: Sequence[Event]) -> None:
+        self._announcing = max(0, self._announcing - len(events))
+
+    def publish_status(self) -> None:
+        """See `StatusPublisher`."""
+        self.fleet.offer(self._current_status())
+
+    def publish_missed_status(self) -> None:
+        """Publish the status if it changed while the incarnation was joining."""
+        before = self._published
+        if self._current_status() != before:
+            self.publish_status()
+
+    def publish_command(self, request: ControlRequest, reply: ControlReply) -> bool:
+        """See `CommandPublisher`."""
+        arguments = msgspec.json.encode(request.arguments)
+        return self.fleet.offer(
+            WorkerControlled(
+                self._name, self.epoch, request.command, arguments, request.by, reply.status, reply.detail
+            )
+        )
+
+    def _on_fleet_stored(self, _: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, WorkerControlled):
+                self._audit.confirm()
+
+    def publish_drain(self) -> None:
+        """Publish that the worker accepts no more requests."""
+        self.fleet.offer(WorkerDraining(self._name, self.epoch))
+
+    async def leave(self) -> None:
+        """Publish that the worker has left, flush all writers and release the lease."""
+        self.fleet.offer(WorkerLeft(self._name, self.epoch, "stopped"))
+        for writer in (self.kv, self.load, self.fleet):
+            await writer.flush()
+        await self.lease.release()
+
+    async def publish_failure(self, reason: str) -> None:
+        """Publish that the worker has left because of `reason`. Does not release the lease."""
+        self.fleet.offer(WorkerLeft(self._name, self.epoch, reason))
+        await self.fleet.flush()
+
+    def _joined(self) -> WorkerJoined:
+        info, status = self._info, self._status
+        capabilities: list[str] = sorted(self._engine.capabilities)
+        if info.lora_slots and status.lora_on_demand:
+            capabilities.append(LORA_ON_DEMAND)
+        return WorkerJoined(
+            worker=self._name,
+            epoch=self.epoch,
+            model=info.model,
+            engine=self._engine.name,
+            role=status.role,
+            block_size=info.block_size,
+            total_blocks=info.total_blocks,
+            max_running=info.max_running,
+            pairs_with=info.pairs_with,
+            capabilities=tuple(capabilities),
+            lora_slots=info.lora_slots,
+            instance=status.instance,
+            tier=status.tier,
+            taints=status.taints,
+        )
+
+    def _current_status(self) -> WorkerChanged:
+        status = self._status
+        self._published = WorkerChanged(
+            self._name, self.epoch, status.state, status.role, status.loras, status.taints
+        )
+        return self._published
+
+
+def written_subjects(ns: str, pool: str, worker: str) -> list[str]:
+    """The subjects of the pool log that an incarnation appends to."""
+    kinds: tuple[subjects.PoolKind, ...] = ("fleet", "kv", "load")
+    return [subjects.pool_subject(ns, pool, kind, worker) for kind in kinds]

@@ -1,0 +1,72 @@
+"""Publishing a model card: first the files that an edge needs, into the object store, then the card that names them."""
+
+import hashlib
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import CardTable
+from headwater.engines.engine import Engine, EngineInfo
+from headwater.engines.model_files import ModelFiles
+from headwater.schemas import subjects
+from headwater.schemas.names import pool_name
+from headwater.schemas.tables.card import ModelCard
+
+
+class Served(NamedTuple):
+    """A model as it is to be served: its name and aliases, files and parsers."""
+
+    name: str
+    files: ModelFiles
+    aliases: tuple[str, ...] = ()
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+
+
+async def publish_card(world: Ports, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
+    """Store the files that are missing and write the card. Publishing the same card again changes nothing."""
+    files = served.files
+    card = ModelCard(
+        name=served.name,
+        pool=pool_name(info.model, info.block_size),
+        block_size=info.block_size,
+        context_length=info.context_length,
+        tokenizer=await _store_artifact(world, files.tokenizer),
+        chat_template=await _store_artifact(world, files.chat_template.encode())
+        if files.chat_template
+        else "",
+        special_tokens=files.special_tokens,
+        eos_token_ids=files.eos_token_ids,
+        engine=engine.name,
+        capabilities=tuple(sorted(engine.capabilities)),
+        created_s=world.clock.wall_ns() // 1_000_000_000,
+        aliases=served.aliases,
+        engine_version=info.version,
+        total_blocks=info.total_blocks,
+        max_running=info.max_running,
+        tool_parser=served.tool_parser,
+        reasoning_parser=served.reasoning_parser,
+        logits_processors=info.processors,
+        pooling_tasks=info.tasks,
+        lora_slots=info.lora_slots,
+        lora_rank_max=info.lora_rank_max,
+        vocabulary=info.vocabulary,
+        logprobs_max=info.logprobs_max,
+        default_sampling=dict(info.default_sampling),
+    )
+    table = CardTable(world.cards)
+    present = await table.get_model(card.pool)
+    if present is not None and replace(present, created_s=0) == replace(card, created_s=0):
+        return present
+    await table.put_model(card)
+    return card
+
+
+async def _store_artifact(world: Ports, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    name = subjects.artifact_name(digest)
+    # Checked, not read: a worker needs no permission to read what others stored.
+    if not await world.blobs.has(name):
+        await world.blobs.put(name, data)
+    return digest

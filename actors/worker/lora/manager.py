@@ -1,0 +1,257 @@
+"""The LoRA adapters of one worker: loaded and unloaded by an operator, or loaded when a request needs one.
+
+    absent ──load, or a request──► loading ──► loaded ──unload, room for another──► unloading ──► absent
+                                      └── any failure: absent
+
+The worker publishes its loaded adapters in its status, so routers prefer it for their requests. The card of an adapter
+makes it a model at the edges. The card remains when one worker unloads the adapter, so that others still serve or load
+it; it is deleted when the adapter is forgotten, and then every worker unloads it.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import structlog
+
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.worker.lora.registry import LoraRegistry
+from headwater.actors.worker.lora.restart_list import RestartList
+from headwater.actors.worker.lora.slots import LoraSlots
+from headwater.actors.worker.serving.settings import LoraLoading
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.engines.engine import Engine, EngineError, EngineInfo, NotSupported
+from headwater.engines.lora_files import LoraCache, LoraError, LoraFolder
+from headwater.engines.lora_files.peft import same_base
+from headwater.schemas.tables.card import LoraCard
+
+NAME_CHARACTERS_MAX = 200
+
+_log = structlog.get_logger("headwater.lora")
+
+
+class LoraSettings(NamedTuple):
+    """How a worker handles LoRA adapters.
+
+    `files` fetches them; None: none can be loaded. Unloading waits `unload_s` for requests that still use the adapter.
+    `restart_list` keeps the names of loaded adapters over a restart.
+    """
+
+    files: LoraCache | None = None
+    loading: LoraLoading = LoraLoading()
+    unload_s: float = DRAIN_TIMEOUT_S
+    restart_list: RestartList = RestartList()
+
+
+class LoraManager:
+    """See the module. Loaded adapters are published in `status`; `models` are the names of the base model."""
+
+    def __init__(
+        self,
+        world: Ports,
+        pool: str,
+        engine: Engine,
+        info: EngineInfo,
+        settings: LoraSettings,
+        models: tuple[str, ...],
+        status: WorkerStatus,
+    ) -> None:
+        self.registry = LoraRegistry(world, pool)
+        self.slots = LoraSlots(engine, info.lora_slots, world.clock, self)
+        self._clock = world.clock
+        self._pool = pool
+        self._engine = engine
+        self._info = info
+        self._settings = settings
+        self._models = models
+        self._status = status
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._listed: tuple[str, ...] = ()
+        """What the restart list contains."""
+
+    @property
+    def able(self) -> bool:
+        """Can this worker load LoRA adapters at all?"""
+        return "lora" in self._engine.capabilities and self._info.lora_slots > 0
+
+    @property
+    def on_demand(self) -> bool:
+        """Does a request that names an adapter make this worker load it?"""
+        return self.able and self._settings.loading.on_demand and self._settings.files is not None
+
+    async def run(self) -> None:
+        """Restore the adapters loaded before a restart; unload those whose card is deleted. Does not return."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.registry.watch(), name="LoRA cards")
+            group.create_task(self._restore(), name="LoRA restart list")
+            while True:
+                await self._unload_deleted(await self.registry.deleted.get())
+
+    async def list(self) -> list[dict[str, Any]]:
+        """The loaded adapters, plain JSON types, by name."""
+        return [
+            {
+                "name": name,
+                "source": loaded.card.source,
+                "digest": loaded.card.digest,
+                "rank": loaded.card.rank,
+                "requests": loaded.users,
+                "state": "unloading" if loaded.unloading else "loaded",
+                "on_demand": not loaded.pinned,
+            }
+            for name, loaded in sorted(self.slots.loaded.items())
+        ]
+
+    async def load(self, name: str, source: str) -> None:
+        """Fetch an adapter and serve it. Again with the same weights is fine.
+
+        Raises `LoraError`: 400 if it is not usable, 403 if the source is not allowed, 404 if there is none, 409
+        if the name or all slots are taken, 502 if fetching or loading failed; and `NotSupported`.
+        """
+        self._require_able()
+        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable() or name != name.strip():
+            raise LoraError(400, f"{name[:NAME_CHARACTERS_MAX]!r} is not a usable name for an adapter")
+        async with self._lock(name):
+            await self._load(name, source, None, pinned=True)
+
+    async def unload(self, name: str, *, forget: bool = False) -> None:
+        """Stop serving an adapter here, once the requests that use it have ended; `forget`: on all workers. Again is fine.
+
+        Raises `LoraError`: 404 for an unknown name, 409 if it is in use for too long; then it is still served.
+        """
+        self._require_able()
+        if forget or name not in self.slots.loaded:
+            if await self.registry.read_card(name) is None and name not in self.slots.loaded:
+                known = ", ".join(self.registry.names()) or "none"
+                raise LoraError(404, f"there is no adapter {name}; there are: {known}")
+            if forget:
+                await self.registry.delete_card(name)
+        await self._unload(name)
+
+    async def acquire(self, identity: str) -> None:
+        """Load the adapter that a request names, from its card's source, and count the request. Raises `EngineError`."""
+        name = identity.rpartition("@")[0]
+        try:
+            async with asyncio.timeout(self._settings.loading.load_s), self._lock(name):
+                while not self.slots.acquire(identity):
+                    card = await self.registry.read_card(name)
+                    if card is None or card.identity != identity:
+                        raise LoraError(404, f"adapter {name} is no longer served")
+                    await self._load(name, card.source, card, pinned=False)
+        except TimeoutError as error:
+            raise LoraError(
+                502,
+                f"adapter {name} was not loaded within {self._settings.loading.load_s:g} s (--lora-load-s)",
+            ) from error
+
+    async def _load(self, name: str, source: str, known: LoraCard | None, *, pinned: bool) -> None:
+        """With the adapter's lock held. `known` is its card if it is a model of the fleet already."""
+        files = self._require_files()
+        found = await files.fetch(source, known.digest if known is not None else "")
+        kept = False
+        try:
+            card = self._make_card(name, source, found)
+            loaded = await self.slots.wait_settled(name)
+            if loaded is not None:
+                if loaded.card.digest != card.digest:
+                    raise LoraError(
+                        409,
+                        f"adapter {name} is loaded with other weights ({loaded.card.digest[:12]} from "
+                        f"{loaded.card.source}, not {card.digest[:12]}): unload and forget it first",
+                    )
+                await self._publish_card(card, known)
+                loaded.pinned = loaded.pinned or pinned
+                return
+            await self.registry.check_name(card)
+            await self.slots.load(
+                card, str(found.folder), pinned=pinned, confirm=lambda: self._publish_card(card, known)
+            )
+            kept = True
+        finally:
+            if not kept:
+                files.drop(found.digest)
+
+    async def _publish_card(self, card: LoraCard, known: LoraCard | None) -> None:
+        """Write the card for the edges. One that existed and was deleted in the meantime stays deleted."""
+        if known is None:
+            await self.registry.publish_card(card)
+            return
+        present = await self.registry.read_card(card.name)
+        if present is None or present.identity != card.identity:
+            raise LoraError(404, f"adapter {card.name} was forgotten while it was loaded")
+
+    async def _unload(self, name: str) -> None:
+        async with self._lock(name):
+            loaded = await self.slots.wait_settled(name)
+            if loaded is not None:
+                await self.slots.unload(loaded, self._settings.unload_s)
+
+    async def _unload_deleted(self, card: LoraCard) -> None:
+        loaded = self.slots.loaded.get(card.name)
+        if loaded is None or loaded.card.identity != card.identity:
+            return
+        try:
+            await self._unload(card.name)
+        except EngineError as error:
+            _log.warning("lora_unload_failed", lora=card.identity, reason=str(error))
+
+    async def _restore(self) -> None:
+        """Load what this worker had loaded before it was restarted, as far as the fleet still serves it."""
+        for name in self._settings.restart_list.read_names():
+            try:
+                card = await self.registry.read_card(name)
+                if card is not None:
+                    async with self._lock(name):
+                        await self._load(name, card.source, card, pinned=True)
+            except EngineError as error:
+                _log.warning("lora_restore_failed", lora=name, reason=str(error))
+
+    def _make_card(self, name: str, source: str, found: LoraFolder) -> LoraCard:
+        """The card of a fetched adapter. Raises `LoraError` 400 if this worker cannot serve it."""
+        rank_max = self._info.lora_rank_max
+        if rank_max and found.rank > rank_max:
+            raise LoraError(
+                400, f"adapter {name} has rank {found.rank}, and this engine takes up to {rank_max}"
+            )
+        if self._settings.loading.check_base and not same_base(found.base, self._models):
+            raise LoraError(
+                400,
+                f"adapter {name} was trained on {found.base}, not on {self._models[0]} "
+                "(--no-lora-check-base serves it anyway)",
+            )
+        return LoraCard(
+            name=name,
+            pool=self._pool,
+            source=source,
+            digest=found.digest,
+            rank=found.rank,
+            created_s=self._clock.wall_ns() // 1_000_000_000,
+        )
+
+    def on_loras_changed(self) -> None:
+        """See `SlotObserver`."""
+        loaded = self.slots.loaded.values()
+        self._status.set_loras(tuple(sorted(one.card.identity for one in loaded if not one.unloading)))
+        names = tuple(sorted(self.slots.loaded))
+        if names != self._listed:
+            self._listed = names
+            self._settings.restart_list.write_names(names)
+
+    def on_lora_unloaded(self, card: LoraCard) -> None:
+        """See `SlotObserver`."""
+        self._require_files().drop(card.digest)
+
+    def _require_able(self) -> None:
+        if not self.able:
+            raise NotSupported(self._engine.name, "lora")
+
+    def _require_files(self) -> LoraCache:
+        if self._settings.files is None:
+            raise LoraError(
+                403, "this worker may not load adapters: --lora-sources names the allowed sources"
+            )
+        return self._settings.files
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())

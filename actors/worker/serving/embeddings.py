@@ -1,0 +1,117 @@
+"""Pooling requests: prompts to turn into vectors, computed in addition to the requests that generate.
+
+The engine computes for as long as it takes, so each request runs in a task of its own and is answered when it is done.
+An edge cancels one like any other request.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+import structlog
+
+from headwater.actors.bus.port import Bus, BusError, Message
+from headwater.actors.runtime.tasks import Spawn
+from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.engines.engine import Engine, EngineError, RequestRejected
+from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
+
+ACTIVE_MAX: Final = 256
+"""Requests at once; one more is refused, and its edge tries another worker."""
+
+REPLY_BYTES_MAX: Final = 768 * 1024
+"""A reply is one message, and a NATS server accepts 1 MiB by default."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_embed = msgspec.msgpack.Decoder(EmbedRequest)
+_cancel = msgspec.msgpack.Decoder(Cancel)
+_log = structlog.get_logger("headwater.embedding")
+
+
+class Embeddings:
+    """The pooling requests of one worker, counted in `inflight`."""
+
+    def __init__(
+        self, bus: Bus, engine: Engine, spawn: Spawn, status: WorkerStatus, inflight: Inflight
+    ) -> None:
+        self._bus = bus
+        self._engine = engine
+        self._spawn = spawn
+        self._status = status
+        self._inflight = inflight
+        self._running: dict[str, tuple[asyncio.Task[None], Message]] = {}
+
+    async def on_embed(self, message: Message) -> None:
+        """Accept a request, or refuse it. The reply is sent when the engine has computed it."""
+        try:
+            request = _embed.decode(message.data)
+        except msgspec.DecodeError as error:
+            return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        refusal = self._status.refusal()
+        if not refusal and request.request in self._running:
+            refusal = f"{request.request} is in flight already"
+        if not refusal and len(self._running) >= ACTIVE_MAX:
+            refusal = f"it computes {ACTIVE_MAX} requests already"
+        if refusal:
+            return await self._reply(message, Refused(refusal, True))
+        task = self._spawn(self._compute(message, request), "embed")
+        self._running[request.request] = (task, message)
+        self._inflight.accept_embedding(request.request)
+        # Not at the end of `_compute`: a task may be cancelled before it starts.
+        task.add_done_callback(lambda _: self._end(request.request))
+        return None
+
+    async def on_cancel(self, message: Message) -> None:
+        """Cancel requests that no client waits for any more."""
+        for request in _cancel.decode(message.data).requests:
+            if request in self._running:
+                self._running[request][0].cancel()
+
+    def abort_all(self) -> None:
+        """Abort all requests and reply so: their edges try another worker."""
+        for task, message in list(self._running.values()):
+            task.cancel()
+            # A worker that only sleeps keeps its lease: without this reply the edge would wait for its timeout.
+            self._spawn(self._reply_aborted(message), "embed aborted")
+
+    async def _reply_aborted(self, message: Message) -> None:
+        try:
+            await self._reply(message, Refused("the worker aborted it", True))
+        except BusError as error:
+            _log.warning("embedding_publish_failed", reason=str(error))
+
+    async def _compute(self, message: Message, request: EmbedRequest) -> None:
+        reply: EmbedReply
+        try:
+            vectors = await self._engine.embed(request)
+            reply = _checked(request, vectors)
+        except RequestRejected as error:
+            reply = Refused(str(error), False)
+        except EngineError as error:
+            reply = Refused(str(error), True)
+        except Exception as error:
+            # A bug in an engine's integration costs this request, not the worker with all others.
+            _log.exception("embedding_failed", request=request.request)
+            reply = Refused(f"the engine failed: {error}", True)
+        try:
+            await self._reply(message, reply)
+        except BusError as error:
+            _log.warning("embedding_publish_failed", request=request.request, reason=str(error))
+
+    def _end(self, request: str) -> None:
+        del self._running[request]
+        self._inflight.finish_embedding(request)
+
+    async def _reply(self, message: Message, reply: EmbedReply) -> None:
+        await self._bus.publish(message.reply, _encode(reply))
+
+
+def _checked(request: EmbedRequest, vectors: tuple[bytes, ...]) -> EmbedReply:
+    """The vectors, if there is one per prompt and they fit into one message."""
+    if len(vectors) != len(request.prompts):
+        return Refused(f"the engine gave {len(vectors)} vectors for {len(request.prompts)} prompts", True)
+    size = sum(len(vector) for vector in vectors)
+    if size > REPLY_BYTES_MAX:
+        return Refused(f"the vectors have {size} bytes, a message at most {REPLY_BYTES_MAX}", False)
+    return Embedded(vectors)

@@ -1,0 +1,176 @@
+"""The requests in flight of a worker: the one place that counts them, and what changed since the last load report."""
+
+import asyncio
+from typing import NamedTuple, Protocol
+
+from headwater.actors.worker.serving.handoffs import Handoffs
+from headwater.actors.worker.serving.prefill_timer import PrefillTimer
+from headwater.engines.engine import EngineLoad, Step
+from headwater.schemas.clock import Clock
+from headwater.schemas.messages.inference import GenerateRequest
+
+_TOKEN_BYTES = 4
+
+
+class Progress(NamedTuple):
+    """Changes since the last report: the last fields of `LoadReported`, in their order."""
+
+    accepted: tuple[str, ...] = ()
+    prefilled: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    cached: tuple[int, ...] = ()
+    prefills: tuple[tuple[int, int], ...] = ()
+    step_us: int = 0
+
+
+class LoadSource(Protocol):
+    """The part of an engine that is read here."""
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        ...
+
+    def is_waiting(self, request: str) -> bool:
+        """Was a request accepted that the engine does not have yet?"""
+        ...
+
+
+class Inflight:
+    """Requests that were accepted and have not ended, and the hand-offs that the worker keeps for others.
+
+    A request of an earlier incarnation still counts as in flight while the engine has it, but is not reported any
+    more: for the log it ended with its incarnation. `changed` is set when there is something to report.
+    """
+
+    def __init__(self, clock: Clock, engine: LoadSource, handoffs: Handoffs) -> None:
+        self.changed = asyncio.Event()
+        self.tokens = 0
+        """Tokens generated so far, over all incarnations."""
+        self.ended = 0
+        """Requests that have ended so far."""
+        self._clock = clock
+        self._engine = engine
+        self._handoffs = handoffs
+        self._requests: dict[str, bool] = {}
+        """By name: was it accepted by the present incarnation?"""
+        self._settled = asyncio.Event()
+        self.begin_incarnation()
+
+    def begin_incarnation(self) -> None:
+        """A new incarnation: it reports only the requests that it accepts itself."""
+        self._requests = dict.fromkeys(self._requests, False)
+        self._accepted: list[str] = []
+        self._prefilled: list[str] = []
+        self._finished: list[str] = []
+        self._cached: list[int] = []
+        self.timer = PrefillTimer(self._clock.monotonic_s, self.tokens)
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self._requests)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the requests in flight."""
+        return list(self._requests)
+
+    @property
+    def reported(self) -> list[str]:
+        """Names of the requests in flight that the present incarnation accepted, in order of acceptance."""
+        return [request for request, is_current in self._requests.items() if is_current]
+
+    @property
+    def handoffs(self) -> int:
+        """Prompts whose KV is kept for other workers."""
+        return len(self._handoffs)
+
+    def is_current(self, request: str) -> bool:
+        """Is a request in flight that the present incarnation accepted?"""
+        return self._requests.get(request, False)
+
+    def accept(self, request: GenerateRequest, *, fetches: bool) -> None:
+        """The engine has the request. One that `fetches` its KV from another worker computes no prompt."""
+        self._add(request.request)
+        if not fetches:
+            is_waiting = self._engine.is_waiting(request.request)
+            tokens = len(request.tokens) // _TOKEN_BYTES
+            self.timer.add_prompt(request.request, tokens, is_measurable=not is_waiting)
+
+    def record_first_step(self, request: GenerateRequest, step: Step) -> None:
+        """The first step of a request. A prefill leg's may come before its prompt is computed: see `finish`."""
+        self._prefilled.append(request.request)
+        self._cached.append(step.cached_tokens)
+        self.changed.set()
+        if request.leg != "prefill" and (step.tokens or step.finish in ("stop", "length")):
+            self.timer.record_first_tokens(request.request, step.cached_tokens, len(step.tokens))
+
+    def record_engine_step(self) -> None:
+        """The engine completed a step."""
+        self.timer.record_step()
+
+    def finish(self, request: GenerateRequest, step: Step) -> None:
+        """A request ended with this step."""
+        if not self._remove(request.request):
+            return
+        if request.leg == "prefill" and step.finish in ("stop", "length"):
+            self.timer.record_first_tokens(request.request, step.cached_tokens, decodes=False)
+        load = self._engine.load()
+        self.timer.end_request(request.request, load.running, load.waiting)
+
+    def accept_embedding(self, request: str) -> None:
+        """The engine has a pooling request: it shares its time with the prompts."""
+        self._add(request)
+        self.timer.mark_doubtful()
+
+    def finish_embedding(self, request: str) -> None:
+        """A pooling request ended."""
+        if self._remove(request):
+            self.timer.mark_doubtful()
+
+    def _add(self, request: str) -> None:
+        self._requests[request] = True
+        self._accepted.append(request)
+        self.changed.set()
+
+    def _remove(self, request: str) -> bool:
+        """Returns whether the present incarnation had accepted it."""
+        is_current = self._requests.pop(request, False)
+        self.ended += 1
+        self._settled.set()
+        if is_current:
+            self._finished.append(request)
+            self.changed.set()
+        return is_current
+
+    def note_closed_handoffs(self) -> None:
+        """Hand-offs were closed: the worker may be drained now."""
+        self._settled.set()
+
+    def take_progress(self) -> Progress:
+        """What changed since the last call, each change once."""
+        progress = Progress(
+            tuple(self._accepted),
+            tuple(self._prefilled),
+            tuple(self._finished),
+            tuple(self._cached),
+            *self.timer.take_measurements(self.tokens),
+        )
+        self._accepted, self._prefilled, self._finished, self._cached = [], [], [], []
+        return progress
+
+    async def drained(self) -> None:
+        """Return at a moment when no request is in flight and no hand-off is kept."""
+        while self._requests or self.handoffs:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def drained_within(self, within_s: float | None, abandoned: asyncio.Event) -> bool:
+        """Wait until drained; False if that takes longer than `within_s`, or `abandoned` is set before."""
+        drained = asyncio.create_task(self.drained(), name="drained")
+        stop = asyncio.create_task(abandoned.wait(), name="drain abandoned")
+        try:
+            await asyncio.wait({drained, stop}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            return drained.done()
+        finally:
+            drained.cancel()
+            stop.cancel()

@@ -1,0 +1,250 @@
+"""Generation requests: accepting them into the engine, claiming and releasing hand-offs, cancelling, status queries.
+
+A request is accepted at once, except a decode leg: that first claims the KV of its prompt from the worker that computed
+it. The claim runs in a task of its own, and the request is answered when it is done.
+"""
+
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from headwater.actors.bus.port import BusError, Message, NoResponder
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tasks import Spawn
+from headwater.actors.worker.serving.handoffs import Handoffs, UnclaimedKv
+from headwater.actors.worker.serving.inflight import Inflight, LoadSource
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.actors.worker.serving.token_frames import FrameSender
+from headwater.engines.engine import Emit, EngineError, RequestRejected, Step, Transfer
+from headwater.schemas import subjects
+from headwater.schemas.messages.handoff import (
+    Choreography,
+    Handoff,
+    HandoffClaim,
+    HandoffGranted,
+    HandoffReply,
+    prompt_digest,
+)
+from headwater.schemas.messages.inference import (
+    Accepted,
+    Cancel,
+    GenerateReply,
+    GenerateRequest,
+    Refused,
+    StatusQuery,
+)
+
+CLAIM_TIMEOUT_S = 2.0
+EXPIRE_PERIOD_S = 0.5
+
+
+class GenerationEngine(LoadSource, Protocol):
+    """The part of an engine that generates: see `Engine`."""
+
+    choreography: Choreography
+
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+        """See `Engine.submit`."""
+        ...
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        ...
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        ...
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_generate = msgspec.msgpack.Decoder(GenerateRequest)
+_cancel = msgspec.msgpack.Decoder(Cancel)
+_status = msgspec.msgpack.Decoder(StatusQuery)
+_claim = msgspec.msgpack.Decoder(HandoffClaim)
+_claimed: msgspec.msgpack.Decoder[HandoffReply] = msgspec.msgpack.Decoder(HandoffReply)
+
+_log = structlog.get_logger("headwater.intake")
+
+
+class RequestIntake:
+    """The generation requests of one worker, over all its incarnations, counted in `inflight`."""
+
+    def __init__(
+        self, world: Ports, name: str, engine: GenerationEngine, spawn: Spawn, status: WorkerStatus
+    ) -> None:
+        self.handoffs = Handoffs(name, world.clock, engine.choreography)
+        self.inflight = Inflight(world.clock, engine, self.handoffs)
+        self.frames = FrameSender(world.bus, world.ns, name, self.inflight.record_engine_step)
+        self._world = world
+        self._name = name
+        self._engine = engine
+        self._spawn = spawn
+        self._status = status
+        self._claiming: dict[str, bool] = {}
+        """Decode legs that wait for their KV: is the request still wanted?"""
+
+    def begin_incarnation(self, epoch: int) -> None:
+        """A new incarnation: what the earlier one reported and offered is void."""
+        self.frames.epoch = epoch
+        self.inflight.begin_incarnation()
+        self._release_kv(self.handoffs.begin_incarnation(epoch))
+
+    async def on_generate(self, message: Message) -> None:
+        """Accept a request, or refuse it."""
+        try:
+            request = _generate.decode(message.data)
+        except msgspec.DecodeError as error:
+            return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        if request.request in self._claiming:
+            # A duplicate: the first copy is yet to be answered, and there is one answer.
+            return None
+        # Names of attempts are unique: a name that is seen again, however late, is the same attempt.
+        if self.frames.has_stream(request.request):
+            return await self._reply(message, Accepted())
+        refusal = self._status.refusal()
+        if refusal:
+            return await self._reply(message, Refused(refusal, True))
+        if request.handoff is None:
+            return await self._reply(message, self._submit(request, None))
+        self._claiming[request.request] = True
+        self._spawn(self._claim_and_submit(message, request, request.handoff), "claim")
+        return None
+
+    async def _reply(self, message: Message, reply: GenerateReply) -> None:
+        await self._world.bus.publish(message.reply, _encode(reply))
+
+    async def _claim_and_submit(self, message: Message, request: GenerateRequest, handoff: Handoff) -> None:
+        epoch = self.frames.epoch
+        reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, True)
+        try:
+            refused, transfer = await self._claim_kv(request, handoff)
+            spent = transfer is not None
+            refusal = self._status.refusal()
+            if refused is not None:
+                reply = refused
+            elif not self._claiming[request.request]:
+                reply = Refused("it was cancelled during the claim", True, spent)
+            elif epoch != self.frames.epoch or refusal:
+                reply = Refused(
+                    refusal or f"worker {self._name} started a new incarnation during the claim", True, spent
+                )
+            else:
+                reply = self._submit(request, transfer)
+        finally:
+            del self._claiming[request.request]
+            await self._reply(message, reply)
+
+    async def _claim_kv(
+        self, request: GenerateRequest, handoff: Handoff
+    ) -> tuple[Refused | None, Transfer | None]:
+        """The parameters of the KV, from the worker that keeps it. It grants them once, and for this prompt only."""
+        subject = subjects.engine(self._world.ns, handoff.worker, handoff.epoch, "claim")
+        digest = prompt_digest(request.lora_name, request.cache_salt, request.tokens)
+        claim = HandoffClaim(handoff.id, digest, self._name, self.frames.epoch)
+        try:
+            data = await self._world.bus.request(subject, _encode(claim), timeout_s=CLAIM_TIMEOUT_S)
+            reply = _claimed.decode(data)
+        except NoResponder:
+            return Refused(f"worker {handoff.worker}, which keeps its KV, is gone", True, True), None
+        except (BusError, msgspec.DecodeError) as error:
+            return Refused(f"claiming its KV from worker {handoff.worker} failed: {error}", True, True), None
+        if isinstance(reply, HandoffGranted):
+            return None, Transfer(reply.params, reply.first_tokens)
+        _log.warning("handoff_denied", request=request.request, handoff=handoff.id, reason=reply.reason)
+        return Refused(f"worker {handoff.worker} denied its KV: {reply.reason}", True, True), None
+
+    def _submit(self, request: GenerateRequest, transfer: Transfer | None) -> GenerateReply:
+        self.frames.open_stream(request)
+        try:
+            self._engine.submit(request, self._emitter(request), transfer)
+        except RequestRejected as error:
+            self.frames.drop_stream(request.request)
+            return Refused(str(error), error.retryable, transfer is not None, error.param)
+        except Exception as error:
+            # A bug in an engine's integration costs this request, and its edge must get an answer.
+            _log.exception("submit_failed", request=request.request)
+            self.frames.drop_stream(request.request)
+            return Refused(f"the engine failed: {type(error).__name__}: {error}", True, transfer is not None)
+        self.inflight.accept(request, fetches=transfer is not None)
+        return Accepted()
+
+    def _emitter(self, request: GenerateRequest) -> Emit:
+        """Called with each step of the request."""
+        name, inflight, frames = request.request, self.inflight, self.frames
+        is_prefill = request.leg == "prefill"
+        is_first, handoff = True, None
+
+        def emit(step: Step) -> None:
+            nonlocal is_first, handoff
+            # A request of an earlier incarnation ended for the log with that incarnation.
+            is_current = inflight.is_current(name)
+            if is_first and is_current:
+                is_first = False
+                inflight.record_first_step(request, step)
+            if step.pinned is not None:
+                if is_current:
+                    handoff = self.handoffs.offer(request, step.pinned, self._world.ids())
+                else:
+                    self._release_kv([UnclaimedKv(name, step.pinned.params)])
+            if is_prefill:
+                frames.send_prefill(name, step, handoff)
+            else:
+                inflight.tokens += frames.send_step(name, step)
+            if step.finish:
+                inflight.finish(request, step)
+
+        return emit
+
+    async def on_cancel(self, message: Message) -> None:
+        """Abort requests that no client waits for any more, and release the KV that they left for other workers."""
+        for request in _cancel.decode(message.data).requests:
+            if request in self._claiming:
+                self._claiming[request] = False
+            self._engine.abort(request)
+            self._release_kv(self.handoffs.release(request))
+
+    async def on_status(self, message: Message) -> None:
+        """Reply with the state of a request and the tokens that its edge missed."""
+        query = _status.decode(message.data)
+        reply = self.frames.status(query.request, query.received)
+        await self._world.bus.publish(message.reply, _encode(reply))
+
+    async def on_claim(self, message: Message) -> None:
+        """Another worker claims the KV of a prompt that was computed here."""
+        reply = self.handoffs.claim(_claim.decode(message.data))
+        await self._world.bus.publish(message.reply, _encode(reply))
+
+    async def expire_handoffs(self) -> None:
+        """Release the KV of hand-offs that were not claimed in time. Does not return."""
+        while True:
+            await self._world.clock.sleep(EXPIRE_PERIOD_S)
+            self._release_kv(self.handoffs.expire())
+
+    def abort_all(self) -> None:
+        """Abort all requests and hand-offs that are not claimed: their edges migrate them.
+
+        KV that another worker is fetching stays.
+        """
+        for request in self.frames.open_streams:
+            self._engine.abort(request)
+        self._release_kv(self.handoffs.abandon())
+
+    def fail_all(self, reason: str) -> int:
+        """End all requests with an error, as their engine has failed. Returns how many there were."""
+        requests = self.frames.open_streams
+        for request in requests:
+            self.frames.send_step(request, Step((), "error", detail=reason))
+        return len(requests)
+
+    def _release_kv(self, unclaimed: list[UnclaimedKv]) -> None:
+        for one in unclaimed:
+            self._spawn(self._release(one), "release")
+        self.inflight.note_closed_handoffs()
+
+    async def _release(self, one: UnclaimedKv) -> None:
+        try:
+            await self._engine.release(one.request, one.params)
+        except EngineError as error:
+            # The engine's own lease on it ends too.
+            _log.warning("kv_release_failed", request=one.request, reason=str(error))

@@ -1,0 +1,90 @@
+"""The status of a worker over all its incarnations: what it publishes of itself, and whether it accepts requests."""
+
+import asyncio
+from typing import NamedTuple, Protocol
+
+from headwater.schemas.events.fleet import Role, WorkerState
+
+
+class WorkerProfile(NamedTuple):
+    """What a worker is started as. `instance` names the engine instance; the ranks of one engine share it."""
+
+    role: Role = "both"
+    instance: str = ""
+    tier: str = ""
+    taints: tuple[str, ...] = ()
+
+
+class StatusPublisher(Protocol):
+    """Appends the present status to the pool log."""
+
+    def publish_status(self) -> None:
+        """Publish it. Does not wait."""
+        ...
+
+
+class WorkerStatus:
+    """Role, state, LoRA adapters and taints. Each change is published by the present incarnation, if there is one.
+
+    `stopping` is set once the actor shuts down; `failure_reason` is set once the worker has failed.
+    """
+
+    def __init__(self, worker: str, profile: WorkerProfile, stopping: asyncio.Event) -> None:
+        self.worker = worker
+        self.instance = profile.instance
+        self.tier = profile.tier
+        self.role: Role = profile.role
+        self.state: WorkerState = "ready"
+        self.taints = profile.taints
+        self.loras: tuple[str, ...] = ()
+        self.lora_on_demand = False
+        self.failure_reason = ""
+        self.publisher: StatusPublisher | None = None
+        """The present incarnation; None between two. A new incarnation publishes the whole status when it joins."""
+        self._stopping = stopping
+
+    @property
+    def stopping(self) -> bool:
+        """True once the actor shuts down."""
+        return self._stopping.is_set()
+
+    @property
+    def is_serving(self) -> bool:
+        """Is the engine expected to make progress on its requests?"""
+        return not self.stopping and self.state in ("ready", "draining")
+
+    def refusal(self) -> str:
+        """Why the worker accepts no request at present; "" if it does."""
+        if self.failure_reason:
+            return self.failure_reason
+        if self.stopping:
+            return f"worker {self.worker} is shutting down"
+        return "" if self.state == "ready" else f"worker {self.worker} is {self.state}"
+
+    def set_state(self, state: WorkerState) -> None:
+        """Change the state."""
+        if state != self.state:
+            self.state = state
+            self._publish()
+
+    def set_role(self, role: Role) -> None:
+        """Change the role."""
+        if role != self.role:
+            self.role = role
+            self._publish()
+
+    def set_taints(self, taints: tuple[str, ...]) -> None:
+        """Change the taints."""
+        if taints != self.taints:
+            self.taints = taints
+            self._publish()
+
+    def set_loras(self, loras: tuple[str, ...]) -> None:
+        """Change which LoRA adapters are loaded, by identity."""
+        if loras != self.loras:
+            self.loras = loras
+            self._publish()
+
+    def _publish(self) -> None:
+        if self.publisher is not None:
+            self.publisher.publish_status()

@@ -1,0 +1,109 @@
+"""The subscriptions of one incarnation, and the gate that holds its messages until it has joined the pool.
+
+A router may choose a worker as soon as its `WorkerJoined` event is in the log, before the worker has the confirmation.
+Requests that arrive in between wait at the gate, in order. If the append then fails, they are refused, and their
+edges try another worker.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from headwater.actors.bus.port import Bus, Handler, Message, Subscription
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tasks import Spawn
+from headwater.schemas import subjects
+from headwater.schemas.messages.inference import Refused
+from headwater.schemas.subjects import EngineVerb
+
+WAITING_MAX = 256
+WAIT_S_MAX = 1.5
+"""Less than an edge waits for a worker's reply: a refusal in time is better than an answer after the timeout."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class WorkerSubscriptions:
+    """Subscriptions of the worker `name`. A verb may have several handlers; each gets every message."""
+
+    def __init__(self, world: Ports, name: str) -> None:
+        self._world = world
+        self._name = name
+        self._open: list[Subscription] = []
+
+    def __len__(self) -> int:
+        """Open subscriptions."""
+        return len(self._open)
+
+    async def open(
+        self, epoch: int, verbs: Iterable[tuple[EngineVerb, Handler]], *, resync: Handler, control: Handler
+    ) -> None:
+        """Subscribe. The subjects of `verbs` contain the epoch; the other two are the same for every incarnation."""
+        ns, name = self._world.ns, self._name
+        wanted = [(subjects.engine(ns, name, epoch, verb), handler) for verb, handler in verbs]
+        wanted += [(subjects.resync(ns, name), resync), (subjects.control(ns, name), control)]
+        for subject, handler in wanted:
+            self._open.append(await self._world.bus.subscribe(subject, handler))
+
+    async def close(self) -> None:
+        """Unsubscribe. Again is fine."""
+        for subscription in self._open:
+            await subscription.unsubscribe()
+        self._open.clear()
+
+
+class ReadyGate:
+    """Holds messages until it is opened. Those that wait longer than `WAIT_S_MAX`, or are too many, are refused."""
+
+    def __init__(self, bus: Bus, worker: str, spawn: Spawn) -> None:
+        self._bus = bus
+        self._worker = worker
+        self._spawn = spawn
+        self._waiting = 0
+        self._opened = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Messages held now."""
+        return self._waiting
+
+    def open(self) -> None:
+        """Pass all messages, those that wait first."""
+        self._opened.set()
+
+    def close(self) -> None:
+        """Hold messages from now on."""
+        self._opened.clear()
+
+    def guard(self, handler: Handler) -> Handler:
+        """The handler, called only while the gate is open."""
+
+        async def handle(message: Message) -> None:
+            if self._opened.is_set() and not self._waiting:
+                await handler(message)
+            elif self._waiting >= WAITING_MAX:
+                await self._refuse(message, f"{WAITING_MAX} requests are waiting for it to become ready")
+            else:
+                # In a task: a subscription delivers one message at a time.
+                self._waiting += 1
+                self._spawn(self._wait(message, handler), "ready gate")
+
+        return handle
+
+    async def _wait(self, message: Message, handler: Handler) -> None:
+        try:
+            async with asyncio.timeout(WAIT_S_MAX):
+                await self._opened.wait()
+        except TimeoutError:
+            await self._refuse(message, "it is not ready yet")
+        else:
+            # An event wakes its waiters in order, so messages are handled in order of arrival.
+            await handler(message)
+        finally:
+            self._waiting -= 1
+
+    async def _refuse(self, message: Message, reason: str) -> None:
+        if message.reply:
+            refused = Refused(f"worker {self._worker}: {reason}", True)
+            await self._bus.publish(message.reply, _encode(refused))

@@ -1,0 +1,1 @@
+"""The documentation; `docs._reference` writes the pages of `docs/reference`."""

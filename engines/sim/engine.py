@@ -1,0 +1,281 @@
+"""The simulated engine: a continuous-batching scheduler with a paged prefix cache and a step-time model.
+
+It has chunked prefill, preemption of the newest request, prefix reuse, LRU eviction and real KV events, on a clock that is
+passed in. Generated tokens depend only on the request's seed and the token's position, so a request that migrates to
+another worker continues with the same tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from headwater.engines.engine import (
+    Emit,
+    EngineDied,
+    EngineInfo,
+    EngineLoad,
+    KvEvent,
+    Pinned,
+    RequestRejected,
+    Step,
+    Transfer,
+)
+from headwater.engines.sim.control import SimControl
+from headwater.engines.sim.handoff import KvGone, SimHandoff
+from headwater.engines.sim.paged_cache import PagedCache
+from headwater.engines.sim.scheduler import SimScheduler
+from headwater.engines.sim.sequence import SimSequence, SimSettings, seed_of, token_at
+from headwater.schemas import hashing
+from headwater.schemas.clock import Clock
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.capability import Capability
+
+
+class SimEngine(SimControl):
+    """See `headwater.engines.engine.Engine`."""
+
+    name = "sim"
+    capabilities: frozenset[Capability] = frozenset(
+        {
+            "generate",
+            "seed",
+            "cache_salt",
+            "embed",
+            "handoff",
+            "lora",
+            "sleep",
+            "pause",
+            "kv_events",
+            "kv_dump",
+            "clear_kv",
+        }
+    )
+
+    def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
+        super().__init__(settings)
+        self._handoff = handoff or SimHandoff(settings.model, clock)
+        self.choreography = self._handoff.choreography
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._clock = clock
+        self._cache = PagedCache(settings.total_blocks)
+        self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache)
+        self._by_id: dict[str, SimSequence] = {}
+        self._work = asyncio.Event()
+        self._events: list[KvEvent] = []
+        self._event_ready = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        settings = self._settings
+        self._loop = asyncio.create_task(self._run(), name="sim-engine")
+        return EngineInfo(
+            settings.model,
+            settings.block_size,
+            settings.total_blocks,
+            settings.sequences_max,
+            settings.context_length,
+            pairs_with=f"sim/{settings.model}",
+            lora_slots=settings.lora_slots,
+            lora_rank_max=settings.lora_rank_max,
+            tasks=("embed",),
+        )
+
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+        """See `Engine.submit`."""
+        self._check_supported(request)
+        self._refuse_unknown_lora(request.lora_name)
+        tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
+        need = len(tokens) + request.sampling.max_tokens
+        if not tokens:
+            raise RequestRejected("the prompt is empty")
+        if need > self._settings.context_length:
+            raise RequestRejected(
+                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
+                f"{self._settings.context_length}"
+            )
+        if -(-need // self._settings.block_size) > self._settings.total_blocks:
+            raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
+        seed = seed_of(request) + hashing.seed(request.lora_name)
+        low, high = self._settings.answer_tokens
+        answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
+        sequence = SimSequence.create(request, emit, tokens, seed, answer)
+        self._by_id[request.request] = sequence
+        if transfer is not None and request.leg == "decode":
+            fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
+            self._fetches[request.request] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(request.request, None))
+            return
+        self._scheduler.waiting.append(sequence)
+        self._work.set()
+        if request.leg == "prefill" and self.choreography == "room":
+            # Both legs run concurrently: the other engine waits in the room that this one opens now.
+            asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
+
+    def _pin(self, sequence: SimSequence, first_tokens: tuple[int, ...]) -> Pinned:
+        return self._handoff.pin(sequence.request, partial(self._let_go, sequence), first_tokens)
+
+    def _let_go(self, sequence: SimSequence) -> None:
+        """Release the blocks of a prefill leg."""
+        if sequence.ended:
+            self._scheduler.release(sequence)
+
+    async def _fetch(self, sequence: SimSequence, transfer: Transfer) -> None:
+        """Wait for the KV of a prompt that another engine computed, then continue from it."""
+        try:
+            fetched = await self._handoff.fetch(sequence.request, transfer)
+        except KvGone as error:
+            self._finish(sequence, Step((), "error", detail=str(error)))
+            return
+        if sequence.ended:
+            return
+        sequence.arrived, sequence.spoiled = fetched
+        self._scheduler.waiting.append(sequence)
+        self._work.set()
+        if transfer.first_tokens:
+            sequence.append(transfer.first_tokens)
+            self._emit(sequence, transfer.first_tokens, -1)
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        self._handoff.release(params)
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        sequence = self._by_id.get(request)
+        if sequence is not None:
+            asyncio.get_running_loop().call_soon(self._finish, sequence, Step((), "abort"))
+
+    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        while True:
+            await self._event_ready.wait()
+            self._event_ready.clear()
+            events, self._events = self._events, []
+            if events:
+                yield events
+
+    def held_blocks(self) -> list[BlocksStored]:
+        """See `Engine.held_blocks`."""
+        self._cache.take_events()
+        self._events = []
+        return self.cached_blocks()
+
+    def cached_blocks(self) -> list[BlocksStored]:
+        """The blocks of `held_blocks`, without removing pending events."""
+        return [event for event in self._cache.held() if isinstance(event, BlocksStored)]
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        return EngineLoad(
+            len(self._scheduler.running),
+            len(self._scheduler.waiting),
+            self._cache.used,
+            self._settings.total_blocks,
+        )
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`."""
+        self._cache.clear()
+        self._publish_events()
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._loop is not None and self._loop.done():
+            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. Remaining requests are aborted."""
+        self._abort_all()
+        self._handoff.stop()
+        ending = [*self._fetches.values(), *([self._loop] if self._loop is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def _busy(self) -> int:
+        return len(self._scheduler.running)
+
+    def _abort_all(self) -> None:
+        for sequence in list(self._by_id.values()):
+            self._finish(sequence, Step((), "abort"))
+
+    async def _run(self) -> None:
+        while True:
+            await self._held_back()
+            if not self._scheduler.running and not self._scheduler.waiting:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            self._handoff.expire()
+            plan = self._scheduler.plan(admits=self._admits)
+            used = self._cache.used / self._cache.capacity
+            duration = self._settings.step_time.seconds(plan.prompt_tokens, used, plan.emits)
+            await self._clock.sleep(duration)
+            for sequence, count in plan.chunks:
+                if not sequence.ended and not sequence.waiting:
+                    self._advance(sequence, count)
+            self._publish_events()
+
+    def _advance(self, sequence: SimSequence, count: int) -> None:
+        if not self._scheduler.compute(sequence, count):
+            return
+        token = self._token(sequence)
+        cached = -1 if sequence.produced else sequence.cached
+        if sequence.request.leg == "prefill":
+            # Not part of an answer; it is passed on where the decode leg starts after it.
+            sequence.first = (token,) if self.choreography == "opaque" else ()
+            self._finish(sequence, Step((), "length", cached))
+            return
+        sequence.append((token,))
+        self._emit(sequence, (token,), cached)
+
+    def _emit(self, sequence: SimSequence, tokens: tuple[int, ...], cached: int) -> None:
+        """Emit new tokens; the last of them may end the answer."""
+        sampling = sequence.request.sampling
+        step = Step(tokens, "", cached)
+        if tokens[-1] == self._settings.eos_token_id or tokens[-1] in sampling.stop_token_ids:
+            self._finish(sequence, step._replace(finish="stop"))
+        elif sequence.produced >= sampling.max_tokens:
+            self._finish(sequence, step._replace(finish="length"))
+        else:
+            sequence.emit(step)
+
+    def _token(self, sequence: SimSequence) -> int:
+        """The next token: a function of only the seed and the number of tokens of the answer."""
+        number = sequence.request.emitted + sequence.produced
+        sampling = sequence.request.sampling
+        ends = not sampling.ignore_eos and self._settings.eos_token_id >= 0
+        if ends and number >= sequence.answer and sequence.produced >= sampling.min_tokens:
+            return self._settings.eos_token_id
+        return token_at(self._settings.script, sequence.seed + sequence.spoiled, number)
+
+    def _finish(self, sequence: SimSequence, step: Step) -> None:
+        if sequence.ended:
+            return
+        sequence.ended = True
+        self._by_id.pop(sequence.request.request, None)
+        self._scheduler.remove(sequence)
+        fetch = self._fetches.get(sequence.request.request)
+        if fetch is not None and not sequence.arrived:
+            fetch.cancel()
+        if sequence.request.leg == "prefill" and step.finish == "length":
+            if self.choreography != "room":
+                step = step._replace(pinned=self._pin(sequence, sequence.first))
+            if not self._handoff.computed(sequence.request):
+                self._let_go(sequence)
+        else:
+            self._handoff.withdraw(sequence.request)
+            self._let_go(sequence)
+        self._drained.set()
+        sequence.emit(step)
+
+    def _publish_events(self) -> None:
+        events = self._cache.take_events()
+        if events:
+            self._events += events
+            self._event_ready.set()
+
+
+__all__ = ["SimEngine", "SimSettings"]

@@ -1,0 +1,52 @@
+"""The simulated engine's own model: a byte tokenizer, a chat template, and the text it answers with."""
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from headwater.engines.model_files import ModelFiles
+
+CONTEXT_LENGTH = 131_072
+EOS = "<|im_end|>"
+
+SENTENCES = (
+    "The headwater is where the stream begins. "
+    "Every block that is stored and every block that is lost becomes an event, "
+    "and a router that reads the events in order knows where the next request should go. "
+)
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tokenizer() -> Tokenizer:
+    """One token per byte, and the three control tokens of the template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(
+        [AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", EOS)]
+    )
+    return made
+
+
+def sim_model_files(name: str) -> ModelFiles:
+    """The files of the simulated model."""
+    made = tokenizer()
+    return ModelFiles(
+        made.to_str().encode(),
+        TEMPLATE,
+        {"bos_token": "<|im_start|>", "eos_token": EOS},
+        tuple(number for text in (EOS,) if (number := made.token_to_id(text)) is not None),
+        CONTEXT_LENGTH,
+        name,
+    )
+
+
+def script(files: ModelFiles | None = None) -> tuple[int, ...]:
+    """Token ids of the text that the simulated engine repeats, in the vocabulary of a model's files or its own."""
+    made = tokenizer() if files is None else Tokenizer.from_buffer(files.tokenizer)
+    return tuple(made.encode(SENTENCES, add_special_tokens=False).ids)

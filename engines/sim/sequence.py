@@ -1,0 +1,102 @@
+"""One request in the simulated engine's scheduler, the engine's settings, and the generated tokens."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from headwater.engines.engine import Emit
+from headwater.engines.sim.defaults import BLOCK_SIZE, TOTAL_BLOCKS
+from headwater.engines.sim.scheduled import Scheduled
+from headwater.engines.sim.scheduler import Limits
+from headwater.engines.sim.step_time import StepTime
+from headwater.schemas import hashing
+from headwater.schemas.messages.inference import GenerateRequest
+
+
+class SimSettings(NamedTuple):
+    """Settings of a simulated engine. Defaults follow the public replay that the step times come from."""
+
+    model: str = "sim"
+    block_size: int = BLOCK_SIZE
+    total_blocks: int = TOTAL_BLOCKS
+    context_length: int = 131_072
+    step_tokens_max: int = 8_192
+    sequences_max: int = 256
+    step_time: StepTime = StepTime()
+    script: tuple[int, ...] = (0,)
+    """Token ids that an answer repeats, from an offset that depends on its seed."""
+    eos_token_id: int = -1
+    answer_tokens: tuple[int, int] = (24, 96)
+    """Shortest and longest answer that ends with EOS."""
+    lora_slots: int = 4
+    lora_rank_max: int = 64
+
+    @property
+    def limits(self) -> Limits:
+        """The limits for the scheduler."""
+        return Limits(self.block_size, self.step_tokens_max, self.sequences_max)
+
+
+class SimSequence(Scheduled, kw_only=True, eq=False):
+    """One request in the engine: the scheduler's view of it, and its tokens.
+
+    `spoiled`: the KV handed off to it was another prompt's; `first` tokens are passed to the decode leg's engine.
+    """
+
+    request: GenerateRequest
+    emit: Emit
+    tokens: list[int]
+    seed: int
+    answer: int
+    spoiled: bool = False
+    first: tuple[int, ...] = ()
+
+    @classmethod
+    def create(
+        cls, request: GenerateRequest, emit: Emit, tokens: list[int], seed: int, answer: int
+    ) -> "SimSequence":
+        """The sequence of a newly submitted request."""
+        return cls(
+            length=len(tokens),
+            target=len(tokens),
+            root=hashing.seed(request.lora_name, request.cache_salt),
+            request=request,
+            emit=emit,
+            tokens=tokens,
+            seed=seed,
+            answer=answer,
+        )
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens."""
+        self.tokens += tokens
+        self.length = len(self.tokens)
+        self.produced += len(tokens)
+
+    def hash_blocks(self, count: int, size: int) -> None:
+        """See `Scheduled.hash_blocks`."""
+        if not self.hashes:
+            packed = hashing.unpack_tokens(hashing.pack_tokens(self.tokens))
+            self.hashes = hashing.sequence_hashes(packed, size, parent=self.root).tolist()
+        while len(self.hashes) < count:
+            at = len(self.hashes) * size
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes += hashing.chain_plain(self.tokens[at : at + size], size, parent)
+
+
+def seed_of(request: GenerateRequest) -> int:
+    """The seed of an answer: the same on every worker, and independent of the tokens generated so far.
+
+    Without a seed in the request it is derived from the prompt at temperature 0, otherwise from the request's id.
+    """
+    sampling = request.sampling
+    if sampling.seed is not None:
+        return sampling.seed
+    if not sampling.temperature:
+        return crc32(request.tokens[: len(request.tokens) - 4 * request.emitted])
+    return crc32(request.request.rpartition("-")[0].encode())
+
+
+def token_at(script: Sequence[int], seed: int, number: int) -> int:
+    """Token `number` of an answer: a function of only seed and position."""
+    return script[(seed + number) % len(script)]

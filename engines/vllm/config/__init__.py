@@ -1,0 +1,1 @@
+"""vLLM's arguments: how they are built from settings, checked, and what they enable."""

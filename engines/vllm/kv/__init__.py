@@ -1,0 +1,1 @@
+"""vLLM's KV-cache events: socket, wire format, translation to log events."""

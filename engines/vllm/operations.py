@@ -1,0 +1,197 @@
+"""Operations of vLLM other than generation: LoRA, sleep, pause, profiles, embeddings, release of pinned blocks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from headwater.engines.engine import (
+    EngineBase,
+    EngineError,
+    LoraAdapter,
+    NotSupported,
+    PauseMode,
+    RequestRejected,
+)
+from headwater.engines.vllm.lora import Loras
+from headwater.engines.vllm.rank import EngineRank
+from headwater.schemas import hashing
+from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.tables.capability import Capability
+
+RELEASE_TRIES = 5
+RELEASE_PAUSE_S = 0.02
+
+_log = structlog.get_logger("headwater.vllm")
+
+
+class VllmControl(EngineBase):
+    """The optional part of the `Engine` protocol for vLLM: base of `VllmEngine`."""
+
+    name = "vllm"
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._loras = Loras(None, 0, 0, self.clear_kv)
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._ranks: list[EngineRank] = []
+        self._pooling: tuple[str, ...] = ()
+        self._context_length = 0
+        self._asleep = 0
+        self._clear_lock = asyncio.Lock()
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        self._needs("handoff")
+        whose = msgspec.json.decode(params).get("remote_request_id", "")
+        for _ in range(RELEASE_TRIES):
+            try:
+                released = await self._engine.collective_rpc("headwater_release", args=([whose],))
+            except (
+                Exception
+            ) as error:  # without our method in the worker the blocks are freed when the lease expires
+                _log.warning("release_left_to_the_lease", request=request, reason=str(error)[:200])
+                return
+            if any(_flat(released)):
+                return
+            # The worker process registers pinned blocks with the step after the prefill's last one.
+            await asyncio.sleep(RELEASE_PAUSE_S)
+
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`. With `token_embed` each vector is the concatenation of those of all tokens."""
+        from vllm import PoolingParams
+
+        self._needs("embed")
+        # Newer releases compute scores by the task classify.
+        task = "classify" if request.task == "score" not in self._pooling else request.task
+        if task not in self._pooling:
+            raise RequestRejected(
+                f"{request.task!r} is not supported by this model; supported: {', '.join(self._pooling)}"
+            )
+        lora = self._loras.request(request.lora_name)
+        prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
+        for tokens in prompts:
+            if not 0 < len(tokens) <= self._context_length:
+                raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._context_length} are possible")
+        settings: dict[str, Any] = {"task": task}
+        if request.dimensions:
+            settings["dimensions"] = request.dimensions
+
+        async def one(number: int, tokens: list[int]) -> bytes:
+            pooled = None
+            # New each time: vLLM completes them in place.
+            params = PoolingParams(**settings)
+            stream = self._engine.encode(
+                {"prompt_token_ids": tokens}, params, f"{request.request}/{number}", lora_request=lora
+            )
+            async for output in stream:
+                pooled = output.outputs
+            if pooled is None:
+                raise EngineError("vLLM returned no vector")
+            data = getattr(pooled, "data", pooled)
+            return np.asarray(data.float().cpu().numpy(), "<f4").tobytes()
+
+        async def all_of_them() -> tuple[bytes, ...]:
+            return tuple(await asyncio.gather(*(one(*pair) for pair in enumerate(prompts))))
+
+        task_of = asyncio.get_running_loop().create_task(all_of_them(), name=f"embed {request.request}")
+        self._tasks[request.request] = task_of
+        try:
+            return await task_of
+        except ValueError as error:
+            raise RequestRejected(f"vLLM: {error}") from error
+        finally:
+            task_of.cancel()
+            self._tasks.pop(request.request, None)
+
+    async def load_lora(self, adapter: LoraAdapter) -> None:
+        """See `Engine.load_lora`."""
+        self._needs("lora")
+        await self._loras.load(adapter)
+
+    async def unload_lora(self, name: str) -> None:
+        """See `Engine.unload_lora`."""
+        self._needs("lora")
+        await self._loras.unload(name)
+
+    async def sleep(self, level: int) -> None:
+        """See `Engine.sleep`. The cache is empty from then on, before vLLM reports it."""
+        self._needs("sleep")
+        if level not in (1, 2):
+            raise EngineError(f"sleep level {level}: 1 keeps the weights in host memory, 2 drops them")
+        if self._tasks:
+            raise EngineError(
+                f"{len(self._tasks)} requests are running: drain or abort them before it sleeps"
+            )
+        if self._asleep:
+            raise EngineError(f"it is already asleep, at level {self._asleep}")
+        async with self._clearing():
+            try:
+                await self._engine.sleep(level)
+            except Exception as error:  # blocks pinned for another engine, for one
+                raise EngineError(f"vLLM cannot sleep: {error}") from error
+        self._asleep = level
+
+    async def wake(self) -> None:
+        """See `Engine.wake`. After level 2 the weights are read from the disk again."""
+        self._needs("sleep")
+        if self._asleep == 2:
+            await self._engine.wake_up(tags=["weights"])
+            await self._engine.collective_rpc("reload_weights")
+            await self._engine.wake_up(tags=["kv_cache"])
+            await self._loras.load_again()
+        else:
+            await self._engine.wake_up()
+        self._asleep = 0
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`. The cache is kept; requests that arrive wait."""
+        self._needs("pause")
+        await self._engine.pause_generation(mode=mode, clear_cache=False)
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        self._needs("pause")
+        await self._engine.resume_generation()
+
+    async def profile(self, *, on: bool) -> None:
+        """See `Engine.profile`."""
+        self._needs("profile")
+        try:
+            await (self._engine.start_profile() if on else self._engine.stop_profile())
+        except Exception as error:  # a profile that runs already, for one
+            raise EngineError(f"vLLM: {error}") from error
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`. vLLM clears all or nothing: rejected while a request uses a block."""
+        self._needs("clear_kv")
+        async with self._clearing():
+            if not await self._engine.reset_prefix_cache():
+                raise EngineError(
+                    "requests or hand-offs use blocks, and vLLM clears all or nothing: drain it first"
+                )
+
+    @asynccontextmanager
+    async def _clearing(self) -> AsyncIterator[None]:
+        """Around a call that empties vLLM's cache: the event is published when the call returns, not later."""
+        async with self._clear_lock:
+            for rank in self._ranks:
+                rank.socket.expect_clear()
+            yield
+            for rank in self._ranks:
+                rank.socket.confirm_clear()
+
+    def _needs(self, capability: Capability) -> None:
+        if capability not in self.capabilities:
+            raise NotSupported(self.name, capability)
+
+
+def _flat(value: Any) -> list[int]:
+    """Results of all workers of all ranks: nested lists in data parallel."""
+    if isinstance(value, list | tuple):
+        return [number for part in value for number in _flat(part)]
+    return [value] if isinstance(value, int) else []

@@ -1,0 +1,1 @@
+"""The streams of a namespace: specification, status, difference, reconciliation, append probe."""

@@ -1,0 +1,1 @@
+"""Snapshots of folded state: format, store, local cache, policy, retention, bookmarks."""

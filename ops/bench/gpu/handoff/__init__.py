@@ -1,0 +1,1 @@
+"""KV hand-off between two GPU engines, compared with the raw transfer."""

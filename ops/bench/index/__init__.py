@@ -1,0 +1,1 @@
+"""Benchmarks of block hashing and of the prefix index."""

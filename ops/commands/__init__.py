@@ -1,0 +1,53 @@
+"""The commands of the `headwater` command line: one module per command, with its function and its options.
+
+A module is imported only when its command runs: `headwater --help` reads this table.
+"""
+
+from typing import Final
+
+COMMANDS: Final = {
+    "serve": (
+        "Serve",
+        {
+            "up": "start a whole fleet on this machine",
+            "demo": "start a fleet, ask three questions, show where they were routed and why",
+            "edge": "run one edge (HTTP endpoint)",
+            "router": "run one router",
+            "engine": "run engine workers",
+            "admin": "run the admin port: control of workers over HTTP",
+            "shadow": "run another routing policy in the shadow of a pool's routers, and record its choices",
+        },
+    ),
+    "operate": (
+        "Operate",
+        {
+            "ctl": "control workers: drain, sleep, wake, role, adapters, …",
+            "streams": "list all streams: size, health, differences from their wanted configuration",
+            "pools": "create the namespace's streams and the logs of its pools, and list them",
+            "nats-config": "write a nats.conf that grants each kind of process only the permissions it needs",
+            "config": "show settings and their origins",
+            "completion": "print a shell completion script",
+            "warm": "precompile kernels and imports",
+        },
+    ),
+    "inspect": (
+        "Inspect",
+        {
+            "explain": "explain the routing decisions of a request",
+            "log": "summarise a pool's log",
+            "tree": "show the blocks cached by a pool's workers, as a tree of prefixes",
+            "replay": "fold a pool's log again, and verify every decision",
+            "snapshots": "list a pool's snapshots, or bookmark one",
+        },
+    ),
+    "analyse": (
+        "Analyse",
+        {
+            "whatif": "simulate a trace or a recorded log with other settings, in columns",
+            "tune": "search for routing weights on a trace or a recorded log",
+            "sim": "run a simulated fleet under faults from a seed, on virtual time",
+            "bench": "measure this machine",
+        },
+    ),
+}
+"""By package of this one: the title of the group in help, and a line per command."""

@@ -1,0 +1,58 @@
+"""`headwater bench`: measurements of this machine."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from headwater.ops.config.command import command
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import Flag
+
+What = Literal["hash", "index", "edge", "route", "snapshot", "log", "nixl", "whatif"]
+
+
+@command
+def bench(
+    what: Annotated[What, Meta(description="what to measure")],
+    /,
+    *,
+    peer: Annotated[bool, Meta(description="index: measure a peer's index too, if it is installed")] = False,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Measure this machine."""
+    from headwater.ops.bench import report
+
+    if peer and what != "index":
+        raise ConfigError("--peer is for bench index")
+    if what == "whatif":
+        from headwater.ops.bench import whatif
+
+        whatif.show(whatif.bench(), as_json=as_json)
+        return 0
+    if what in ("hash", "index"):
+        from headwater.ops.bench.index import hashing, lookup
+
+        report.show(hashing.bench() if what == "hash" else lookup.bench(peer=peer), as_json=as_json)
+        return 0
+    return _in_a_fleet(what, as_json=as_json)
+
+
+def _in_a_fleet(what: What, *, as_json: bool) -> int:
+    from headwater.ops.bench import edge, log, nixl, report, route, snapshot
+    from headwater.ops.process import logging, signals
+
+    logging.configure("warning")
+    benches = {
+        "edge": edge.bench,
+        "log": log.bench,
+        "nixl": nixl.bench,
+        "route": route.bench,
+        "snapshot": snapshot.bench,
+    }
+    chosen = benches[what]
+
+    async def run(_stop: object) -> int:
+        report.show(await chosen(), as_json=as_json)
+        return 0
+
+    return signals.run(run)

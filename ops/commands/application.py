@@ -1,0 +1,158 @@
+"""The command line: reading it, running it, and its errors."""
+
+import contextlib
+import difflib
+import errno
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+
+from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
+
+from headwater import __version__
+from headwater.ops.commands import COMMANDS
+from headwater.ops.config.command import Bound
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.sources import Sources
+
+SHOW = ["config", "show"]
+"""The command whose arguments are another command's line."""
+
+
+def application(sources: Sources | None = None, *, needed: str | None = None) -> App:
+    """The whole command line.
+
+    Only the module of the command `needed` is imported, "" for none; without it all are.
+    """
+    top = App(
+        name="headwater",
+        help="Serve LLMs from a fleet of engines.",
+        help_format="plaintext",
+        version=__version__,
+        config=[sources or Sources()],
+        result_action="return_value",
+    )
+    options = Group("Options", sort_key=-1)
+    for flag in ("--help", "--version"):
+        top[flag].group = options
+    for number, (package, (title, commands)) in enumerate(COMMANDS.items()):
+        group = Group(title, sort_key=number)
+        for position, (name, text) in enumerate(commands.items()):
+            attribute = name.replace("-", "_")
+            module = f"headwater.ops.commands.{package}.{attribute}"
+            if needed in (None, name):
+                found = getattr(import_module(module), attribute)
+                if isinstance(found, App):
+                    found.group, found.sort_key = (group,), position
+                    top.command(found)
+                else:
+                    top.command(found, name=name, group=group, sort_key=position)
+            else:
+                top.command(f"{module}:{attribute}", name=name, help=text, group=group, sort_key=position)
+    return top
+
+
+def parse(line: Sequence[str]) -> tuple[Bound, Sources]:
+    """What a command line means. Raises `ConfigError`; `--help` and `--version` print and end the process."""
+    words, native = (list(line), []) if list(line[:2]) == SHOW else _split(line)
+    sources = Sources(native)
+    try:
+        top = application(sources, needed=words[0] if words else "")
+        with _own_validation():
+            command, bound, _ = top.parse_args(
+                words, exit_on_error=False, print_error=False, end_of_options_delimiter=""
+            )
+    except CycloptsError as error:
+        raise ConfigError(_message(error)) from error
+    found = command(*bound.args, **bound.kwargs)
+    if not isinstance(found, Bound):
+        # Help or the version was printed.
+        raise SystemExit(0)
+    return found, sources
+
+
+@contextlib.contextmanager
+def _own_validation() -> Iterator[None]:
+    """Keep cyclopts from validating values with pydantic too, which it does wherever something has imported it.
+
+    Our converters return values of the settings' types, which are not those of the flags that cyclopts sees.
+    """
+    hidden = sys.modules.pop("pydantic", None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            sys.modules["pydantic"] = hidden
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our words, and those of the engine after `--`."""
+    if "--" not in words:
+        return list(words), []
+    at = list(words).index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def _message(error: CycloptsError) -> str:
+    """One line that names the flag and what to do."""
+    if isinstance(error.__cause__, ConfigError):
+        return str(error.__cause__)
+    if isinstance(error, UnknownCommandError):
+        return _unknown_command(error.unused_tokens or [""])
+    text = " ".join(str(error).split())
+    if isinstance(error, UnusedCliTokensError):
+        text = f"unexpected argument {error.unused_tokens[0] if error.unused_tokens else ''}"
+    return text
+
+
+def _unknown_command(words: Sequence[str]) -> str:
+    names = [name for _, commands in COMMANDS.values() for name in commands]
+    near = difflib.get_close_matches(words[0], names, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"commands are {', '.join(names)}"
+    return f"there is no command {words[0]!r}: {fix}"
+
+
+def main(line: Sequence[str] | None = None) -> int:
+    """Run a command line, by default the process's.
+
+    What a user can fix is one line on standard error and exit code 2.
+    """
+    try:
+        bound, _ = parse(sys.argv[1:] if line is None else line)
+        if bound.log is not None:
+            from headwater.ops.process import logging
+
+            logging.configure(bound.log.level, bound.log.format)
+        code = bound.run()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader is gone: what is left in the buffer must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = error.filename or "the output"
+        print(f"headwater: cannot write to {where}: {error.strerror}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if isinstance(error, _user_errors()):
+            print(f"headwater: {error}", file=sys.stderr)
+            return 2
+        raise
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """What a user can fix. Modules that were not imported cannot have raised."""
+    places = {
+        "headwater.ops.config.errors": "ConfigError",
+        "headwater.engines.engine": "EngineError",
+        "headwater.events.errors": "LogError",
+        "headwater.ops.nats.server": "ServerUnavailable",
+        "headwater.schemas.names": "InvalidName",
+    }
+    return tuple(getattr(import_module(name), kind) for name, kind in places.items() if name in sys.modules)

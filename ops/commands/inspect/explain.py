@@ -1,0 +1,22 @@
+"""`headwater explain`: the routing decisions of a request."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from headwater.ops.config.command import command
+from headwater.ops.config.processes import PoolReader
+
+
+@command
+def explain(
+    request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
+    /,
+    *,
+    settings: PoolReader,
+) -> int:
+    """Explain the routing decisions of a request: what each worker would have cost, and which was chosen."""
+    from headwater.ops.operator import explain as operator
+    from headwater.ops.process import signals
+
+    return signals.run(lambda _: operator.explain(settings.nats, settings.pool, request))

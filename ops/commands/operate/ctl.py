@@ -1,0 +1,60 @@
+"""`headwater ctl`: control of workers."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from headwater.ops.config.command import command
+from headwater.ops.config.processes import ClientSettings
+from headwater.ops.config.setting import Flag
+from headwater.schemas.messages.control import COMMANDS
+
+NOTES = "\n".join(
+    (
+        "Commands:",
+        "",
+        *(f"  {name:14} {text}" for name, text in COMMANDS.items()),
+        "",
+        "For example:",
+        "",
+        "  headwater ctl list",
+        "  headwater ctl worker-0 sleep --level 1",
+        "  headwater ctl worker-0 load-lora NAME SOURCE",
+        "  headwater ctl worker-0 role prefill",
+        "  headwater ctl worker-0 taint batch",
+        "  headwater ctl --all drain",
+    )
+)
+
+
+@command(defaults={"log.level": "warning"}, notes=NOTES)
+def ctl(
+    *words: Annotated[
+        str, Meta(description="WORKER COMMAND [ARGUMENT…], COMMAND [ARGUMENT…] with --all, or list")
+    ],
+    everyone: Annotated[bool, Flag("all"), Meta(description="every worker that has a lease")] = False,
+    level: Annotated[
+        int | None, Meta(description="sleep: 1 keeps the weights in host memory, 2 discards them")
+    ] = None,
+    mode: Annotated[str | None, Meta(description="pause: abort, wait or keep in-flight requests")] = None,
+    drain_timeout: Annotated[
+        float | None,
+        Meta(
+            description="sleep, pause, drain, stop: seconds that in-flight requests have to finish; then they migrate"
+        ),
+    ] = None,
+    forget: Annotated[
+        bool, Meta(description="unload-lora: on all workers, so that no request loads it again")
+    ] = False,
+    by: Annotated[str, Meta(description="name for the audit log (default: user@host)")] = "",
+    timeout: Annotated[float, Meta(gt=0, description="seconds to wait for completion")] = 900.0,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, one line per worker")] = False,
+    settings: ClientSettings,
+) -> int:
+    """Control workers: drain, sleep, wake, role, adapters, …"""
+    from headwater.ops.operator import ctl as control
+    from headwater.ops.process import signals
+
+    given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
+    call = control.ControlCall(words, given, everyone, by, timeout, as_json)
+    return signals.run(lambda _: control.ctl(settings.nats, call))

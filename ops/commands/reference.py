@@ -1,0 +1,146 @@
+"""The reference of commands and settings, generated from their types: plain data, or Markdown."""
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, NamedTuple, get_args
+
+from cyclopts import App, Parameter
+
+from headwater.ops.commands import COMMANDS
+from headwater.ops.config.command import Command
+from headwater.ops.config.setting import base_of
+from headwater.ops.config.tree import GROUPS, SECTION_TYPES, settings_below
+
+
+class CommandDoc(NamedTuple):
+    """A command: its title in help, its description, and (argument, meaning) of each argument and flag."""
+
+    name: str
+    group: str
+    text: str
+    arguments: list[tuple[str, str]]
+
+
+def commands() -> Iterator[tuple[str, str, Command | App]]:
+    """(group, name, command) of all commands; those with commands below them are `App`s."""
+    for package, (title, names) in COMMANDS.items():
+        for name in names:
+            attribute = name.replace("-", "_")
+            module = import_module(f"headwater.ops.commands.{package}.{attribute}")
+            yield title, name, getattr(module, attribute)
+
+
+def command_docs() -> list[CommandDoc]:
+    """Every command, those below others after them."""
+    found = []
+    for group, name, one in commands():
+        if isinstance(one, Command):
+            found.append(_doc(name, group, one))
+            continue
+        if one.default_command is not None:
+            found.append(_doc(name, group, one.default_command))
+        for below in one:
+            inner = one[below].default_command
+            if isinstance(inner, Command):
+                found.append(_doc(f"{name} {below}", group, inner))
+    return found
+
+
+def _doc(name: str, group: str, command: Any) -> CommandDoc:
+    return CommandDoc(
+        name,
+        group,
+        command.__doc__,
+        [_argument(one) for one in inspect.signature(command).parameters.values()],
+    )
+
+
+def _argument(parameter: inspect.Parameter) -> tuple[str, str]:
+    kind, *annotations = get_args(parameter.annotation)
+    details = next(one for one in annotations if isinstance(one, Parameter))
+    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+        shown = next(iter(details.name or (parameter.name.upper(),)))
+        return (f"{shown}…" if parameter.kind is parameter.VAR_POSITIONAL else shown), details.help or ""
+    flag = next(iter(details.name or (f"--{parameter.name.replace('_', '-')}",)))
+    if base_of(kind) is bool:
+        shown = f"{flag}, {next(iter(details.negative))}" if details.negative else flag
+    else:
+        shown = f"{flag} {details.metavar or ''}".strip()
+    return shown, details.help or ""
+
+
+def setting_docs() -> list[dict[str, Any]]:
+    """Every setting as plain data: section, key, flag, variable, values, default, description, commands that use it."""
+    users: dict[str, list[str]] = {}
+    for _, name, command in commands():
+        for one in command.settings if isinstance(command, Command) else ():
+            users.setdefault(one.key, []).append(name)
+    return [
+        {
+            "section": GROUPS[name if settings_below(name)[0].key != name else ""],
+            "key": one.key,
+            "flag": one.flag,
+            "variable": one.variable,
+            "values": "true|false" if one.base is bool else one.metavar,
+            "default": one.write(one.default),
+            "description": one.description,
+            "commands": users.get(one.key, []),
+        }
+        for name in SECTION_TYPES
+        for one in settings_below(name)
+    ]
+
+
+def settings_markdown() -> str:
+    """A table per section."""
+    lines: list[str] = []
+    section = ""
+    for one in setting_docs():
+        if one["section"] != section:
+            section = one["section"]
+            lines += [
+                "",
+                f"## {section}",
+                "",
+                "| key | flag | variable | values | default | meaning |",
+                "|---|---|---|---|---|---|",
+            ]
+        lines.append(
+            _row(
+                *(_code(one[name]) for name in ("key", "flag", "variable", "values", "default")),
+                one["description"],
+            )
+        )
+    return "\n".join(lines).strip() + "\n"
+
+
+def commands_markdown() -> str:
+    """A section per command, with a table of its arguments and flags."""
+    lines: list[str] = []
+    for one in command_docs():
+        lines += ["", f"## {one.name}", "", *_text(one.text)]
+        if one.arguments:
+            lines += ["", "| argument | meaning |", "|---|---|"]
+            lines += [_row(_code(argument), meaning) for argument, meaning in one.arguments]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _text(text: str) -> list[str]:
+    """A description: indented lines are a block of their own."""
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines += (
+            ["```text", *(line.strip() for line in paragraph.splitlines()), "```", ""]
+            if paragraph.startswith("  ")
+            else [paragraph, ""]
+        )
+    return lines[:-1]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

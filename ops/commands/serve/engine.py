@@ -1,0 +1,27 @@
+"""`headwater engine`: the workers of one engine process."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from headwater.ops.config.command import command
+from headwater.ops.config.engine import checked
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.setting import Flag
+
+
+@command
+def engine(
+    engine_name: Annotated[
+        Literal["vllm", "sim"] | None,
+        Flag("ENGINE"),
+        Meta(description="the same as --engine; vLLM's own arguments may follow after `--`"),
+    ] = None,
+    /,
+    *,
+    settings: EngineProcess,
+) -> int:
+    """Run engine workers."""
+    from headwater.ops.worker import start
+
+    return start.run(checked(settings))

@@ -1,0 +1,1 @@
+"""Settings: types, defaults, sources (file, environment, flags)."""

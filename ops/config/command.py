@@ -1,0 +1,371 @@
+"""Commands: functions whose parameters are the settings that they use, and options of their own.
+
+    @command
+    def router(settings: RouterProcess) -> int: ...
+
+A parameter or a field of a parameter's `NamedTuple` that has name and type of a field of `Settings` stands for its
+settings: for each a flag, a variable and a key. Other parameters are the command's own: positional ones are
+arguments, those after `*` are flags, with the description of their `Meta`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
+
+import msgspec
+from cyclopts import App, Group, Parameter, Token
+
+from headwater.ops.config.process import LogSettings
+from headwater.ops.config.setting import (
+    Flag,
+    Prefix,
+    Setting,
+    Text,
+    base_of,
+    description_of,
+    is_section,
+    marker,
+    markers,
+    setting_of,
+    struct_settings,
+)
+from headwater.ops.config.sources import CONFIG, CONFIG_KEY, CONFIG_VARIABLE, KEY_VARIABLE, read_tokens
+from headwater.ops.config.tree import (
+    DEFAULTS,
+    GROUPS,
+    SECTION_TYPES,
+    setting,
+    settings_below,
+    value_at,
+    with_values,
+)
+
+OPTIONS = Group("Options", sort_key=0)
+COLUMNS = Group("Columns", sort_key=1)
+CONFIGURATION = Group("Configuration file", sort_key=len(GROUPS) + 1)
+
+
+class Key(NamedTuple):
+    """Annotation of a command's parameter: it stands for the setting of this key."""
+
+    key: str
+
+
+class AnyWord(NamedTuple):
+    """Annotation of a command's last argument: it takes words that look like flags, too."""
+
+
+class Options(NamedTuple):
+    """Annotation of a command's parameter that is a `NamedTuple` of options of its own."""
+
+
+class Columns(NamedTuple):
+    """Annotation of a command's parameter: options named like the fields of a struct, each of which may be repeated.
+
+    The parameter gets those that are given: a tuple of values by field.
+    """
+
+    struct: Any
+
+
+class Bound(NamedTuple):
+    """A function with the arguments that a command line gives it."""
+
+    function: Callable[..., int]
+    arguments: dict[str, Any]
+    positional: tuple[Any, ...] = ()
+
+    @property
+    def log(self) -> LogSettings | None:
+        """How it logs; None for a command without settings."""
+        found = (getattr(value, "log", None) for value in self.arguments.values() if is_section(type(value)))
+        return next((one for one in found if one is not None), None)
+
+    def run(self) -> int:
+        """Call the function."""
+        return self.function(*self.positional, **self.arguments)
+
+
+class Command:
+    """A function as a command. Called with flat values by name, as cyclopts has them, it returns a `Bound`."""
+
+    def __init__(self, function: Callable[..., int], defaults: Mapping[str, Any], notes: str = "") -> None:
+        self.function = function
+        self._hints = get_type_hints(function, include_extras=True)
+        self._defaults = {setting(key).path: value for key, value in defaults.items()}
+        self.__name__ = function.__name__
+        self.__doc__ = f"{_flowing(inspect.getdoc(function) or '')}\n\n{notes}".strip()
+        self.__module__ = function.__module__
+        self.__signature__ = inspect.Signature(list(self._parameters()))
+        self.__annotations__ = {one.name: one.annotation for one in self.__signature__.parameters.values()}
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """The settings that it uses, in the order of help."""
+        return tuple(one for part in self.parts for one in settings_below(part))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The fields of `Settings` that it uses, in the order of help."""
+        used = {field for name in self._hints for field in self._fields_of(name)}
+        return tuple(name for name in SECTION_TYPES if name in used)
+
+    def default(self, one: Setting) -> Any:
+        """The default that a setting has for this command."""
+        return self._defaults.get(one.path, one.default)
+
+    def __call__(self, *words: Any, **named: Any) -> Bound:
+        """The function with its arguments, sections assembled from defaults and what is given."""
+        bound = self.__signature__.bind_partial(*words, **named)
+        given = bound.arguments
+        arguments: dict[str, Any] = {}
+        positional: list[Any] = []
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            kind = self._hints[name]
+            key = marker(kind, Key)
+            if key is not None:
+                one = setting(key.key)
+                arguments[name] = given.get(one.name, self.default(one))
+            elif options := _options_of(kind):
+                found = {one.path[0]: given[one.name] for one in options if one.name in given}
+                arguments[name] = found if marker(kind, Columns) else base_of(kind)(**found)
+            elif fields := self._fields_of(name):
+                values = {field: self._section(field, given) for field in fields}
+                arguments[name] = values[name] if name in values else base_of(kind)(**values)
+            elif name in given:
+                if parameter.kind is parameter.VAR_POSITIONAL:
+                    positional += given[name]
+                elif parameter.kind is parameter.POSITIONAL_ONLY:
+                    positional.append(given[name])
+                else:
+                    arguments[name] = given[name]
+        return Bound(self.function, arguments, tuple(positional))
+
+    def _section(self, field: str, given: Mapping[str, Any]) -> Any:
+        values = {path[1:]: value for path, value in self._defaults.items() if path[0] == field}
+        values |= {one.path[1:]: given[one.name] for one in settings_below(field) if one.name in given}
+        base = getattr(DEFAULTS, field)
+        return values[()] if () in values else with_values(base, values) if values else base
+
+    def _fields_of(self, name: str) -> tuple[str, ...]:
+        """The fields of `Settings` that a parameter stands for."""
+        kind = self._hints[name]
+        if name in SECTION_TYPES and _same(kind, SECTION_TYPES[name]):
+            return (name,)
+        if not is_section(base_of(kind)) or marker(kind, Options) is not None:
+            return ()
+        return tuple(base_of(kind)._fields)
+
+    def _parameters(self) -> Iterator[inspect.Parameter]:
+        own = inspect.signature(self.function).parameters.values()
+        reused: list[Setting] = []
+        for parameter in own:
+            kind = self._hints[parameter.name]
+            key = marker(kind, Key)
+            if key is not None:
+                reused.append(setting(key.key))
+            elif options := _options_of(kind):
+                many = marker(kind, Columns) is not None
+                yield from (_option(one, many=many) for one in options)
+            elif parameter.name != "return" and not self._fields_of(parameter.name):
+                yield _own(parameter, kind)
+        settings = [*reused, *self.settings]
+        for one in settings:
+            yield _parameter(one, self.default(one))
+        if settings:
+            yield _file_parameter(CONFIG, CONFIG_VARIABLE, "FILE", "TOML or YAML file with settings")
+        if "vllm" in self.parts:
+            text = "table of that file with vLLM's own arguments, such as engines.prefill"
+            yield _file_parameter(CONFIG_KEY, KEY_VARIABLE, "KEY", text)
+
+
+@overload
+def command(function: Callable[..., int]) -> Command: ...
+
+
+@overload
+def command(
+    *, defaults: Mapping[str, Any] | None = None, notes: str = ""
+) -> Callable[[Callable[..., int]], Command]: ...
+
+
+def command(
+    function: Callable[..., int] | None = None,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    notes: str = "",
+) -> Command | Callable[[Callable[..., int]], Command]:
+    """Make a function a command.
+
+    `defaults`: values by key that differ from the settings' own. `notes` follow its docstring in help.
+    """
+    if function is None:
+        return lambda real: Command(real, defaults or {}, notes)
+    return Command(function, defaults or {}, notes)
+
+
+def _flowing(text: str) -> str:
+    """Paragraphs in one line each: help breaks them where the terminal ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def _same(kind: Any, wanted: Any) -> bool:
+    return base_of(kind) is base_of(wanted) if is_section(base_of(wanted)) else kind == wanted
+
+
+@cache
+def _group(title: str) -> Group:
+    return Group(title, sort_key=1 + list(dict.fromkeys(GROUPS.values())).index(title))
+
+
+def _parameter(one: Setting, default: Any) -> inspect.Parameter:
+    """What cyclopts is to know of a setting."""
+    hint: Any = (
+        bool
+        if one.base is bool
+        else tuple[str, ...]
+        if one.repeatable
+        else Literal[one.choices]
+        if one.choices
+        # Not `str`: where pydantic is imported, cyclopts compares what the converter returns with the type.
+        else Any
+    )
+    details = Parameter(
+        name=one.flag,
+        group=_group(one.group),
+        help=one.description,
+        env_var=one.variable,
+        env_var_split=_whole,
+        converter=lambda _type, tokens: read_tokens(one, tokens),
+        metavar=None if hint is bool else one.metavar,
+        negative=f"--no-{one.flag[2:]}" if hint is bool else (),
+        show_default=_shown(one, default),
+        show_choices="|" not in one.metavar,
+        allow_repeating=True,
+    )
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]
+    )
+
+
+def _options_of(kind: Any) -> tuple[Setting, ...]:
+    """The options that a parameter with `Options` or `Columns` stands for."""
+    columns = marker(kind, Columns)
+    if columns is not None:
+        return struct_settings(columns.struct, group="Columns")
+    return struct_settings(base_of(kind)) if marker(kind, Options) is not None else ()
+
+
+def _option(one: Setting, *, many: bool) -> inspect.Parameter:
+    """What cyclopts is to know of an option of a command's own; `many`: it may be repeated."""
+    hint: Any = (
+        tuple[str, ...]
+        if many or one.repeatable
+        else bool
+        if one.base is bool
+        else one.base
+        if one.choices
+        else Any
+    )
+    shown = (
+        isinstance(one.default, str | int | float)
+        and not isinstance(one.default, bool)
+        and one.default not in ("", -1.0)
+    )
+
+    def read(_type: Any, tokens: Sequence[Token]) -> Any:
+        if not many:
+            return read_tokens(one, tokens)
+        return tuple(read_tokens(one, [token]) for token in tokens)
+
+    details = Parameter(
+        name=one.flag,
+        group=COLUMNS if many else OPTIONS,
+        help=one.description,
+        converter=read,
+        metavar=None if hint is bool else one.metavar,
+        show_choices="|" not in one.metavar,
+        negative=(),
+        show_default=(lambda _: one.write(one.default)) if shown or one.repeatable else False,
+        allow_repeating=True,
+    )
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[hint, details]
+    )
+
+
+def _whole(_type: Any, text: str, *, delimiter: str | None = None) -> list[str]:
+    return [text]
+
+
+def _shown(one: Setting, default: Any) -> Any:
+    if default in ("", (), {}, None) or default is False or "(default: " in one.description:
+        return False
+    return lambda _: one.write(default)
+
+
+def _own(parameter: inspect.Parameter, kind: Any) -> inspect.Parameter:
+    """A parameter of the command's own, with its description, constraints and notation."""
+    text, flag = marker(kind, Text), marker(kind, Flag)
+    positional = parameter.kind is not parameter.KEYWORD_ONLY
+    details: dict[str, Any] = {
+        "help": description_of(kind),
+        "negative": (),
+    }
+    if not positional:
+        details["group"] = OPTIONS
+    if flag is not None:
+        details["name"] = f"--{flag.name}" if not positional else flag.name
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if positional:
+        details["allow_leading_hyphen"] = marker(kind, AnyWord) is not None
+    elif text is None and base_of(kind) is not bool:
+        one = setting_of(parameter.name, kind, "", key="", group="", how=Prefix(), path=(parameter.name,))
+        name = flag.name if flag is not None else parameter.name
+        details["metavar"] = name.upper() if one.repeatable else one.metavar
+    if text is not None:
+        details["metavar"] = text.metavar
+    if any(isinstance(one, msgspec.Meta) for one in markers(kind)):
+        details["validator"] = lambda _type, value: _validate(kind, value)
+    if parameter.default in ("", (), None, False):
+        details["show_default"] = False
+    return parameter.replace(annotation=Annotated[plain, Parameter(**details)])
+
+
+def _validate(kind: Any, value: Any) -> None:
+    if value is not None:
+        msgspec.convert(value, kind)
+
+
+def _file_parameter(name: str, variable: str, metavar: str, text: str) -> inspect.Parameter:
+    details = Parameter(
+        name=f"--{name.replace('_', '-')}",
+        group=CONFIGURATION,
+        help=text,
+        env_var=variable,
+        metavar=metavar,
+        show_default=False,
+        allow_repeating=True,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, details]
+    )
+
+
+def setting_value(bound: Bound, one: Setting) -> Any:
+    """The value of a setting among a command's arguments."""
+    for value in bound.arguments.values():
+        if is_section(type(value)) and hasattr(value, one.path[0]):
+            return value_at(value, one.path)
+    return value_at(bound.arguments[one.path[0]], one.path[1:])
+
+
+def group(name: str, default: Command | None, **commands: Command) -> App:
+    """Several commands under one name; `default` runs when none of the others is named."""
+    made = App(name=name)
+    if default is not None:
+        made.default(default)
+    for own, one in commands.items():
+        made.command(one, name=own)
+    return made

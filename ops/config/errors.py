@@ -1,0 +1,5 @@
+"""What is wrong with a configuration."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used. The message names it, its source, and what to do."""

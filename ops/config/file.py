@@ -1,0 +1,91 @@
+"""A configuration file, TOML or YAML: settings by section, and tables of an engine's own arguments."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.tree import SECTION_TYPES, all_settings, nearest_key
+
+ENGINES: Final = "engines"
+"""The table that contains no settings: engines' own arguments, under any key."""
+
+
+class ConfigFile:
+    """A file's document, its keys checked. Raises `ConfigError` naming the file."""
+
+    def __init__(self, path: Path, key: str = "") -> None:
+        """`key`: the table of native engine arguments that this process uses."""
+        self.path = path
+        self._document = _read(path)
+        # Tables that a key names contain an engine's arguments, for the process that selects them.
+        self._tables = {ENGINES, key.partition(".")[0]}
+        self.values = dict(self._settings(self._document, ""))
+
+    def _settings(self, table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        known = all_settings()
+        for name, value in table.items():
+            key = f"{prefix}{name}"
+            if key in known:
+                yield key, value
+            elif key in self._tables:
+                continue
+            elif isinstance(value, dict) and any(one.startswith(f"{key}.") for one in known):
+                yield from self._settings(value, f"{key}.")
+            else:
+                raise ConfigError(f"{self.path}: unknown setting {key}{_hint(key, value)}")
+
+    def engine_arguments(self, key: str) -> tuple[str, ...]:
+        """The table at a dotted key, as words of the engine's command line. Raises `ConfigError` naming both."""
+        from headwater.engines.engine import EngineUnavailable
+        from headwater.engines.vllm.config import cli_arguments
+
+        found: Any = self._document
+        for part in key.split("."):
+            if not isinstance(found, dict) or part not in found:
+                there = ", ".join(_tables(self._document)) or "none at all"
+                raise ConfigError(f"--config-key {key}: {self.path} has no such table; it has {there}")
+            found = found[part]
+        if not isinstance(found, dict):
+            raise ConfigError(f"--config-key {key}: {self.path} has a value there, not a table of arguments")
+        try:
+            return cli_arguments.tokens_of(found, f"{self.path}, table {key}")
+        except EngineUnavailable as error:
+            raise ConfigError(str(error)) from error
+
+
+def _hint(key: str, value: Any) -> str:
+    near = nearest_key(key)
+    if near and near.rpartition(".")[2] != key:
+        return f"; did you mean {near}?"
+    if near and "." in near:
+        section, _, name = near.rpartition(".")
+        return f"; it is {near}: write {name} in the table [{section}]"
+    kind = "sections" if isinstance(value, dict) else "sections and settings"
+    return f"; {kind} are {', '.join(SECTION_TYPES)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        text = path.read_text()
+        is_yaml = path.suffix.lower() in (".yaml", ".yml")
+        document = yaml.safe_load(text) if is_yaml else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"--config {path}: expected settings by name, got a {type(document).__name__}")
+    return document
+
+
+def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in document.items():
+        if isinstance(value, dict):
+            yield f"{prefix}{name}"
+            yield from _tables(value, f"{prefix}{name}.")

@@ -1,0 +1,96 @@
+"""Settings of routers: how they choose a worker."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import Flag, Text
+from headwater.router.decision.names import PolicyName
+from headwater.schemas.events.route import Weights
+
+
+def read_weights(text: str) -> dict[str, Any]:
+    """Weights by name from NAME=VALUE,…; the message of a `ValueError` names the part that cannot be used."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(Weights)}
+    values: dict[str, Any] = {}
+    for part in filter(None, text.replace(" ", ",").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or name not in fields:
+            raise ValueError(f"{part}: give NAME=VALUE; names are {', '.join(fields)}")
+        try:
+            values[name] = msgspec.convert(value, fields[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{part}: {error}") from error
+    return values
+
+
+def write_weights(values: dict[str, Any]) -> str:
+    """The opposite of `read_weights`."""
+    return ",".join(
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()
+    )
+
+
+WeightValues = Annotated[
+    dict[str, Any], Flag("router-weights"), Text(read_weights, write_weights, "NAME=VALUE,…")
+]
+
+
+class RouterSettings(NamedTuple):
+    """How a router chooses a worker."""
+
+    policy: Annotated[PolicyName, Flag("policy"), Meta(description="routing policy")] = "kv"
+    temperature: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="policy kv: 0 takes the lowest cost; at T a worker that costs (1 + T) times as much is e times "
+            "less likely",
+        ),
+    ] = 0.0
+    weights: Annotated[
+        WeightValues,
+        Meta(
+            description="cost weights that differ from their defaults; `headwater tune` searches for better ones",
+            examples=["crowding=0.5,retain=1"],
+        ),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    local_prefill_tokens: Annotated[
+        int,
+        Flag("local-prefill-tokens"),
+        Meta(
+            ge=0,
+            description="prompts with at most this many uncached tokens are prefilled by the decode worker",
+        ),
+    ] = Weights().local_tokens
+    disaggregate: Annotated[
+        Literal["estimate", "always"],
+        Flag("disaggregate"),
+        Meta(
+            description="longer prompts go to a prefill worker if that is estimated to be cheaper, or always"
+        ),
+    ] = "estimate"
+
+
+def weights_of(settings: RouterSettings) -> Weights:
+    """The weights of a router."""
+    base = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
+    return replaced(base, settings.weights, "--router-weights")
+
+
+def replaced(base: Weights, values: dict[str, Any], option: str) -> Weights:
+    """`base` with these values. Raises `ConfigError` for a name or value that a file has wrong."""
+    try:
+        known = msgspec.structs.asdict(base) | values
+        return msgspec.structs.replace(
+            base,
+            **{
+                name: msgspec.convert(value, type(getattr(base, name)), strict=False)
+                for name, value in known.items()
+            },
+        )
+    except (AttributeError, msgspec.ValidationError) as error:
+        names = ", ".join(field.name for field in msgspec.structs.fields(Weights))
+        raise ConfigError(f"{option} {write_weights(values)}: {error}; names are {names}") from error

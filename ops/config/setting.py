@@ -1,0 +1,273 @@
+"""One setting: its key, flag, environment variable, type, default and description, read from its type's annotations.
+
+A section is a `NamedTuple`; its fields are settings:
+
+    class LogSettings(NamedTuple):
+        level: Annotated[Literal["debug", "info"], Meta(description="minimum level")] = "info"
+
+    key log.level, flag --log-level, variable HEADWATER_LOG_LEVEL
+
+`Meta` has the description and the constraints. `Flag`, `Prefix` and `Text` change what follows from the names.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from headwater.ops.config.errors import ConfigError
+
+ENV_PREFIX = "HEADWATER_"
+
+T = TypeVar("T")
+
+_ITEMS = {"ALIASES": "NAME", "POLICIES": "POLICY", "SEARCH": "WEIGHT", "TAINT": "NAME"}
+_TEXTS = {
+    "HOST": "HOST",
+    "DIR": "FOLDER",
+    "FILE": "FILE",
+    "TEMPLATE": "FILE",
+    "NATS": "URL",
+    "MODEL": "MODEL",
+}
+"""Metavars by the last word of a flag."""
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class Flag(NamedTuple):
+    """Annotation of a setting: the name of its flag, without dashes in front."""
+
+    name: str
+
+
+class Prefix(NamedTuple):
+    """Annotation of a section: what its flags begin with, and names that differ from those of its fields.
+
+    `inline`: its keys are those of the section that contains it.
+    """
+
+    prefix: str = ""
+    names: Mapping[str, str] = {}
+    inline: bool = False
+
+
+class Text(NamedTuple):
+    """Annotation of a setting with a notation of its own: how text is read, and how a value is written.
+
+    `kind`: the type of what `read` returns, if it is not the setting's.
+    """
+
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+    metavar: str = ""
+    kind: Any = None
+
+
+class Choices(NamedTuple):
+    """Annotation of a text setting: the values that it may have on a command line."""
+
+    names: tuple[str, ...]
+
+
+class Secret:
+    """Annotation of a setting whose value may contain a secret; `mask` hides it."""
+
+    def __init__(self, mask: Callable[[str], str]) -> None:
+        self.mask = mask
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting. `path` are the attributes that lead to it from the tree's root."""
+
+    key: str
+    path: tuple[str, ...]
+    flag: str
+    type: Any
+    default: Any
+    description: str
+    group: str
+    text: Text | None = None
+    secret: Secret | None = None
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENV_PREFIX + self.flag[2:].replace("-", "_").upper()
+
+    @property
+    def name(self) -> str:
+        """Its name among the parameters of a command."""
+        return "__".join(self.path)
+
+    @property
+    def base(self) -> Any:
+        """Its type without constraints and without None."""
+        return base_of(self.type)
+
+    @property
+    def repeatable(self) -> bool:
+        """May it be given several times, each adding to the others?"""
+        return get_origin(self.base) is tuple and self.text is None
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it may have, where they are listed."""
+        listed = marker(self.type, Choices)
+        if listed is not None:
+            return listed.names
+        inner = get_args(self.base)[0] if self.repeatable else self.base
+        inner = base_of(inner)
+        return get_args(inner) if get_origin(inner) is Literal else ()
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value in help."""
+        if self.text is not None and self.text.metavar:
+            return self.text.metavar
+        last = self.flag.rsplit("-", 1)[-1].upper()
+        if self.repeatable:
+            return f"{_ITEMS.get(last, last.removesuffix('S'))},…"
+        if self.choices:
+            return "|".join(map(str, self.choices)) if len(self.choices) < 5 else "NAME"
+        if self.base is int:
+            return last if last in ("PORT", "MIB") else "N"
+        if self.base is float:
+            is_rate = self.flag.endswith(("-per-s", "-tokens-s"))
+            return "SECONDS" if last in ("S", "TIMEOUT") and not is_rate else "X"
+        return _TEXTS.get(last) or ("FILE" if "-tls-" in self.flag else "TEXT")
+
+    def read(self, given: list[Any], source: str) -> Any:
+        """The value of what one source gives: texts, or a file's values.
+
+        Raises `ConfigError` that begins with `source`, such as "--port " or "HEADWATER_PORT=", and the value.
+        """
+        shown = ",".join(given) if all(isinstance(one, str) for one in given) else given[-1]
+        try:
+            return self._convert(given)
+        except msgspec.MsgspecError as error:
+            reason = f"{error}"[:1].lower() + f"{error}"[1:]
+            raise ConfigError(f"{source}{shown}: {reason}") from error
+        except ValueError as error:
+            raise ConfigError(f"{source}{shown}: {error}") from error
+
+    def _convert(self, given: list[Any]) -> Any:
+        last = given[-1]
+        if self.base is bool and isinstance(last, str):
+            return _boolean(last)
+        if self.text is not None:
+            value = self.text.read(last) if isinstance(last, str) else last
+            return msgspec.convert(value, self.text.kind or self.type, strict=False)
+        if self.choices and not self.repeatable and last not in self.choices:
+            raise ValueError(f"choose from {', '.join(self.choices)}")
+        if self.repeatable:
+            items = [item for one in given for item in (_words(one) if isinstance(one, str) else one)]
+            return msgspec.convert(items, self.type, strict=False)
+        return msgspec.convert(last, self.type, strict=False)
+
+    def write(self, value: Any) -> str:
+        """The value as `read` takes it."""
+        if self.text is not None:
+            return self.text.write(value)
+        if isinstance(value, tuple):
+            return ",".join(map(str, value))
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, float) and value.is_integer():
+            return str(int(value))
+        return "" if value is None else str(value)
+
+    def words(self, value: Any) -> list[str]:
+        """The value on a command line."""
+        if self.base is bool:
+            return [self.flag if value else f"--no-{self.flag[2:]}"]
+        text = self.write(value)
+        # One word where the text could be taken for a flag or for nothing.
+        return [f"{self.flag}={text}"] if not text or text.startswith("-") else [self.flag, text]
+
+
+def base_of(kind: Any) -> Any:
+    """A type without annotations, and without None."""
+    if get_origin(kind) is Annotated:
+        return base_of(get_args(kind)[0])
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if type(None) in get_args(kind) and len(parts) == 1:
+        return base_of(parts[0])
+    return kind
+
+
+def markers(kind: Any) -> tuple[Any, ...]:
+    """The annotations of a type."""
+    return get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+
+
+def marker(kind: Any, wanted: type[T]) -> T | None:
+    """The annotation of this type, if there is one."""
+    return next((one for one in markers(kind) if isinstance(one, wanted)), None)
+
+
+def description_of(kind: Any) -> str:
+    """The description in a type's annotations."""
+    described = (one.description for one in markers(kind) if isinstance(one, msgspec.Meta))
+    return next((text for text in described if text), "")
+
+
+def is_section(kind: Any) -> bool:
+    """Is it a struct whose fields are settings?"""
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def settings_of(
+    section: Any, default: Any, *, key: str, group: str, how: Prefix, path: tuple[str, ...] = ()
+) -> Iterator[Setting]:
+    """The settings of a section, those of the sections in it too."""
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        value = getattr(default, name)
+        base = base_of(kind)
+        if is_section(base) and marker(kind, Text) is None:
+            inner = marker(kind, Prefix) or Prefix(name)
+            below = key if inner.inline else f"{key}.{name}"
+            yield from settings_of(base, value, key=below, group=group, how=inner, path=(*path, name))
+            continue
+        yield setting_of(name, kind, value, key=key, group=group, how=how, path=(*path, name))
+
+
+def struct_settings(struct: Any, *, group: str = "Options") -> tuple[Setting, ...]:
+    """Fields with a description of a struct that is no section of `Settings`: options of a command's own."""
+    default = struct()
+    return tuple(
+        setting_of(name, kind, getattr(default, name), key="", group=group, how=Prefix(), path=(name,))
+        for name, kind in get_type_hints(struct, include_extras=True).items()
+        if description_of(kind)
+    )
+
+
+def setting_of(
+    name: str, kind: Any, default: Any, *, key: str, group: str, how: Prefix, path: tuple[str, ...]
+) -> Setting:
+    """One setting of a section."""
+    own = marker(kind, Flag)
+    name = how.names.get(name, name.replace("_", "-"))
+    flag = own.name if own is not None else f"{how.prefix}-{name}" if how.prefix else name
+    return Setting(
+        key=f"{key}.{name.replace('-', '_')}" if key else name.replace("-", "_"),
+        path=path,
+        flag=f"--{flag}",
+        type=kind,
+        default=default,
+        description=description_of(kind),
+        group=group,
+        text=marker(kind, Text),
+        secret=marker(kind, Secret),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in (*_TRUE, *_FALSE):
+        raise ValueError(f"expected {' or '.join((_TRUE[0], _FALSE[0]))}")
+    return word in _TRUE

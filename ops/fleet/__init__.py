@@ -1,0 +1,1 @@
+"""A fleet of local processes: plan, start, supervise, stop."""

@@ -1,0 +1,153 @@
+"""Child processes of `headwater up`. The kernel ends them with their parent."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from headwater.actors.runtime.supervisor import Unrecoverable
+from headwater.ops.config.setting import ENV_PREFIX
+from headwater.ops.config.sources import CONFIG_VARIABLE, KEY_VARIABLE
+from headwater.ops.config.tree import all_settings
+from headwater.ops.fleet.spawner import SpawnedProcess, Spawner
+from headwater.ops.process.actor import EXIT_UNRECOVERABLE
+from headwater.ops.process.signals import die_with_parent
+
+STOP_TIMEOUT_S = 25.0
+"""Time between SIGTERM and SIGKILL of a process that drains nothing."""
+
+_log = structlog.get_logger("headwater.up")
+
+OnExit = Callable[[int], Awaitable[None]]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with bytecode caching on: engines import some 5,000 modules.
+
+    Without settings: those of a fleet are not those of its processes, which get theirs as flags.
+    """
+    environ = {name: text for name, text in os.environ.items() if not _is_setting(name)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    environ["PYTHONUNBUFFERED"] = "1"
+    return environ
+
+
+def _is_setting(variable: str) -> bool:
+    if not variable.startswith(ENV_PREFIX):
+        return False
+    return variable in (CONFIG_VARIABLE, KEY_VARIABLE, *(one.variable for one in all_settings().values()))
+
+
+def headwater_command(*arguments: str) -> list[str]:
+    """Command line of another headwater process."""
+    return [sys.executable, "-m", "headwater.ops.cli", *arguments]
+
+
+class Child:
+    """One supervised process. `run` is for `supervise`; `stop` ends it for good.
+
+    One that `may_end` is not started again when it ends with exit code 0. With a `spawner`, `command` is a `headwater`
+    command without the program's name, and the process is forked from the spawner instead of executed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        on_exit: OnExit | None = None,
+        log_file: str = "",
+        environ: dict[str, str] | None = None,
+        may_end: bool = False,
+        spawner: Spawner | None = None,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._stop_signal = stop_signal
+        self._on_exit = on_exit
+        self._log_file = log_file
+        self._environ = environ or {}
+        self._may_end = may_end
+        self._spawner = spawner
+        self._stop_timeout_s = stop_timeout_s
+        self._process: asyncio.subprocess.Process | SpawnedProcess | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 while it is not running."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else 0
+
+    async def run(self) -> str:
+        """Start the process and wait for its end. Empty when it was stopped."""
+        if self._stopping:
+            return ""
+        process = self._process = await self._start()
+        _log.debug("child_started", child=self.name, pid=process.pid)
+        code = await process.wait()
+        # Whatever it had started itself goes with it.
+        _kill_group(process.pid)
+        if self._on_exit is not None:
+            await self._on_exit(process.pid)
+        if self._stopping or (self._may_end and code == 0):
+            return ""
+        if code == EXIT_UNRECOVERABLE:
+            raise Unrecoverable("it cannot start; its log has the reason")
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    async def _start(self) -> asyncio.subprocess.Process | SpawnedProcess:
+        environ = child_environment() | self._environ
+        if self._spawner is not None:
+            return await self._spawner.spawn(self._command, environ)
+        output = open(self._log_file, "ab") if self._log_file else None  # noqa: SIM115 (closed below)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            if output is not None:
+                output.close()
+
+    async def restart(self) -> None:
+        """Ask it to end, and wait until it did: who supervises it starts it again."""
+        process = self._process
+        if process is not None and process.returncode is None and not self._stopping:
+            process.send_signal(self._stop_signal)
+            await process.wait()
+
+    async def stop(self) -> None:
+        """Ask it to end, then make it."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            process.send_signal(self._stop_signal)
+        except ProcessLookupError:
+            return
+        try:
+            async with asyncio.timeout(self._stop_timeout_s):
+                await process.wait()
+        except TimeoutError:
+            _log.warning("child_killed", child=self.name, after_s=self._stop_timeout_s)
+            _kill_group(process.pid)
+            await process.wait()
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass

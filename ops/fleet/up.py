@@ -1,0 +1,385 @@
+"""`headwater up`: a whole fleet as supervised processes of this machine.
+
+    up ─┬─ nats-server      JetStream in the data folder, loopback only
+        ├─ router
+        ├─ edge
+        ├─ admin            only with --admin-port
+        └─ engine host (vLLM on CPU: one process that imports, then forks the workers)
+           or one process per worker
+
+They stop in an order in which no process waits for one that is gone: edge, workers, router, server.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import structlog
+
+from headwater.actors.runtime.supervisor import RestartLimitReached, RestartPolicy, supervise
+from headwater.events.errors import LogError
+from headwater.events.jetstream import Connection, JetStreamTable, without_secret
+from headwater.events.jetstream.streams.ensure import ensure_namespace
+from headwater.ops.config.edge import HttpSettings
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.processes import AdminProcess, EdgeProcess, LocalFleetSettings, RouterProcess
+from headwater.ops.config.setting import ENV_PREFIX
+from headwater.ops.config.tree import process_words
+from headwater.ops.config.worker import FleetSettings
+from headwater.ops.fleet import data_dir
+from headwater.ops.fleet.child import Child, headwater_command
+from headwater.ops.fleet.spawner import Main, Spawner
+from headwater.ops.nats import server as nats_server
+from headwater.ops.nats.connect import open_connection
+from headwater.ops.nats.watch import watch_store
+from headwater.ops.process import admin
+from headwater.ops.process.revoke_lease import revoke_leases_of
+from headwater.ops.process.sockets import bind, free_range
+from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
+from headwater.ops.worker import make_engine, plan, preflight
+from headwater.schemas import subjects
+from headwater.schemas.clock import SystemClock
+
+READY_POLL_S = 0.05
+PROGRESS_S = 3.0
+
+STOP_MARGIN_S = 10.0
+"""How much longer than its drain timeout a process has before it is killed."""
+
+OTHER_PROCESSES = ("edge-0", "router-0")
+TARGETS = "prometheus-targets.json"
+"""File in the data directory that lists every process's metrics, as Prometheus's file_sd_configs reads them."""
+
+_log = structlog.get_logger("headwater.up")
+
+
+class LocalFleet:
+    """The processes of one `headwater up`."""
+
+    forked_engines: ClassVar[frozenset[str]] = frozenset({"sim"})
+    """Engines whose processes are forked from the spawner. The others' libraries read the environment at their import,
+    so each of their processes imports them itself."""
+
+    def __init__(self, settings: LocalFleetSettings, spawner: Spawner | None = None) -> None:
+        self._settings = settings
+        self._spawner = spawner
+        engines = settings.engine_process
+        uses_gpus = settings.worker.engine == "vllm" and not make_engine.on_cpu()
+        gpus = plan.visible_gpus(os.environ) if uses_gpus else ()
+        metrics = settings.metrics
+        first = metrics.port or free_range(len(plan.names(engines)) + len(OTHER_PROCESSES), metrics.host)
+        # The workers' ports first: one process may host them all, and plans them in the same way.
+        self._engines = engines._replace(metrics=metrics._replace(port=first))
+        self.workers = plan.plan(self._engines, devices=gpus)
+        self._metrics = {
+            name: metrics._replace(port=first + len(self.workers) + number)
+            for number, name in enumerate(OTHER_PROCESSES)
+        }
+        self._data = Path(settings.data_dir)
+        self._held = contextlib.ExitStack()
+        self._children: list[tuple[Child, asyncio.Task[None]]] = []
+        self._leases: JetStreamTable | None = None
+        self._client: Connection | None = None
+        self._keepers: list[asyncio.Task[None]] = []
+        self.nats = settings.nats
+        self.url = ""
+        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Start everything; returns when each process runs, not yet when the fleet is ready."""
+        settings = self._settings
+        self._held.enter_context(data_dir.held(self._data))
+        if self.nats.replicas > 1 and not self.nats.url:
+            raise ConfigError(
+                f"--replicas {self.nats.replicas} needs a cluster of NATS servers: give its URL with --nats"
+            )
+        preflight.check(self._engines, self.workers)
+        # The default model is created here, where its progress is visible, not in a worker's log.
+        make_engine.check_model(settings.worker, settings.vllm)
+        if settings.admin.port:
+            admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
+        listener = bind(settings.http.host, settings.http.port)
+        host, port = listener.getsockname()[:2]
+        listener.close()
+        self.url = f"http://{reachable(host)}:{port}"
+        self._write_targets()
+        if not self.nats.url:
+            await self._start_nats()
+        client = self._client = await open_connection(self.nats, "operator", "up")
+        namespace, replicas = self.nats.namespace, self.nats.replicas
+        await ensure_namespace(client, namespace, replicas=replicas)
+        # Actors that log in as such may not create streams.
+        self._keepers += [
+            asyncio.create_task(keep(client, namespace, replicas), name="streams")
+            for keep in (keep_namespace, keep_pools)
+        ]
+        self._leases = JetStreamTable(client, subjects.lease_bucket(namespace))
+        self._start_router()
+        if settings.admin.port:
+            tokens = str(Path(settings.admin.token_file).resolve())
+            own = settings.admin._replace(token_file=tokens)
+            self._add("admin", "admin", AdminProcess(admin=own, nats=self._access, log=settings.log))
+        self._start_edge(settings.http._replace(host=host, port=port))
+        self._start_engines()
+
+    def _start_router(self) -> None:
+        settings = self._settings
+        router = RouterProcess(
+            name="router-0",
+            # In the data folder: removing the log removes the snapshots of it.
+            cache_dir=settings.cache_dir or str(self._data / "cache"),
+            router=settings.router,
+            busy=settings.busy,
+            queue=settings.queue,
+            nats=self._access,
+            metrics=self._metrics["router-0"],
+            log=settings.log,
+        )
+        self._add("router", "router", router)
+
+    def _start_edge(self, http: HttpSettings) -> None:
+        settings = self._settings
+        edge = EdgeProcess(
+            name="edge-0",
+            drain_timeout=settings.drain_timeout,
+            http=http,
+            edge=settings.edge,
+            nats=self._access,
+            metrics=self._metrics["edge-0"],
+            log=settings.log,
+        )
+        self._add("edge", "edge", edge)
+
+    def _start_engines(self) -> None:
+        """Start the workers: where possible in one process that imports vLLM for all, else each in its own."""
+        engines = self._engines._replace(nats=self._access)
+        native = engines.vllm.native
+        after = ["--", *native] if native else []
+        engines = engines._replace(vllm=engines.vllm._replace(native=()))
+        if engines.worker.engine == "vllm" and make_engine.on_cpu():
+            self._add("engines", "engine", engines, after)
+            return
+        for worker in self.workers:
+            environ = {plan.DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
+            own = plan.of_worker(engines, worker)
+            # One worker is what an engine process has: its name says so already.
+            own = own._replace(fleet=FleetSettings())
+            self._add(worker.name, "engine", own, after, lease=worker.name, environ=environ)
+
+    def _write_targets(self) -> None:
+        """Write the file that lists all metrics endpoints. Raises `ConfigError` for a port that is taken."""
+        host = self._settings.metrics.host
+        ports = {
+            **{("worker", worker.name): worker.metrics_port for worker in self.workers},
+            **{(name.partition("-")[0], name): own.port for name, own in self._metrics.items()},
+        }
+        for port in ports.values():
+            bind(host, port, flag="--metrics-port").close()
+        groups = [
+            {
+                "targets": [f"{reachable(host)}:{port}"],
+                "labels": {"job": "headwater", "component": component, "name": name},
+            }
+            for (component, name), port in ports.items()
+        ]
+        path = self._data / TARGETS
+        path.with_suffix(".new").write_bytes(msgspec.json.format(msgspec.json.encode(groups)))
+        path.with_suffix(".new").replace(path)
+
+    @property
+    def _access(self) -> NatsSettings:
+        """How a child reaches the server. A URL with a secret is not among its flags, which every user can read."""
+        return self.nats._replace(url="") if "@" in self.nats.url else self.nats
+
+    def _environ(self) -> dict[str, str]:
+        return {f"{ENV_PREFIX}NATS": self.nats.url} if "@" in self.nats.url else {}
+
+    async def _start_nats(self) -> None:
+        wanted = self.nats.port
+        port = nats_server.free_port(wanted)
+        if port != wanted and wanted not in (0, NatsSettings().port):
+            raise ConfigError(f"--nats-port {wanted} is taken: choose another one, or 0 for a free one")
+        if port != wanted and wanted:
+            _log.warning("nats_port_taken", wanted=wanted, used=port)
+        monitor = nats_server.free_port(0)
+        config = nats_server.write_config(self._data / "nats", port, monitor_port=monitor)
+        command = [nats_server.binary(), "-c", str(config)]
+        # SIGTERM lets the server finish its writes; SIGINT would too.
+        server = Child("nats-server", command, log_file=str(self._data / "nats" / "nats-server.log"))
+        self._supervise(server)
+        await nats_server.wait_until_up(port)
+        store = self._data / "nats" / "jetstream"
+        self._keepers.append(asyncio.create_task(watch_store(monitor, store, server.restart), name="store"))
+        self.nats = self.nats._replace(url=f"nats://127.0.0.1:{port}")
+
+    def _add(
+        self,
+        name: str,
+        command: str,
+        settings: NamedTuple,
+        after: Sequence[str] = (),
+        *,
+        lease: str = "",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        async def on_exit(pid: int) -> None:
+            if self._leases is not None and lease:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(2.0):
+                        await revoke_leases_of(self._leases, "worker", lease, pid)
+
+        forked = self._settings.worker.engine in self.forked_engines
+        spawner = self._spawner if command != "engine" or forked else None
+        line = [command, *process_words(settings), *after]
+        self._supervise(
+            Child(
+                name,
+                line if spawner is not None else headwater_command(*line),
+                on_exit=on_exit,
+                environ=self._environ() | dict(environ or {}),
+                # A worker that ends with 0 was stopped by `headwater ctl stop`.
+                may_end=command == "engine",
+                spawner=spawner,
+                stop_timeout_s=self._settings.drain_timeout + STOP_MARGIN_S,
+            )
+        )
+
+    def _supervise(self, child: Child) -> None:
+        async def watch() -> None:
+            try:
+                await supervise(child.name, child.run, SystemClock(), RestartPolicy())
+            except RestartLimitReached as error:
+                if not self.failure.done():
+                    self.failure.set_result(str(error))
+
+        self._children.append((child, asyncio.create_task(watch(), name=child.name)))
+
+    async def ready(self) -> None:
+        """Wait until the edge serves with every worker; prints progress."""
+        started = printed = time.monotonic()
+        while True:
+            health = await _health(self.url)
+            joined = sum(health.get("workers", {}).values())
+            if health.get("status") == "ok" and joined >= len(self.workers):
+                return
+            now = time.monotonic()
+            if now - printed >= PROGRESS_S:
+                printed = now
+                what = "edge and router" if not health else f"workers ({joined} of {len(self.workers)})"
+                print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
+            await asyncio.sleep(READY_POLL_S)
+
+    def pid(self, name: str) -> int:
+        """Process id of a child, 0 while it is down."""
+        return next(child.pid for child, _ in self._children if child.name == name)
+
+    async def model(self) -> str:
+        """Name of a served model."""
+        document = await _get(self.url, "/v1/models")
+        return str(document["data"][0]["id"])
+
+    async def stop(self) -> None:
+        """End every process, in order."""
+        order = {"admin": 0, "edge": 0, "router": 2, "nats-server": 4}
+        for task in self._keepers:
+            task.cancel()
+        stages = sorted({order.get(child.name, 1) for child, _ in self._children})
+        for stage in stages:
+            if stage == 4 and self._client is not None:
+                await self._client.close()
+            group = [pair for pair in self._children if order.get(pair[0].name, 1) == stage]
+            await asyncio.gather(*(child.stop() for child, _ in group))
+            for _, task in group:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in group), return_exceptions=True)
+        if self._client is not None and not self._client.is_closed:
+            await self._client.close()
+        if self._spawner is not None:
+            self._spawner.close()
+        self._held.close()
+
+
+async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner | None = None) -> int:
+    """Run a fleet until stopped. Exit code 1 if a process cannot be kept alive."""
+    began = time.monotonic()
+    fleet = LocalFleet(settings, spawner)
+    waiting = asyncio.ensure_future(stop.wait())
+    try:
+        print(
+            f"starting {len(fleet.workers)} {settings.worker.engine} worker(s) …", file=sys.stderr, flush=True
+        )
+        await fleet.start()
+        ready = asyncio.ensure_future(fleet.ready())
+        ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}
+        await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+            print(
+                _greeting(fleet.url, fleet.nats.url, await fleet.model(), time.monotonic() - began),
+                flush=True,
+            )
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if fleet.failure.done():
+            print(f"headwater: {fleet.failure.result()}", file=sys.stderr, flush=True)
+            return 1
+        print("stopping: finishing in-flight requests …", file=sys.stderr, flush=True)
+        return 0
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(LogError):
+            await fleet.stop()
+
+
+def _greeting(url: str, nats: str, model: str, seconds: float) -> str:
+    body = msgspec.json.encode(
+        {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    ).decode()
+    return (
+        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {without_secret(nats)})\n"
+        f"try: curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    )
+
+
+async def _health(url: str) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = await _get(url, "/health")
+        return document
+    except (OSError, ValueError, TimeoutError):
+        return {}
+
+
+async def _get(url: str, path: str) -> Any:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with asyncio.timeout(5.0):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
+    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
+
+
+def start_spawner(main: Main) -> Spawner:
+    """Import what the fleet's processes run and fork the process that starts them. Call it before any event loop.
+
+    `main` runs a command line.
+    """
+    from headwater.ops.process import edge, kernels, routers  # noqa: F401
+    from headwater.ops.worker import engine  # noqa: F401
+
+    kernels.compile_kernels()
+    return Spawner.fork(main)
+
+
+def reachable(host: str) -> str:
+    """An address of this machine at which a server that listens on `host` answers."""
+    return "127.0.0.1" if host == "0.0.0.0" else host

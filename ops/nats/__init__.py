@@ -1,0 +1,1 @@
+"""The NATS server and connections to it: configuration, keys, credentials, ports opened over it."""

@@ -1,0 +1,233 @@
+"""`headwater nats-config`: configuration of a nats-server whose users may do what their work needs, and no more.
+
+One user per kind of actor; with `--actor KIND:NAME` one per actor, which may then write and read only as itself.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ENV_PREFIX
+from headwater.ops.nats.credentials import seed_file
+from headwater.ops.nats.keys import new_seed, public_key
+from headwater.ops.nats.server import MAX_PAYLOAD
+from headwater.schemas import permissions
+from headwater.schemas.names import InvalidName
+from headwater.schemas.permissions import DUTIES, KINDS, Kind
+
+Auth = Literal["nkey", "password", "none"]
+
+CLUSTER_PORT_ABOVE = 2000
+"""A server's cluster port is its client port plus this."""
+
+
+class Wanted(NamedTuple):
+    """What the configuration is for. `hosts` has one entry per server, or one for all (on one machine)."""
+
+    namespace: str
+    auth: Auth = "nkey"
+    actors: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
+    servers: int = 1
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 4222
+    store: str = "nats-data"
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_verify: bool = False
+
+
+class User(NamedTuple):
+    """A user of the NATS server: all actors of a kind, or the one of that name."""
+
+    kind: Kind
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in files and messages."""
+        return f"{self.kind}.{self.name}" if self.name else self.kind
+
+
+class Made(NamedTuple):
+    """File contents by name: the servers' configurations, and what is secret."""
+
+    configurations: dict[str, str]
+    secrets: dict[str, str]
+
+
+def make(wanted: Wanted, known: dict[str, str]) -> Made:
+    """The configuration of each server. Secrets in `known` (file name to content) are kept. Raises `ConfigError`."""
+    _check(wanted)
+    kept: dict[str, str] = {}
+
+    def secret(file: str, fresh: str) -> str:
+        kept[file] = known.get(file) or fresh + "\n"
+        return kept[file].strip()
+
+    members = users(wanted.actors) if wanted.auth != "none" else []
+    entries: list[dict[str, Any]] = []
+    for user in members:
+        entry: dict[str, Any]
+        if wanted.auth == "nkey":
+            entry = {"nkey": public_key(secret(seed_file(user.kind, user.name), new_seed()))}
+        else:
+            entry = {
+                "user": user.label,
+                "password": secret(f"{user.label}.password", secrets.token_urlsafe(24)),
+            }
+        try:
+            entry["permissions"] = _permissions(wanted, user)
+        except InvalidName as error:
+            raise ConfigError(str(error)) from error
+        entries.append(entry)
+    cluster_password = secret("cluster.password", secrets.token_urlsafe(24)) if wanted.servers > 1 else ""
+    servers = {}
+    for number in range(wanted.servers):
+        file = "nats.conf" if wanted.servers == 1 else f"nats-{number + 1}.conf"
+        servers[file] = _text(wanted, _server(wanted, number, entries, cluster_password), members)
+    for user in members:
+        kept[f"{user.label}.env"] = _environment(wanted, user, kept)
+    return Made(servers, kept)
+
+
+def write(wanted: Wanted, folder: Path) -> list[str]:
+    """Write everything into `folder`, readable by its owner only; returns the file names. Keys there are kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        known = {
+            path.name: path.read_text()
+            for path in folder.iterdir()
+            if path.suffix in (".nk", ".password") and path.is_file()
+        }
+        # So that the environment files hold from everywhere.
+        made = make(wanted._replace(store=str(Path(wanted.store).resolve())), known)
+        files = made.configurations | made.secrets
+        for name, text in files.items():
+            path = folder / name
+            path.touch(mode=0o600)
+            path.chmod(0o600)
+            path.write_text(text.replace(_KEYS_HERE, str(folder.resolve())))
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}: {error.filename}") from error
+    return sorted(files)
+
+
+def users(actors: tuple[str, ...]) -> list[User]:
+    """One per kind, and those of `actors` (KIND:NAME) instead of their kind's. Raises `ConfigError`."""
+    named: list[User] = []
+    for actor in actors:
+        kind, _, name = actor.partition(":")
+        known = next((value for value in KINDS if value == kind), None)
+        if known is None or not name:
+            raise ConfigError(f"--actor {actor}: give KIND:NAME, with a kind of {', '.join(KINDS)}")
+        named.append(User(known, name))
+    own = {user.kind for user in named}
+    return [*(User(kind) for kind in KINDS if kind not in own), *dict.fromkeys(named)]
+
+
+_KEYS_HERE = "@KEYS@"
+
+
+def _check(wanted: Wanted) -> None:
+    if bool(wanted.tls_cert) != bool(wanted.tls_key):
+        raise ConfigError("--tls-cert and --tls-key belong together: give both")
+    if wanted.tls_verify and not (wanted.tls_ca and wanted.tls_cert):
+        raise ConfigError("--tls-verify needs --tls-ca, which clients' certificates are checked by")
+    if len(wanted.hosts) not in (1, wanted.servers):
+        raise ConfigError(f"--hosts: {len(wanted.hosts)} hosts for {wanted.servers} servers; give one each")
+
+
+def _addresses(wanted: Wanted) -> list[tuple[str, int]]:
+    """Where each server listens: hosts of their own share the port, one host counts up."""
+    if len(wanted.hosts) == wanted.servers:
+        return [(host, wanted.port) for host in wanted.hosts]
+    return [(wanted.hosts[0], wanted.port + number) for number in range(wanted.servers)]
+
+
+def _permissions(wanted: Wanted, user: User) -> dict[str, Any]:
+    right = permissions.rights(wanted.namespace, user.kind, name=user.name, pools=wanted.pools)
+    publish: dict[str, Any] = {"allow": list(right.publish)}
+    # With every pool named nothing is allowed that would have to be taken back.
+    if right.deny_publish and not wanted.pools:
+        publish["deny"] = list(right.deny_publish)
+    made: dict[str, Any] = {"publish": publish, "subscribe": {"allow": list(right.subscribe)}}
+    if right.answers:
+        made["allow_responses"] = {"max": 1, "expires": permissions.REPLY_EXPIRES}
+    return made
+
+
+def _server(
+    wanted: Wanted, number: int, entries: list[dict[str, Any]], cluster_password: str
+) -> dict[str, Any]:
+    addresses = _addresses(wanted)
+    host, port = addresses[number]
+    name = "headwater" if wanted.servers == 1 else f"headwater-{number + 1}"
+    store = wanted.store if wanted.servers == 1 else f"{wanted.store}/{name}"
+    made: dict[str, Any] = {
+        "server_name": name,
+        "listen": f"{host}:{port}",
+        "max_payload": MAX_PAYLOAD,
+        "write_deadline": "10s",
+        "jetstream": {"store_dir": store},
+    }
+    tls = _tls(wanted)
+    if tls:
+        made["tls"] = tls | ({"verify": True} if wanted.tls_verify else {})
+    if entries:
+        made["authorization"] = {"users": entries}
+    if wanted.servers > 1:
+        made["cluster"] = {
+            "name": f"headwater-{wanted.namespace}",
+            "listen": f"{host}:{port + CLUSTER_PORT_ABOVE}",
+            "authorization": {"user": "route", "password": cluster_password},
+            "routes": [
+                f"nats://route:{cluster_password}@{other}:{at + CLUSTER_PORT_ABOVE}"
+                for other, at in addresses
+            ],
+        } | ({"tls": tls} if tls else {})
+    return made
+
+
+def _tls(wanted: Wanted) -> dict[str, Any]:
+    files = {"cert_file": wanted.tls_cert, "key_file": wanted.tls_key, "ca_file": wanted.tls_ca}
+    return {name: str(Path(path).resolve()) for name, path in files.items() if path and wanted.tls_cert}
+
+
+def _text(wanted: Wanted, configuration: dict[str, Any], members: list[User]) -> str:
+    """Comments, then the settings; a value in JSON is valid in this format."""
+    lines = [f"# Headwater, namespace {wanted.namespace}. Start with: nats-server -c FILE"]
+    lines += [f"# {user.label}: {DUTIES[user.kind]}" for user in members]
+    if wanted.servers > 1:
+        lines.append("# Streams are kept by three servers with: headwater pools --replicas 3")
+    lines += [
+        f"{key}: {msgspec.json.format(msgspec.json.encode(value)).decode()}"
+        for key, value in configuration.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(wanted: Wanted, user: User, known: dict[str, str]) -> str:
+    """Settings of an actor as an environment file, for a service manager or a container."""
+    login = ""
+    lines = []
+    if wanted.auth == "password":
+        login = f"{user.label}:{known[f'{user.label}.password'].strip()}@"
+    else:
+        # A process finds its own in there; on another machine the folder holds only what was copied.
+        lines.append(f"{ENV_PREFIX}NATS_KEYS_DIR={_KEYS_HERE}")
+    url = ",".join(f"nats://{login}{host}:{port}" for host, port in _addresses(wanted))
+    lines.insert(0, f"{ENV_PREFIX}NATS={url}")
+    if user.name:
+        lines.append(f"{ENV_PREFIX}NAME={user.name}")
+    if wanted.tls_ca and wanted.tls_cert:
+        lines.append(f"{ENV_PREFIX}NATS_TLS_CA={Path(wanted.tls_ca).resolve()}")
+    if wanted.namespace != "default":
+        lines.append(f"{ENV_PREFIX}NAMESPACE={wanted.namespace}")
+    if wanted.servers > 1:
+        lines.append(f"{ENV_PREFIX}REPLICAS={min(wanted.servers, 3)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,95 @@
+"""Restarting the embedded nats-server once its store can be written again.
+
+A file store that met an I/O error (a full or read-only disk) refuses every later write until the server is started
+again, also long after there is room (nats-server 2.14 and newer; it continues to serve core NATS and reads). Where a write
+was not permitted it disables JetStream altogether. The server's own health check reports both, but neither while it
+starts. A restart loses nothing that was acknowledged, and helps only once the disk takes writes.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+LOOK_S: Final = 1.0
+ANSWER_S: Final = 2.0
+ROOM_BYTES: Final = 4 * 1024 * 1024
+"""What the disk must take, and keep free, before a restart."""
+
+EVERY_STREAM: Final = "every stream"
+
+_log = structlog.get_logger("headwater.nats")
+
+
+async def watch_store(port: int, store: Path, restart: Callable[[], Awaitable[None]]) -> None:
+    """Watch the server's health until cancelled; `port` is its monitoring port."""
+    reported = False
+    while True:
+        await asyncio.sleep(LOOK_S)
+        frozen = await frozen_streams(port)
+        if not frozen:
+            reported = False
+            continue
+        if not reported:
+            reported = True
+            _log.error("store_not_persisting", streams=sorted(frozen), reason=next(iter(frozen.values())))
+        reason = await asyncio.to_thread(why_no_room, store)
+        if reason:
+            _log.warning("nats_restart_waits", reason=reason)
+            continue
+        _log.warning(
+            "nats_restarts", reason="its store stopped at a write error, and the disk takes writes again"
+        )
+        await restart()
+        reported = False
+
+
+async def frozen_streams(port: int) -> dict[str, str]:
+    """Streams that take no writes any more, with the server's words; empty where it is well or does not answer."""
+    try:
+        document = await _get(port, "/healthz?details=true")
+    except (OSError, ValueError, TimeoutError):
+        return {}
+    found = {}
+    for one in document.get("errors") or ():
+        kind, words = one.get("type"), str(one.get("error", ""))
+        if kind == "STREAM" and "write error" in words:
+            found[str(one.get("stream", ""))] = words
+        elif kind == "JETSTREAM" and "not enabled" in words:
+            found[EVERY_STREAM] = words
+    return found
+
+
+def why_no_room(folder: Path) -> str:
+    """Why the folder's disk takes no writes; empty where it does."""
+    probe = folder / "probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{folder}: {error.strerror or error}"
+    finally:
+        try:
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            _log.debug("probe_not_removed", reason=str(error))
+    return ""
+
+
+async def _get(port: int, path: str) -> dict[str, Any]:
+    async with asyncio.timeout(ANSWER_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
+    document: dict[str, Any] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
+    return document

@@ -1,0 +1,1 @@
+"""What an operator runs against a deployment: reading logs and streams, controlling workers."""

@@ -1,0 +1,171 @@
+"""`headwater explain REQUEST`: why a request went where it went, as a table."""
+
+import msgspec
+
+from headwater.actors.runtime.ports import Ports
+from headwater.events.log import Log
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.text_table import table
+from headwater.schemas.events.event import Event
+from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.route import Candidate, Decision, Shadowed, Weights
+from headwater.schemas.messages.inference import Leg
+
+HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
+"""Fields of a request's events that are not for a line of text."""
+
+LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
+
+
+async def explain(nats: NatsSettings, pool: str, request: str) -> int:
+    """Print every decision made for a request, as a table. 1 if the log holds none."""
+    if not request.strip():
+        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
+    async with operator_world(nats, "explain") as world:
+        log = await world.pool_log(await choose_pool(world, pool))
+        found = await decisions_for(log, request)
+        for position, decision, after in found:
+            print(describe(decision, position, after))
+        await _print_life(world, request)
+    if not found:
+        print(f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)")
+    return 0 if found else 1
+
+
+async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision, list[str]]]:
+    """(log position, decision, what the log knew of it later) for each decision about `request`."""
+    found: list[tuple[int, Decision, list[str]]] = []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                if isinstance(event, Decision) and is_about(event, request):
+                    found.append((record.position, event, []))
+                for _, decision, after in found:
+                    after += afterwards(decision, event)
+    return found
+
+
+def is_about(decision: Decision, request: str) -> bool:
+    """Is it one of the request's decisions? Each has its choice and attempt behind the request's id."""
+    return decision.request == request or decision.request.startswith(request + "-")
+
+
+def afterwards(decision: Decision, event: object) -> list[str]:
+    """What an event adds to an earlier decision."""
+    if isinstance(event, LoadReported) and decision.request in event.prefilled:
+        place = event.prefilled.index(decision.request)
+        cached = event.cached[place] if place < len(event.cached) else -1
+        return [f"the engine found {cached} prompt tokens cached"] if cached >= 0 else []
+    if isinstance(event, Shadowed) and event.request == decision.request:
+        same = "the same" if event.worker == event.chosen else event.worker
+        lost = event.chosen_score - event.least
+        return [
+            f"policy {event.policy} would have taken {same}; by {event.judge} the choice cost {lost:.2f} too much"
+        ]
+    return []
+
+
+def describe(decision: Decision, position: int, after: list[str] | None = None) -> str:
+    """A decision for people: what each worker had, what it would have cost, and which was taken."""
+    split = any(candidate.leg for candidate in decision.candidates)
+    timed = any(candidate.prefill_ms for candidate in decision.candidates)
+    rows = [
+        (
+            "->" if candidate.worker == decision.worker else "",
+            candidate.worker,
+            *((LEGS[candidate.leg],) if split else ()),
+            *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
+            f"{candidate.cached_blocks} of {decision.blocks}",
+            *((candidate.assumed_blocks,) if any(one.assumed_blocks for one in decision.candidates) else ()),
+            candidate.lower_blocks,
+            candidate.prefill_tokens,
+            candidate.decode_blocks,
+            candidate.requests,
+            *(_times(candidate, decision.weights, split) if timed else ()),
+            f"{candidate.score:.2f}",
+        )
+        for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
+    ]
+    assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
+    columns = (
+        "",
+        "worker",
+        *(("does",) if split else ()),
+        *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
+        "cached",
+        *(("of those assumed",) if assumed else ()),
+        *("lower tier", "queued tokens", "held blocks", "requests"),
+        *(
+            ("queue ms", "prefill ms", *(("transfer ms",) if split else ()), "others ms", "rest ms")
+            if timed
+            else ()
+        ),
+        "cost ms" if timed else "cost",
+    )
+    waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
+    head = (
+        f"{decision.request}: {decision.prompt_tokens} prompt tokens in {decision.blocks} full blocks; "
+        f"decided at log position {decision.position}, stored at {position}{waited}"
+    )
+    does = f" ({LEGS[decision.leg]})" if split else ""
+    lines = [head, table(columns, rows), f"{decision.worker}{does}: {why(decision, timed=timed)}"]
+    return "\n".join(lines + [f"  later: {line}" for line in after or ()])
+
+
+def why(decision: Decision, *, timed: bool) -> str:
+    """In a few words, why the chosen worker was chosen."""
+    chosen = decision.chosen
+    least = min(candidate.score for candidate in decision.candidates)
+    if decision.constraints.pinned:
+        return "the request was for this worker only"
+    if decision.preferences.policy != "kv":
+        return f"policy {decision.preferences.policy}; its cost is {chosen.score - least:.2f} above the least"
+    if chosen.score > least:
+        if decision.preferences.temperature:
+            return f"drawn at temperature {decision.preferences.temperature:g}; its cost is {chosen.score - least:.2f} above the least"
+        return f"a prompt with so little to compute is not handed over; the least cost was {least:.2f}"
+    ties = sum(1 for candidate in decision.candidates if candidate.score == chosen.score)
+    unit = "ms" if timed else "blocks"
+    drawn = f" (drawn among {ties} equal)" if ties > 1 else ""
+    return f"least cost, {chosen.score:.2f} {unit}{drawn}"
+
+
+def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ...]:
+    """Queue, prefill, what others lose by it, and the rest of the cost (memory, adapters, tiers)."""
+    others = candidate.prefill_ms * (weights.retain + weights.crowding * candidate.requests)
+    known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
+    return (
+        f"{candidate.queue_ms:.1f}",
+        f"{candidate.prefill_ms:.1f}",
+        *((f"{candidate.transfer_ms:.1f}",) if split else ()),
+        f"{others:.1f}",
+        f"{candidate.score - known:.1f}",
+    )
+
+
+async def _print_life(world: Ports, request: str) -> None:
+    async for piece in world.requests.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                if getattr(event, "request", None) == request:
+                    print(f"  {event_line(event)}")
+
+
+def event_line(event: Event) -> str:
+    """An event of a request's life as a line of text."""
+    fields = [
+        f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
+        for name, value in msgspec.structs.asdict(event).items()
+        if name not in HIDDEN and value not in ("", (), b"", -1)
+    ]
+    kind = type(event).__struct_config__.tag
+    return f"{kind}: {', '.join(fields)}" if fields else str(kind)
+
+
+def _text(name: str, value: object) -> str:
+    if name.endswith("_ms"):
+        return f"{value} ms"
+    return f"{value} tokens" if name.endswith("_tokens") else str(value)

@@ -1,0 +1,101 @@
+"""Looking at the log: `headwater log` counts it, `headwater explain REQUEST` says why a request went where."""
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from headwater.actors.runtime.ports import Ports
+from headwater.events.log import Log
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.text_table import table
+from headwater.schemas.events.fleet import WorkerControlled
+from headwater.schemas.events.request import RequestRouted, RequestStepped
+from headwater.schemas.messages.inference import Leg
+from headwater.schemas.subjects import pool_kind
+
+LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
+
+
+async def show_log(
+    nats: NatsSettings, pool: str, *, audit: bool = False, requests: bool = False, as_json: bool = False
+) -> int:
+    """Print a pool log's events by kind, and its position; with `audit` who had workers do what.
+
+    With `requests` the request log's.
+    """
+    async with operator_world(nats, "log") as world:
+        if requests:
+            print(await request_summary(world))
+            return 0
+        if audit:
+            found = await audited(await world.pool_log(await choose_pool(world, pool)))
+            print("\n".join(msgspec.json.encode(one).decode() for one in found) if as_json else _audit(found))
+            return 0
+        print(await summary(world, await choose_pool(world, pool)))
+    return 0
+
+
+async def request_summary(world: Ports) -> str:
+    """Events of the request log by type; what went back in its saga by where and why."""
+    events: Counter[str] = Counter()
+    async for piece in world.requests.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                name = type(event).__name__
+                if isinstance(event, RequestStepped):
+                    name += f" ({event.before}: {event.cause})"
+                elif isinstance(event, RequestRouted) and event.leg:
+                    name += f" ({event.leg})"
+                events[name] += 1
+    rows = sorted(events.items())
+    return f"request log: {sum(events.values())} events\n{table(('event', 'count'), rows)}"
+
+
+async def audited(log: Log) -> list[dict[str, Any]]:
+    """Every control command in the log, oldest first: when, where, what, by whom and what came of it."""
+    found: list[dict[str, Any]] = []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            when = datetime.fromtimestamp(record.batch.wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+            for event in record.batch.events:
+                if isinstance(event, WorkerControlled):
+                    arguments = msgspec.json.decode(event.arguments)
+                    facts = {**msgspec.structs.asdict(event), "arguments": arguments}
+                    found.append({"position": record.position, "time": when, **facts})
+    return found
+
+
+def _audit(found: list[dict[str, Any]]) -> str:
+    columns = ("time", "worker", "epoch", "command", "arguments", "by", "status", "detail")
+    rows = [
+        [msgspec.json.encode(one[key]).decode() if key == "arguments" else one[key] for key in columns]
+        for one in found
+    ]
+    return f"{len(found)} control commands\n{table(columns, rows)}"
+
+
+async def summary(world: Ports, pool: str) -> str:
+    """Events of a pool's log by kind and type, with what they take."""
+    log = await world.pool_log(pool)
+    events: Counter[tuple[str, str]] = Counter()
+    writers: dict[tuple[str, str], set[str]] = {}
+    messages = 0
+    position = 0
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            messages += 1
+            position = record.position
+            for event in record.batch.events:
+                key = (pool_kind(record.subject), type(event).__name__)
+                events[key] += 1
+                writers.setdefault(key, set()).add(record.batch.writer)
+    rows = [
+        (kind, name, count, ", ".join(sorted(writers[kind, name])))
+        for (kind, name), count in sorted(events.items())
+    ]
+    head = f"log of pool {pool}: {sum(events.values())} events in {messages} messages, position {position}"
+    return f"{head}\n{table(('kind', 'event', 'count', 'written by'), rows)}"

@@ -1,0 +1,1 @@
+"""What one Headwater process does: signals, logging, metrics, sockets, and its actor."""

@@ -1,0 +1,102 @@
+"""`headwater admin`: the admin port, as a process and a NATS client of its own.
+
+Not in the edge: the edge faces the internet, and one mistake in it must not give control over workers. So the edge's
+key cannot control workers, and this process's key (kind `admin`) can only control them and read leases.
+"""
+
+import asyncio
+import ipaddress
+from pathlib import Path
+
+import structlog
+
+from headwater.actors.admin.app import AdminApp
+from headwater.actors.admin.tokens import Token, TokenAuthenticator, WeakToken, parse_tokens
+from headwater.actors.http.server import STOP_S, UvicornServer
+from headwater.actors.runtime.supervisor import RestartLimitReached, supervise
+from headwater.ops.config.edge import AdminSettings
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.processes import AdminProcess
+from headwater.ops.nats.connect import world_of
+from headwater.ops.nats.credentials import credentials
+from headwater.ops.process.sockets import bind
+
+_log = structlog.get_logger("headwater.admin")
+
+
+def tokens_of(settings: AdminSettings) -> list[Token]:
+    """The tokens of `--admin-token-file`. Raises `ConfigError`: without one there is no admin port."""
+    if not settings.token_file:
+        raise ConfigError("--admin-port needs --admin-token-file: control of workers requires a token")
+    path = Path(settings.token_file)
+    try:
+        text = path.read_text()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--admin-token-file {path}: {error}") from error
+    if mode & 0o077:
+        _log.warning("admin_token_file_readable_by_others", path=str(path), fix="chmod 600")
+    try:
+        return parse_tokens(text)
+    except WeakToken as error:
+        raise ConfigError(f"--admin-token-file {path}: {error}") from error
+
+
+def check(settings: AdminProcess) -> None:
+    """Raises `ConfigError` for an admin port that could not be opened with these settings."""
+    tokens_of(settings.admin)
+    credentials(settings.nats, "admin", "admin")
+    bind(settings.admin.host, settings.admin.port, "--admin-port").close()
+
+
+async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
+    """Serve the admin port until stopped."""
+    own = settings.admin
+    if not own.port:
+        raise ConfigError("give the port to listen on with --admin-port")
+    tokens = tokens_of(own)
+    listener = bind(own.host, own.port, "--admin-port")
+    if not _is_loopback(own.host):
+        _log.warning(
+            "admin_port_open",
+            host=own.host,
+            reason="tokens are sent unencrypted: put a TLS proxy in front",
+        )
+    async with world_of(settings.nats, "admin", settings.name or "admin") as world:
+        authenticator = TokenAuthenticator(tokens, world.clock)
+        serving: list[UvicornServer] = []
+
+        async def one_life() -> str:
+            server = UvicornServer(listener.dup())
+            serving[:] = [server]
+            try:
+                await server.serve(AdminApp(world, authenticator))
+            finally:
+                server.close()
+            return "" if stop.is_set() else "the server stopped"
+
+        work = asyncio.create_task(supervise("admin", one_life, world.clock), name="admin")
+        waiting = asyncio.create_task(stop.wait(), name="stop")
+        _log.info("admin_listens", url=f"http://{own.host}:{listener.getsockname()[1]}/admin/workers")
+        try:
+            await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            for server in serving:
+                server.stop()
+            await asyncio.wait({work}, timeout=STOP_S)
+            if work.done():
+                work.result()
+        except RestartLimitReached as error:
+            _log.error("gave_up", reason=str(error))
+            return 1
+        finally:
+            waiting.cancel()
+            work.cancel()
+            listener.close()
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,37 @@
+"""One edge as a process."""
+
+import asyncio
+import secrets
+
+from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.http.server import UvicornServer
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.persistence import PROBE_S
+from headwater.actors.runtime.ports import Ports
+from headwater.ops.config.processes import EdgeProcess
+from headwater.ops.process.actor import Host, run_one
+from headwater.ops.process.sockets import bind
+
+
+async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
+    """Run an edge until stopped. Raises `ConfigError` if its address is taken."""
+    http, edge = settings.http, settings.edge
+    listener = bind(http.host, http.port)
+    name = settings.name or f"edge-{secrets.token_hex(3)}"
+
+    async def make(world: Ports) -> Actor:
+        # Each incarnation of the actor closes its own copy.
+        server = UvicornServer(listener.dup(), http.connections)
+        return EdgeActor(
+            world,
+            name,
+            server,
+            drain_s=settings.drain_timeout,
+            payload=edge.record_payloads,
+            limits=edge.client,
+            bodies=http.bodies,
+            special_tokens_in_text=edge.allow_special_tokens_in_text,
+            probe_s=PROBE_S,
+        )
+
+    return await run_one(Host(settings.nats, settings.metrics), "edge", name, make, stop)

@@ -1,0 +1,47 @@
+"""Listening sockets of a process."""
+
+import secrets
+import socket
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.ops.config.errors import ConfigError
+
+FREE_FROM, FREE_TO = 20_000, 32_000
+"""Range of the ports found by `free_range`: below the range that systems assign to clients."""
+
+
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A bound, not yet listening socket. Raises `ConfigError` naming the address and the flag to change."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        free = ", or 0 for a free one" if flag == "--port" else ""
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another {flag}{free}"
+        ) from error
+    sock.set_inheritable(True)
+    return sock
+
+
+def free_range(count: int, host: str) -> int:
+    """The first of `count` consecutive ports that can be bound now. Raises `EngineUnavailable`."""
+    for _ in range(100):
+        first = FREE_FROM + secrets.randbelow(FREE_TO - FREE_FROM - count)
+        if all(_is_free(host, first + number) for number in range(count)):
+            return first
+    raise EngineUnavailable(
+        f"no {count} consecutive free ports on {host}: give --nixl-port or --metrics-port, or an address of this machine "
+        "as --nixl-host or --host"
+    )
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

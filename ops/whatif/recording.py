@@ -1,0 +1,212 @@
+"""A recorded run as a trace: the pool log has the decisions, the request log the results.
+
+A decision records the number of its prompt's blocks and their last hash. Workers announce blocks with their parents, so the
+whole prompt is found by following parents from that last block to the start. Where that block was never announced, only the
+matched part is known, and the rest is replaced by blocks that no other prompt has.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from headwater.engines.sim.step_time import StepTime
+from headwater.events.log import Log
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.step_fit import Samples, fitted
+from headwater.ops.whatif.trace import Trace, TraceRequest, own_hash
+from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerJoined
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
+from headwater.schemas.events.route import Decision
+from headwater.schemas.hashing import ROOT, seed, unpack_hashes
+
+MADE_UP = 1 << 40
+"""Offset of the request numbers whose own blocks replace unknown ones; see `own_hash`."""
+
+
+class Happened(NamedTuple):
+    """The result of a request: cached blocks of its prompt (-1: not reported), milliseconds."""
+
+    hit_blocks: int
+    ttft_ms: float
+    e2e_ms: float
+
+
+class Recording(NamedTuple):
+    """A recorded run. `happened` are the results of requests that succeeded, by their name in `trace`.
+
+    Of the prompts `whole` are known completely, `partly` as far as they were matched, and `unknown` not at all. `left_out`
+    decisions led to no answer. `fitted`: step times were estimated from the log.
+    """
+
+    trace: Trace
+    setup: Setup
+    happened: dict[str, Happened]
+    whole: int
+    partly: int
+    unknown: int
+    left_out: int
+    fitted: bool
+
+
+class _Pool:
+    """The contents of a pool log."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int] = {}
+        self.decisions: dict[str, Decision] = {}
+        self.joined: dict[str, WorkerJoined] = {}
+        self.roles: dict[str, Role] = {}
+        self.samples = Samples()
+
+    async def read(self, log: Log) -> None:
+        async for piece in log.read(0, follow=False):
+            for record in piece.records:
+                for event in record.batch.events:
+                    self._take(event)
+
+    def _take(self, event: object) -> None:
+        match event:
+            case BlocksStored():
+                parent = event.parent
+                for block in unpack_hashes(event.hashes).tolist():
+                    self.parents[block] = parent
+                    parent = block
+            case Decision():
+                self.decisions.setdefault(event.request, event)
+            case WorkerJoined():
+                self.joined[event.worker] = event
+                self.roles[event.worker] = event.role
+            case WorkerChanged():
+                self.roles[event.worker] = event.role
+            case LoadReported():
+                self.samples.take(event)
+            case _:
+                pass
+
+    def prompt(self, decision: Decision, number: int) -> tuple[list[int], int]:
+        """The hashes of a prompt's full blocks, and how many of them are known."""
+        known = self._chain(decision.last, decision)
+        if len(known) != decision.blocks:
+            known = self._chain(decision.deepest, decision)
+            if known and decision.following and len(known) < decision.blocks:
+                known.append(decision.following)
+        made_up = [own_hash(MADE_UP + number, at) for at in range(len(known), decision.blocks)]
+        return known + made_up, len(known)
+
+    def _chain(self, block: int, decision: Decision) -> list[int]:
+        """The blocks from the start of a prompt to this one; none if they are not all known."""
+        found: list[int] = []
+        while block in self.parents and len(found) < decision.blocks:
+            found.append(block)
+            block = self.parents[block]
+        # A chain that ends elsewhere lacks its start: the log was purged, or the prompt has a salt.
+        return found[::-1] if block in (ROOT, seed(decision.constraints.lora_name)) else []
+
+
+class _Requests:
+    """The contents of a request log, by request and choice."""
+
+    def __init__(self) -> None:
+        self.choices: dict[str, int] = {}
+        self.first: dict[tuple[str, int], str] = {}
+        self.started: dict[tuple[str, int], RequestStarted] = {}
+        self.ended: dict[str, RequestEnded] = {}
+
+    async def read(self, log: Log) -> None:
+        async for piece in log.read(0, follow=False):
+            for record in piece.records:
+                for event in record.batch.events:
+                    match event:
+                        case RequestAccepted():
+                            self.choices[event.request] = event.choices
+                        case RequestRouted() if not event.emitted_tokens:
+                            # Later ones are the decode leg, or another worker after a failure.
+                            self.first.setdefault((event.request, event.choice), event.attempt)
+                        case RequestStarted():
+                            self.started.setdefault((event.request, event.choice), event)
+                        case RequestEnded():
+                            self.ended[event.request] = event
+                        case _:
+                            pass
+
+
+async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
+    """Read both logs. Raises `ConfigError` if there is nothing to replay."""
+    pool, requests = _Pool(), _Requests()
+    await pool.read(pool_log)
+    await requests.read(request_log)
+    if not pool.decisions:
+        raise ConfigError(f"the log of pool {name} has no decision: there is nothing to replay")
+    size = _block_size(pool)
+    found: list[tuple[int, TraceRequest]] = []
+    happened: dict[str, Happened] = {}
+    known: Counter[str] = Counter()
+    for (request, choice), attempt in requests.first.items():
+        decision = pool.decisions.get(attempt)
+        started, ended = requests.started.get((request, choice)), requests.ended.get(request)
+        if decision is None or decision.constraints.leg or started is None or ended is None:
+            continue
+        hashes, sure = pool.prompt(decision, len(found))
+        known["whole" if sure == decision.blocks else "partly" if sure else "unknown"] += 1
+        if decision.prompt_tokens % size:
+            hashes.append(own_hash(MADE_UP + len(found), decision.blocks))
+        output = max(1, ended.completion_tokens // max(1, requests.choices.get(request, 1)))
+        asked = TraceRequest(
+            attempt,
+            0,
+            decision.prompt_tokens,
+            output,
+            tuple(hashes),
+            size,
+            session=decision.preferences.session,
+        )
+        found.append((decision.wall_ns, asked))
+        if ended.reason in ("stop", "length") and not ended.migrations:
+            cached = started.cached_tokens
+            blocks = cached // size if cached >= 0 else -1
+            happened[attempt] = Happened(blocks, started.ttft_ms, ended.duration_ms)
+    if not found:
+        raise ConfigError(f"no decision of pool {name} led to an answer in the request log")
+    found.sort(key=lambda pair: (pair[0], pair[1].name))
+    first_ns = found[0][0]
+    trace = Trace(f"log of {name}", tuple(asked._replace(arrival_ns=at - first_ns) for at, asked in found))
+    asking = sum(not decision.constraints.leg for decision in pool.decisions.values())
+    step_time = fitted(pool.samples)
+    return Recording(
+        trace,
+        _setup(pool, size, step_time or StepTime()),
+        happened,
+        known["whole"],
+        known["partly"],
+        known["unknown"],
+        asking - len(found),
+        step_time is not None,
+    )
+
+
+def _block_size(pool: _Pool) -> int:
+    sizes = {joined.block_size for joined in pool.joined.values()}
+    if len(sizes) != 1:
+        raise ConfigError(f"workers of this log have blocks of {sorted(sizes)} tokens: one size is required")
+    return sizes.pop()
+
+
+def _setup(pool: _Pool, size: int, step_time: StepTime) -> Setup:
+    """The settings of the run, as far as the log has them; the rest are the simulator's defaults."""
+    decisions = list(pool.decisions.values())
+    seen = {candidate.worker for decision in decisions for candidate in decision.candidates}
+    roles = Counter(pool.roles.get(worker, "both") for worker in seen)
+    joined = [pool.joined[worker] for worker in seen if worker in pool.joined] or list(pool.joined.values())
+    return Setup(
+        policy=Counter(one.preferences.policy for one in decisions).most_common(1)[0][0],
+        workers=roles["both"],
+        prefill_workers=roles["prefill"],
+        decode_workers=roles["decode"],
+        blocks=round(sum(one.total_blocks for one in joined) / len(joined)),
+        block_size=size,
+        weights=decisions[-1].weights,
+        step_time=step_time,
+        sequences=max(one.max_running for one in joined),
+    )

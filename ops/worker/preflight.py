@@ -1,0 +1,109 @@
+"""Checks before an engine loads anything: settings against each other, and against the running fleet."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.sim.defaults import BLOCK_SIZE
+from headwater.engines.vllm.config import checks, cli_arguments, versions
+from headwater.engines.vllm.config.arguments import CPU_BLOCK_SIZE
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.worker import VllmOptions, WorkerSettings
+from headwater.ops.worker.plan import WorkerPlan, ranks_here
+
+LOOK_S = 5.0
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("headwater.preflight")
+
+
+def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
+    """The checks that need neither vLLM nor the fleet. Raises `EngineUnavailable`."""
+    worker_settings, vllm = settings.worker, settings.vllm
+    if worker_settings.engine != "vllm":
+        checks.ports(_metrics_ports(workers))
+        return
+    versions.check(versions.installed(), allow=vllm.allow_vulnerable_engine)
+    if worker_settings.chat_template:
+        checks.template(worker_settings.chat_template)
+    for worker in workers:
+        checks.role(worker.role, vllm.connector, vllm.native)
+    ranks = ranks_here(vllm.native)
+    sides = [
+        checks.PortRange("--nixl-port", worker.name, worker.nixl_port, ranks)
+        for worker in workers
+        if worker.nixl_port
+    ]
+    checks.ports([*sides, *_metrics_ports(workers), *_kv_event_ports(vllm.native, workers, ranks)])
+
+
+def _metrics_ports(workers: Sequence[WorkerPlan]) -> list[checks.PortRange]:
+    return [
+        checks.PortRange("--metrics-port", worker.name, worker.metrics_port)
+        for worker in workers
+        if worker.metrics_port
+    ]
+
+
+def _kv_event_ports(
+    native: Sequence[str], workers: Sequence[WorkerPlan], ranks: int
+) -> list[checks.PortRange]:
+    flag = "--kv-events-config"
+    text = cli_arguments.value(native, "kv_events_config")
+    if not text:
+        return []
+    try:
+        config = msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise EngineUnavailable(f"{flag} {text}: {error}. Give a JSON object") from error
+    endpoints = [config.get(name) for name in ("endpoint", "replay_endpoint")]
+    return [
+        port
+        for worker in workers
+        for endpoint in endpoints
+        if isinstance(endpoint, str)
+        for port in checks.kv_event_ports(worker.name, endpoint, ranks, flag)
+    ]
+
+
+def known_block_size(worker: WorkerSettings, native: Sequence[str], *, cpu: bool) -> int:
+    """Tokens per KV block that the engine will have; 0 if only the engine knows."""
+    if worker.engine == "sim":
+        return worker.block_size or BLOCK_SIZE
+    return (
+        worker.block_size or cli_arguments.number(native, "block_size", 0) or (CPU_BLOCK_SIZE if cpu else 0)
+    )
+
+
+async def against_fleet(
+    world: Ports, worker: WorkerSettings, vllm: VllmOptions, model: str, *, cpu: bool
+) -> None:
+    """Compare with the model cards of pools that have workers now. Raises `EngineUnavailable`."""
+    cards = await _read(CardTable(world.cards).models)
+    leases = await _read(LeaseTable(world.leases).read_all)
+    live = {lease.pool for lease in leases if lease.kind == "worker"}
+    size = known_block_size(worker, vllm.native, cpu=cpu)
+    if size:
+        checks.block_size(model, size, cards, live)
+    if worker.engine == "vllm":
+        allow = vllm.allow_mixed_versions
+        checks.versions(worker.role, versions.installed(), model, cards, live, allow=allow)
+
+
+async def _read(read: Callable[[], Awaitable[list[T]]]) -> list[T]:
+    """The rows of a table; waits while the store does not answer."""
+    while True:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return await read()
+        except TimeoutError:
+            _log.warning(
+                "fleet_awaited", reason=f"the lease and card tables did not answer within {LOOK_S:.0f} s"
+            )

@@ -1,0 +1,72 @@
+"""Ways to run an engine process: one worker, several that share an import, or a follower of a leader elsewhere."""
+
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.worker import FleetSettings
+from headwater.ops.process import metrics_folder
+
+
+def run(settings: EngineProcess) -> int:
+    """Run until stopped; returns the exit code. Raises `EngineUnavailable` for what a user can fix."""
+    if settings.worker.engine == "vllm" and settings.metrics.port:
+        # Before the first import of Prometheus: see there.
+        metrics_folder.take()
+    try:
+        return _run(settings)
+    finally:
+        metrics_folder.give_up_own()
+
+
+def _run(settings: EngineProcess) -> int:
+    from headwater.engines.vllm.config import checks
+    from headwater.ops.process import signals
+    from headwater.ops.worker import engine, make_engine, plan, preflight
+
+    is_vllm = settings.worker.engine == "vllm"
+    if is_vllm and checks.is_follower(settings.vllm.native):
+        return _headless(settings)
+    if is_vllm and make_engine.on_cpu():
+        from headwater.ops.worker import vllm_forks
+
+        return vllm_forks.run(settings)
+    plans = plan.plan(_one(settings))
+    preflight.check(settings, plans)
+    alone = plan.of_worker(settings, plans[0]._replace(name=settings.name))
+    return signals.run(lambda stop: engine.run_engine(alone, stop))
+
+
+def _headless(settings: EngineProcess) -> int:
+    """Run the data-parallel ranks of a leader on another machine."""
+    from headwater.engines.vllm import forkserver, headless
+    from headwater.engines.vllm.config import cli_arguments
+    from headwater.ops.process import metrics
+    from headwater.ops.worker import make_engine, plan, preflight
+
+    plans = plan.plan(_one(settings))
+    preflight.check(settings, plans)
+    folder = make_engine.model_folder(settings.worker.model)
+    name = settings.name or "headless"
+    if settings.metrics.port:
+        ranks = (
+            cli_arguments.value(settings.vllm.native, f"data_parallel_{which}")
+            for which in ("rank", "start_rank")
+        )
+        rank = next((rank for rank in ranks if rank), "0")
+        labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": rank}
+        metrics.serve(settings.metrics, lambda: labels)
+    alone = plan.of_worker(settings, plans[0])
+    if make_engine.on_cpu():
+        forkserver.preload(online=any(source.startswith("hf://") for source in settings.lora.sources))
+    headless.run(make_engine.vllm_settings(alone, name, folder=folder, name=folder.name))
+    return 0
+
+
+def _one(settings: EngineProcess) -> EngineProcess:
+    """The same settings for a single worker: without a shared import each worker is a process of its own."""
+    fleet = settings.fleet
+    if (fleet.workers or 1) > 1 or fleet.prefill_workers or fleet.decode_workers:
+        raise ConfigError(
+            f"this runs one {settings.worker.engine} worker per process: give --role and start one process per worker, "
+            "or use `headwater up`"
+        )
+    return settings._replace(fleet=FleetSettings(workers=1))

@@ -1,0 +1,189 @@
+"""Several vLLM engines on one machine's CPUs: a host that imports once and forks a worker process for each.
+
+The host does nothing but fork, wait and fork again: it opens no socket and starts no thread, so that its
+children inherit only imports. When a worker died, a child of its own revokes its lease; then the worker
+is started again.
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+import structlog
+
+from headwater.actors.runtime.supervisor import DEFAULT_POLICY, Backoff
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.vllm import forkserver
+from headwater.engines.vllm.config import cli_arguments
+from headwater.events.errors import LogError
+from headwater.events.jetstream import JetStreamTable
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.nats.connect import open_connection
+from headwater.ops.process import signals
+from headwater.ops.process.actor import EXIT_UNRECOVERABLE
+from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.process.revoke_lease import revoke_leases_of
+from headwater.ops.worker import engine, make_engine, preflight
+from headwater.ops.worker import plan as workers
+from headwater.schemas import subjects
+
+POLL_S = 0.2
+
+_log = structlog.get_logger("headwater.host")
+
+
+def run(settings: EngineProcess) -> int:
+    """Host the settings' workers until SIGTERM or SIGINT. 1 if one cannot be kept alive."""
+    # Before anything is imported: a wrong path should not cost a minute.
+    make_engine.model_folder(settings.worker.model)
+    plans = workers.plan(settings)
+    preflight.check(settings, plans)
+    _log.info("vllm_importing", workers=len(plans))
+    try:
+        seconds = forkserver.preload(
+            online=any(source.startswith("hf://") for source in settings.lora.sources)
+        )
+    except ImportError as error:
+        raise EngineUnavailable(f"vLLM cannot be imported: {error}") from error
+    try:
+        # Once for all, with vLLM's own parser; what it means is not needed here.
+        cli_arguments.parse(settings.vllm.native)
+    except EngineUnavailable as error:
+        _log.error("engine_cannot_start", reason=str(error))
+        return EXIT_UNRECOVERABLE
+    compile_kernels()
+    _log.info("vllm_imported", seconds=round(seconds, 1))
+    return _Host(settings, plans).run()
+
+
+class _Host:
+    def __init__(self, settings: EngineProcess, plans: list[workers.WorkerPlan]) -> None:
+        self._settings = settings
+        self._plans = {plan.name: plan for plan in plans}
+        self._stopping = False
+        self._failed = False
+        self._pids: dict[int, str] = {}
+        self._started_s: dict[str, float] = {}
+        self._again: dict[str, float] = {}
+        self._backoff: dict[str, Backoff] = {}
+
+    def run(self) -> int:
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._again = dict.fromkeys(self._plans, 0.0)
+        self._backoff = {name: Backoff(DEFAULT_POLICY) for name in self._plans}
+        while True:
+            now = time.monotonic()
+            for name in [name for name, due in self._again.items() if due <= now and not self._stopping]:
+                del self._again[name]
+                self._start(name)
+            if self._stopping and not self._pids:
+                return EXIT_UNRECOVERABLE if self._failed else 0
+            self._reap()
+            select.select([wake_read], [], [], POLL_S)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+
+    def _on_stop(self, *_: object) -> None:
+        self._stopping = True
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _start(self, name: str) -> None:
+        settings = workers.of_worker(self._settings, self._plans[name])
+        self._started_s[name] = time.monotonic()
+        pid = _fork(lambda: signals.run(lambda stop: engine.run_engine(settings, stop)))
+        self._pids[pid] = name
+
+    def _reap(self) -> None:
+        """Restart dead children, or stop all if one cannot be kept alive."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            name = self._pids.pop(pid, None)
+            if name is None:
+                continue
+            # The engine's own processes are in its group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            if self._stopping:
+                continue
+            _fork(partial(_revoke_now, self._settings.nats, name, pid))
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0:
+                # `headwater ctl stop` ended it.
+                _log.info("worker_ended", worker=name)
+                continue
+            now = time.monotonic()
+            delay = self._backoff[name].next_delay_s(now, now - self._started_s[name])
+            if code == EXIT_UNRECOVERABLE:
+                delay = None
+            if delay is None:
+                _log.error("gave_up", child=name, exit_code=code)
+                self._on_stop()
+                self._failed = True
+                continue
+            _log.warning("child_restarting", child=name, exit_code=code, delay_s=delay)
+            self._again[name] = now + delay
+
+
+def _fork(main: Callable[[], int]) -> int:
+    """Run `main` in a forked child with its own process group; returns the child's id."""
+    pid = os.fork()
+    if not pid:
+        _child(main)
+    return pid
+
+
+def _child(main: Callable[[], int]) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        code = main()
+    except BaseException as error:
+        _log.error("worker_failed", reason=f"{type(error).__name__}: {error}", exc_info=error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: the parent's exit handlers are not ours to run.
+        os._exit(code)
+
+
+def _revoke_now(nats: NatsSettings, name: str, pid: int) -> int:
+    return asyncio.run(_revoke(nats, name, pid))
+
+
+async def _revoke(nats: NatsSettings, name: str, pid: int) -> int:
+    try:
+        # As the worker: it may delete its own lease.
+        client = await open_connection(nats, "worker", name, inbox="revoke_leases_of", wait_s=2.0)
+        try:
+            leases = JetStreamTable(client, subjects.lease_bucket(nats.namespace))
+            await revoke_leases_of(leases, "worker", name, pid)
+        finally:
+            await client.close()
+    except LogError:
+        # The lease expires within three seconds.
+        return 1
+    return 0

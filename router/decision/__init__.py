@@ -1,0 +1,1 @@
+"""One routing decision: filters, scorer, picker."""

@@ -1,0 +1,155 @@
+"""Candidates: each worker that passes the filters, with the work that the request would add and its cost.
+
+A pool with prefill workers offers two ways. Remote prefill (leg "prefill") costs computing the prompt there, transferring what
+the cheapest decode worker lacks, and that worker's memory. Aggregated (leg "") computes the prompt where it is
+decoded, which delays the requests decoding there.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from headwater.router.decision import cost
+from headwater.router.decision.context import ScoringContext
+from headwater.router.decision.filters import filter_workers
+from headwater.router.fold.load import Loads
+from headwater.router.fold.prefill_time import StepModel
+from headwater.router.fold.worker import Worker
+from headwater.schemas.events.route import Candidate
+from headwater.schemas.messages.inference import Leg
+
+
+def score_candidates(scoring: ScoringContext) -> list[Candidate]:
+    """All candidates of the query, ordered by worker name. A pinned worker is offered for the whole request only."""
+    wanted = scoring.constraints
+    allowed = filter_workers([worker for _, worker in sorted(scoring.loads.workers.items())], wanted)
+    decoders = [worker for worker in allowed if worker.role != "prefill"]
+    weights = scoring.weights
+    estimates = estimate_work(scoring, allowed)
+    if wanted.leg == "decode":
+        return [
+            _candidate(
+                scoring, worker, estimates, "decode", cost.remote_decode(weights, estimates[worker.name])
+            )
+            for worker in allowed
+        ]
+    # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
+    cheapest: dict[str, tuple[float, float]] = {}
+    for worker in decoders if len(decoders) < len(allowed) else ():
+        work = estimates[worker.name]
+        best = (cost.remote_decode(weights, work), cost.transfer(weights, work))
+        cheapest[worker.pairs_with] = min(best, cheapest.get(worker.pairs_with, best))
+    found: list[Candidate] = []
+    for worker in allowed:
+        work = estimates[worker.name]
+        if wanted.pinned and worker.name != wanted.pinned:
+            continue
+        if worker.role != "prefill" or not decoders:
+            # Without any decode worker, a prefill worker serves the whole request rather than none.
+            extra = cost.interference(weights, work) if worker.role == "decode" else 0.0
+            score = cost.aggregated(weights, work) + extra
+            found.append(_candidate(scoring, worker, estimates, "", score))
+        elif worker.pairs_with and worker.pairs_with in cheapest:
+            score, transfer = cheapest[worker.pairs_with]
+            score += cost.prefill(weights, work)
+            found.append(_candidate(scoring, worker, estimates, "prefill", score, transfer))
+    return found
+
+
+def select_legs(scoring: ScoringContext, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
+    aggregated = [candidate for candidate in candidates if not candidate.leg]
+    if not aggregated or len(aggregated) == len(candidates):
+        return candidates
+    cheapest = min(aggregated, key=lambda candidate: candidate.score)
+    block_size = scoring.loads.workers[cheapest.worker].block_size
+    cached = (cheapest.cached_blocks + cheapest.lower_blocks) * block_size
+    if scoring.query.prompt_tokens - cached <= scoring.weights.local_tokens:
+        return aggregated
+    return [candidate for candidate in candidates if candidate.leg] if scoring.weights.apart else candidates
+
+
+def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[str, cost.WorkEstimate]:
+    """The work at each worker. Times are given for all of them, or for none if the step times of one are unknown."""
+    models = [_model(scoring.loads, worker) for worker in workers] if scoring.weights.estimate else []
+    known = bool(models) and all(model.learned for model in models)
+    return {
+        worker.name: _work(scoring, worker, models[number] if known else None)
+        for number, worker in enumerate(workers)
+    }
+
+
+def _model(loads: Loads, worker: Worker) -> StepModel:
+    own = worker.steps
+    return own if own.learned else loads.steps.get(worker.engine, own)
+
+
+def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> cost.WorkEstimate:
+    # An engine computes at least the last token itself, even of a fully cached prompt.
+    prompt_tokens = scoring.query.prompt_tokens
+    usable = max(0, prompt_tokens - 1) // worker.block_size
+    slot = scoring.prefixes.slots.get(worker.name)
+    gpu = any_tier = 0
+    if slot is not None and worker.name not in scoring.cold:
+        gpu = min(int(scoring.depths[0, slot]), usable)
+        any_tier = min(int(scoring.depths[1, slot]), usable)
+    cached = max(gpu, min(scoring.credited.get(worker.name, 0), usable))
+    now_ns = scoring.context.wall_ns
+    prefill_tokens, decode_blocks = worker.promised(now_ns)
+    work = cost.WorkEstimate(
+        worker.block_size,
+        prompt_tokens,
+        cached,
+        max(0, any_tier - cached),
+        prefill_tokens,
+        decode_blocks,
+        len(worker.requests),
+        worker.total_blocks,
+        cached - gpu,
+    )
+    if model is None:
+        return work
+    # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
+    work = work._replace(decode_blocks=max(decode_blocks, worker.used_blocks))
+    computed_ms = 0.0
+    if prefill_tokens:
+        since_ns, tokens = worker.computing_since(now_ns)
+        # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
+        computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
+    times = cost.estimate_times(model, work.uncached_tokens, prefill_tokens, computed_ms)
+    return work._replace(times=times)
+
+
+def _candidate(
+    scoring: ScoringContext,
+    worker: Worker,
+    estimates: Mapping[str, cost.WorkEstimate],
+    leg: Leg,
+    score: float,
+    transfer: float = 0.0,
+) -> Candidate:
+    work = estimates[worker.name]
+    lora_name = scoring.constraints.lora_name
+    weights = scoring.weights
+    loads_lora = bool(lora_name) and lora_name not in worker.loras
+    if loads_lora:
+        # With all slots taken, another adapter must be unloaded first.
+        full = len(worker.loras) >= worker.lora_slots
+        score += weights.lora_load * (2 if full else 1) * cost.block(work)
+    times = work.times
+    if leg == "decode":
+        transfer = cost.transfer(weights, work)
+    return Candidate(
+        worker=worker.name,
+        epoch=worker.epoch,
+        cached_blocks=work.cached_blocks,
+        lower_blocks=work.lower_blocks,
+        prefill_tokens=work.prefill_tokens,
+        decode_blocks=work.decode_blocks,
+        requests=work.requests,
+        score=score,
+        leg=leg,
+        loads_lora=loads_lora,
+        assumed_blocks=work.assumed_blocks,
+        queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
+        prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
+        transfer_ms=transfer if times is not None else 0.0,
+    )

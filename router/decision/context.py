@@ -1,0 +1,53 @@
+"""Inputs of one decision besides the prompt: what the router adds, and what all candidates are scored with."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from headwater.router.fold.load import Loads
+from headwater.router.index.prefix_index import PrefixIndex
+from headwater.schemas.constraints import Constraints, Preferences
+from headwater.schemas.events.route import RouteQuery, Weights
+from headwater.schemas.hashing import U64
+
+DEFAULT_POLICY: Final = "kv"
+
+
+class DecisionContext(NamedTuple):
+    """What the deciding router contributes. `policy` and `temperature` apply to queries that state none."""
+
+    number: int
+    position: int
+    seen: int
+    wall_ns: int
+    weights: Weights
+    degraded: bool
+    policy: str = DEFAULT_POLICY
+    temperature: float = 0.0
+    waited_ms: int = 0
+
+
+class ScoringContext(NamedTuple):
+    """What all candidates of one decision are scored with.
+
+    `depths[tier, slot]` is the number of leading blocks of the prompt that a worker holds on that tier or a faster one;
+    `credited[worker]` the number it is expected to hold by now.
+    """
+
+    prefixes: PrefixIndex
+    depths: U64
+    cold: set[str]
+    query: RouteQuery
+    context: DecisionContext
+    loads: Loads
+    credited: Mapping[str, int]
+    preferences: Preferences
+
+    @property
+    def constraints(self) -> Constraints:
+        """Those of the query."""
+        return self.query.constraints
+
+    @property
+    def weights(self) -> Weights:
+        """Those of the router."""
+        return self.context.weights

@@ -1,0 +1,188 @@
+"""`decide(state, …) -> Decision`, pure, and `recompute`, the same from a decision's record.
+
+A record keeps a few numbers of its prompt: the count of blocks, the deepest hash that any worker has, and some of those after it.
+The matched path is in the index, by parents, so `recompute` on the same state gives the same decision, bit for bit.
+"""
+
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headwater.router.decision.candidates import score_candidates, select_legs
+from headwater.router.decision.context import DecisionContext, ScoringContext
+from headwater.router.decision.filters import explain_no_worker
+from headwater.router.decision.policies import POLICIES, Choice, PolicyError
+from headwater.router.fold.expected_blocks import sample_positions
+from headwater.router.fold.load import Loads
+from headwater.router.index.prefix_index import PrefixIndex
+from headwater.schemas.constraints import FlowControl, Preferences
+from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused
+from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
+
+NO_WORKER_RETRY_S: Final = 1.0
+RECOMPUTED: Final = FlowControl()
+"""A recomputed query does not wait: it was admitted when it was recorded."""
+
+
+class Prompt(NamedTuple):
+    """The block hashes of a prompt. `hashes` may stop after the first block that no worker has."""
+
+    blocks: int
+    hashes: U64
+    last: int
+
+
+class CannotRecompute(ValueError):
+    """The index does not hold the path that the decision matched."""
+
+
+def prompt_of(query: RouteQuery) -> Prompt:
+    """The prompt of a query. Raises ValueError if its bytes are no packed hashes."""
+    hashes = unpack_hashes(query.hashes)
+    return Prompt(len(hashes), hashes, int(hashes[-1]) if len(hashes) else 0)
+
+
+def sample_uncached(prompt: Prompt, deepest: int) -> list[tuple[int, int]]:
+    """(position, hash) of a sample of the blocks after the deepest known one: those credited to the chosen worker."""
+    if len(prompt.hashes) < prompt.blocks:
+        # The record of a release that did not sample.
+        return []
+    positions = sample_positions(deepest, prompt.blocks)
+    return list(zip(positions, prompt.hashes[positions].tolist(), strict=True)) if positions else []
+
+
+def seed_of(request: str) -> int:
+    """The decision's random seed: 64 bits of the request id's digest, equal on every machine."""
+    return int.from_bytes(blake2b(request.encode(), digest_size=8).digest(), "little")
+
+
+def decide(
+    index: PrefixIndex,
+    loads: Loads,
+    cold: set[str],
+    prompt: Prompt,
+    query: RouteQuery,
+    context: DecisionContext,
+) -> Decision | RouteRefused:
+    """Choose a worker by the query's policy, or else the router's. Random draws use the recorded seed."""
+    wanted = query.preferences
+    preferences = Preferences(
+        wanted.policy or context.policy,
+        wanted.temperature if wanted.temperature >= 0 else context.temperature,
+        wanted.session,
+    )
+    policy = POLICIES.get(preferences.policy)
+    if policy is None:
+        return RouteRefused(
+            f"unknown policy {preferences.policy}: available are {', '.join(POLICIES)}", status=400
+        )
+    deepest, depths = index.find(prompt.hashes)
+    sample = sample_uncached(prompt, deepest)
+    credited = loads.credit.depths(sample)
+    scoring = ScoringContext(index, depths, cold, query, context, loads, credited, preferences)
+    candidates = score_candidates(scoring)
+    if not candidates:
+        return _refuse(loads, query)
+    seed = seed_of(query.request)
+    try:
+        chosen = policy(Choice(scoring, select_legs(scoring, candidates), seed))
+    except PolicyError as error:
+        return RouteRefused(str(error), status=400)
+    hashes = prompt.hashes
+    return Decision(
+        number=context.number,
+        position=context.position,
+        seen=context.seen,
+        wall_ns=context.wall_ns,
+        request=query.request,
+        prompt_tokens=query.prompt_tokens,
+        max_tokens=query.max_tokens,
+        blocks=prompt.blocks,
+        deepest=int(hashes[deepest - 1]) if deepest else 0,
+        following=int(hashes[deepest]) if deepest < len(hashes) else 0,
+        last=prompt.last,
+        constraints=query.constraints,
+        preferences=preferences,
+        weights=context.weights,
+        seed=seed,
+        worker=chosen.worker,
+        epoch=chosen.epoch,
+        candidates=tuple(candidates),
+        degraded=context.degraded,
+        leg=chosen.leg,
+        pairs_with=_pairs_with(loads, chosen),
+        assumed=pack_hashes(np.array([block for _, block in sample], np.uint64)),
+        waited_ms=context.waited_ms,
+    )
+
+
+def _refuse(loads: Loads, query: RouteQuery) -> RouteRefused:
+    """No worker passed the filters. Most reasons pass; a tier that no worker has is the client's mistake."""
+    workers, wanted = list(loads.workers.values()), query.constraints
+    unknown = query.flow.waits and bool(wanted.tier) and all(one.tier != wanted.tier for one in workers)
+    code = "no_worker_of_tier" if unknown else ""
+    return RouteRefused(explain_no_worker(workers, wanted), NO_WORKER_RETRY_S, final=unknown, code=code)
+
+
+def _pairs_with(loads: Loads, chosen: Candidate) -> str:
+    """The kind of hand-off that the KV of a prefill leg needs."""
+    return loads.workers[chosen.worker].pairs_with if chosen.leg == "prefill" else ""
+
+
+def recompute(
+    index: PrefixIndex, loads: Loads, cold: set[str], recorded: Decision
+) -> Decision | RouteRefused:
+    """Decide again from the record alone. Raises `CannotRecompute` if the index lacks the matched path."""
+    path: U64 = np.zeros(0, np.uint64)
+    if recorded.deepest:
+        found = index.path(recorded.deepest, recorded.blocks)
+        if found is None:
+            raise CannotRecompute(f"block {recorded.deepest:016x} and its parents are not in the index")
+        path = found
+    # Of the blocks after the path only the sampled ones matter; the first of them is always in the sample.
+    hashes: U64 = np.zeros(recorded.blocks if recorded.assumed else len(path), np.uint64)
+    hashes[: len(path)] = path
+    if recorded.assumed:
+        hashes[sample_positions(len(path), recorded.blocks)] = unpack_hashes(recorded.assumed)
+    elif recorded.following:
+        hashes = np.append(hashes, np.uint64(recorded.following))
+    query = RouteQuery(
+        request=recorded.request,
+        prompt_tokens=recorded.prompt_tokens,
+        max_tokens=recorded.max_tokens,
+        hashes=b"",
+        constraints=recorded.constraints,
+        preferences=recorded.preferences,
+        flow=RECOMPUTED,
+    )
+    context = DecisionContext(
+        number=recorded.number,
+        position=recorded.position,
+        seen=recorded.seen,
+        wall_ns=recorded.wall_ns,
+        weights=recorded.weights,
+        degraded=recorded.degraded,
+        waited_ms=recorded.waited_ms,
+    )
+    prompt = Prompt(recorded.blocks, hashes, recorded.last)
+    return decide(index, loads, cold, prompt, query, context)
+
+
+def with_policy(recorded: Decision, policy: str) -> Decision:
+    """The record as if its query had requested `policy`, without a random draw: what to recompute for a comparison."""
+    preferences = msgspec.structs.replace(recorded.preferences, policy=policy, temperature=0.0)
+    return msgspec.structs.replace(recorded, preferences=preferences)
+
+
+__all__ = [
+    "CannotRecompute",
+    "DecisionContext",
+    "Prompt",
+    "decide",
+    "prompt_of",
+    "recompute",
+    "seed_of",
+    "with_policy",
+]

@@ -1,0 +1,105 @@
+"""Filters: which workers may take a request at all. They run in order, each with the reason to report when it leaves none."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from headwater.router.fold.worker import Worker
+from headwater.schemas.constraints import Constraints
+from headwater.schemas.events.fleet import LORA_ON_DEMAND
+
+
+class Filter(NamedTuple):
+    """`keeps` tests one worker; `reason` completes "none of the workers …". Skipped for requests it does not apply to."""
+
+    name: str
+    applies: Callable[[Constraints], bool]
+    keeps: Callable[[Worker, Constraints], bool]
+    reason: Callable[[Constraints], str]
+
+
+def _has_capabilities(worker: Worker, wanted: Constraints) -> bool:
+    # A worker that published no capabilities passes: its engine refuses what it cannot do.
+    return not worker.capabilities or all(need in worker.capabilities for need in wanted.needs)
+
+
+def _serves_lora(worker: Worker, wanted: Constraints) -> bool:
+    loadable = worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities
+    return wanted.lora_name in worker.loras or loadable
+
+
+def _can_continue(worker: Worker, wanted: Constraints) -> bool:
+    return worker.role != "prefill" and worker.pairs_with == wanted.pairs_with
+
+
+FILTERS: Final[tuple[Filter, ...]] = (
+    Filter(
+        "capability",
+        lambda wanted: bool(wanted.needs),
+        _has_capabilities,
+        lambda wanted: f"supports {', '.join(wanted.needs)}",
+    ),
+    Filter(
+        "lora",
+        lambda wanted: bool(wanted.lora_name),
+        _serves_lora,
+        lambda wanted: f"has LoRA adapter {wanted.lora_name} or can load it",
+    ),
+    Filter(
+        "tier",
+        lambda wanted: bool(wanted.tier),
+        lambda worker, wanted: worker.tier == wanted.tier,
+        lambda wanted: f"is of tier {wanted.tier}",
+    ),
+    Filter(
+        "taint",
+        lambda wanted: True,
+        lambda worker, wanted: not worker.taints or set(worker.taints) <= set(wanted.tolerates),
+        lambda wanted: "is free of taints that the request does not tolerate",
+    ),
+    Filter(
+        "role",
+        lambda wanted: wanted.leg == "decode",
+        _can_continue,
+        lambda wanted: "can decode a prompt prefilled there",
+    ),
+    Filter(
+        "state",
+        lambda wanted: True,
+        lambda worker, wanted: worker.takes_requests,
+        lambda wanted: "takes requests (all are draining, paused or asleep)",
+    ),
+    Filter(
+        "exclude",
+        lambda wanted: bool(wanted.exclude),
+        lambda worker, wanted: f"{worker.name}.{worker.epoch}" not in wanted.exclude,
+        lambda wanted: "has not just failed this request",
+    ),
+)
+"""Permanent reasons come before passing ones: they are the more useful error."""
+
+
+def filter_workers(workers: Sequence[Worker], wanted: Constraints) -> list[Worker]:
+    """The workers that pass all filters."""
+    left = list(workers)
+    for filter in FILTERS:
+        if filter.applies(wanted):
+            left = [worker for worker in left if filter.keeps(worker, wanted)]
+    return left
+
+
+def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
+    """The error for a request that no worker may take: the first filter that leaves none."""
+    if not workers:
+        return "no worker has joined this pool"
+    if wanted.pinned and wanted.pinned not in {worker.name for worker in workers}:
+        return f"worker {wanted.pinned} is not in this pool"
+    left = list(workers)
+    for filter in FILTERS:
+        if not filter.applies(wanted):
+            continue
+        passed = [worker for worker in left if filter.keeps(worker, wanted)]
+        if not passed:
+            rest = "" if len(left) == len(workers) else f" left of {len(workers)}"
+            return f"none of the {len(left)} workers{rest} {filter.reason(wanted)}"
+        left = passed
+    return f"none of the {len(workers)} workers may take the request"

@@ -1,0 +1,1 @@
+"""The router's state as a fold of the log: workers, load, expected blocks, prefill times."""

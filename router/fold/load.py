@@ -1,0 +1,217 @@
+"""The load of each worker as the log describes it: who is present, what was routed to it and what it finished.
+
+Decisions and load reports have different writers, so a report may precede the decision that it refers to. Stages that arrive
+early are kept until their decision arrives. So a router that applies its own decisions at once and a replay that reads
+them from the log reach the same state.
+"""
+
+import msgspec
+
+from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
+from headwater.router.fold.prefill_time import StepModel
+from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
+from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.events.load import LoadReported, RequestsHeld
+from headwater.schemas.events.route import Decision, DecisionVoided
+
+EARLY_MAX = 10_000
+"""Early stages kept. Beyond, the oldest is dropped: its request then counts until the worker's next incarnation."""
+LEFT_MAX = 4_096
+"""Workers remembered after they left. One that rejoins later counts decisions from before it left."""
+
+
+STEP_MEMORY = 8
+"""The effective number of reports in the mean time between tokens."""
+
+
+class Loads(msgspec.Struct):
+    """All workers, and the stages that arrived before their decision, by 'worker.epoch/request'.
+
+    `steps` are prefill times over all workers of an engine, for workers with few samples. `left` maps a worker to the
+    epoch that left last: a worker whose lease lapsed and was reclaimed rejoins under the same epoch.
+    """
+
+    workers: dict[str, Worker] = {}
+    early: dict[str, int] = {}
+    steps: dict[str, StepModel] = {}
+    credit: Credit = msgspec.field(default_factory=Credit, name="assumed")
+    left: dict[str, int] = {}
+
+    def join(self, event: WorkerJoined, position: int = 0) -> bool:
+        """A worker (re)starts empty at a log position. False if its epoch is not newer than the known one."""
+        known = self.workers.get(event.worker)
+        if known is not None and known.epoch >= event.epoch:
+            return False
+        self._drop_early(event.worker)
+        if known is not None:
+            self._drop_credit(known)
+        self.workers[event.worker] = Worker(
+            name=event.worker,
+            epoch=event.epoch,
+            engine=event.engine,
+            role=event.role,
+            block_size=event.block_size,
+            total_blocks=event.total_blocks,
+            max_running=event.max_running,
+            lora_slots=event.lora_slots,
+            capabilities=event.capabilities,
+            pairs_with=event.pairs_with,
+            instance=event.instance,
+            tier=event.tier,
+            taints=event.taints,
+            rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
+        )
+        return True
+
+    def change(self, event: WorkerChanged) -> None:
+        """A worker's state, role, LoRA adapters or taints changed."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is not None:
+            worker.state, worker.role, worker.loras = event.state, event.role, event.loras
+            worker.taints = event.taints
+
+    def drain(self, event: WorkerDraining) -> None:
+        """A worker takes no new requests."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is not None:
+            worker.draining = True
+
+    def leave(self, event: WorkerLeft) -> bool:
+        """A worker left. False if that incarnation was not known."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is None:
+            return False
+        self._drop_credit(worker)
+        self._drop_early(event.worker)
+        del self.workers[event.worker]
+        self.left[event.worker] = event.epoch
+        if len(self.left) > LEFT_MAX:
+            del self.left[next(iter(self.left))]
+        return True
+
+    def _drop_early(self, worker: str) -> None:
+        """Drop stages of ended incarnations: their decisions will find no worker."""
+        for key in [key for key in self.early if key.startswith(f"{worker}.")]:
+            del self.early[key]
+
+    def _drop_credit(self, worker: Worker) -> None:
+        for active in worker.requests.values():
+            self.credit.drop(worker.name, active.assumed)
+        for prompt in worker.expected.prompts.values():
+            self.credit.drop(worker.name, prompt.hashes)
+
+    def current(self, name: str, epoch: int) -> Worker | None:
+        """The worker, if `epoch` is its present incarnation."""
+        worker = self.workers.get(name)
+        return worker if worker is not None and worker.epoch == epoch else None
+
+    def decide(self, decision: Decision) -> None:
+        """A request was routed to a worker."""
+        worker = self.current(decision.worker, decision.epoch)
+        if worker is not None and decision.position < worker.rejoined:
+            # Made before the worker left: its router dropped it together with the worker.
+            return
+        stage = self.early.pop(f"{decision.worker}.{decision.epoch}/{decision.request}", DECIDED)
+        if worker is None or decision.request in worker.requests:
+            return
+        if decision.assumed and not worker.announces:
+            self._expect_blocks(worker, decision)
+        if stage == FINISHED:
+            return
+        cached = decision.chosen.cached_blocks * worker.block_size
+        computed = stage == PREFILLED or decision.leg == "decode"
+        uncached = 0 if computed else max(0, decision.prompt_tokens - cached)
+        blocks = -(-decision.prompt_tokens // worker.block_size)
+        assumed = decision.assumed if worker.announces else b""
+        worker.requests[decision.request] = Active(uncached, blocks, decision.wall_ns, stage, assumed)
+        self.credit.add(worker.name, assumed)
+        worker.prefill_tokens += uncached
+        worker.decode_blocks += blocks
+        if uncached:
+            worker.computing[decision.request] = None
+        if stage == DECIDED:
+            worker.unaccepted[decision.request] = None
+
+    def _expect_blocks(self, worker: Worker, decision: Decision) -> None:
+        if decision.request in worker.expected.prompts:
+            return
+        new = decision.blocks - min(decision.chosen.cached_blocks, decision.blocks)
+        prompt = RoutedPrompt(decision.wall_ns, new, decision.assumed)
+        self.credit.add(worker.name, prompt.hashes)
+        for evicted in worker.expected.add(decision.request, prompt, worker.total_blocks):
+            self.credit.drop(worker.name, evicted.hashes)
+
+    def void(self, event: DecisionVoided) -> None:
+        """A decision stops counting, unless its worker accepted it."""
+        worker = self.current(event.worker, event.epoch)
+        if worker is None or event.request not in worker.unaccepted:
+            return
+        active = worker.requests.pop(event.request)
+        del worker.unaccepted[event.request]
+        worker.computing.pop(event.request, None)
+        worker.prefill_tokens -= active.uncached_tokens
+        worker.decode_blocks -= active.blocks
+        self.credit.drop(worker.name, active.assumed)
+        prompt = worker.expected.remove(event.request)
+        if prompt is not None:
+            self.credit.drop(worker.name, prompt.hashes)
+
+    def report(self, name: str, epoch: int, event: LoadReported, wall_ns: int = 0) -> None:
+        """A worker reported its load and the progress of its requests; `wall_ns` is its clock."""
+        worker = self.current(name, epoch)
+        if worker is None:
+            return
+        if event.prefilled:
+            worker.reported_ns = max(worker.reported_ns, wall_ns)
+        shared = self.steps.setdefault(worker.engine, StepModel()) if event.prefills else worker.steps
+        for tokens, micros in event.prefills:
+            worker.steps.observe(tokens, micros / 1000)
+            shared.observe(tokens, micros / 1000)
+        if event.step_us:
+            step_ms = event.step_us / 1000
+            worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
+        worker.running, worker.waiting = event.running, event.waiting
+        worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
+        for request in event.accepted:
+            self._advance(worker, request, ACCEPTED)
+        for request in event.prefilled:
+            self._advance(worker, request, PREFILLED)
+        for request in event.finished:
+            self._advance(worker, request, FINISHED)
+
+    def hold(self, name: str, epoch: int, event: RequestsHeld) -> None:
+        """A worker listed all its requests: accepted ones that are not listed have ended."""
+        worker = self.current(name, epoch)
+        if worker is None:
+            return
+        held = set(event.requests)
+        for request, active in list(worker.requests.items()):
+            if active.stage != DECIDED and request not in held:
+                self._advance(worker, request, FINISHED)
+        prefix = f"{name}.{epoch}/"
+        for key in self.early:
+            # Their decisions are not in the log yet.
+            if key.startswith(prefix) and key[len(prefix) :] not in held:
+                self.early[key] = FINISHED
+        for request in event.requests:
+            self._advance(worker, request, ACCEPTED)
+
+    def _advance(self, worker: Worker, request: str, stage: int) -> None:
+        active = worker.requests.get(request)
+        if active is None:
+            key = f"{worker.name}.{worker.epoch}/{request}"
+            self.early[key] = max(stage, self.early.get(key, 0))
+            if len(self.early) > EARLY_MAX:
+                del self.early[next(iter(self.early))]
+            return
+        worker.unaccepted.pop(request, None)
+        if stage >= PREFILLED:
+            worker.prefill_tokens -= active.uncached_tokens
+            active.uncached_tokens = 0
+            worker.computing.pop(request, None)
+        if stage == FINISHED:
+            worker.decode_blocks -= active.blocks
+            self.credit.drop(worker.name, active.assumed)
+            del worker.requests[request]
+        else:
+            active.stage = max(active.stage, stage)

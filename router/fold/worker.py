@@ -1,0 +1,103 @@
+"""One worker as the log describes it: its properties, its in-flight requests, and its prefill times."""
+
+import msgspec
+
+from headwater.router.fold.expected_blocks import ExpectedBlocks
+from headwater.router.fold.prefill_time import StepModel
+from headwater.schemas.events.fleet import Role, WorkerState
+
+DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
+
+UNACCEPTED_NS_MAX = 30_000_000_000
+"""A decision that its worker has not accepted within this time (its edge died) stops counting."""
+
+SWAPPED_NS_MAX = 2_000_000_000
+"""Decisions of several routers may be stored out of the order in which they were made, by no more than this."""
+
+
+class Active(msgspec.Struct):
+    """One request routed to a worker. `uncached_tokens` count until its prompt is computed, `assumed` until it ends."""
+
+    uncached_tokens: int
+    blocks: int
+    decided_ns: int
+    stage: int = DECIDED
+    assumed: bytes = b""
+
+
+class Worker(msgspec.Struct):
+    """One worker of the pool in its present epoch."""
+
+    name: str
+    epoch: int
+    engine: str
+    role: Role
+    block_size: int
+    total_blocks: int
+    max_running: int
+    draining: bool = False
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    prefill_tokens: int = 0
+    decode_blocks: int = 0
+    requests: dict[str, Active] = {}
+    unaccepted: dict[str, None] = {}
+    computing: dict[str, None] = {}
+    state: WorkerState = "ready"
+    loras: tuple[str, ...] = ()
+    lora_slots: int = 0
+    capabilities: tuple[str, ...] = ()
+    pairs_with: str = ""
+    instance: str = ""
+    tier: str = ""
+    taints: tuple[str, ...] = ()
+    steps: StepModel = msgspec.field(default_factory=StepModel)
+    step_ms: float = 0.0
+    reported_ns: int = msgspec.field(default=0, name="told_ns")
+    expected: ExpectedBlocks = msgspec.field(default_factory=ExpectedBlocks, name="beliefs")
+    rejoined: int = 0
+    """Log position at which this epoch rejoined after it had left; 0 if it never left."""
+
+    @property
+    def announces(self) -> bool:
+        """Does its engine publish KV events? Workers that published no capabilities do."""
+        return not self.capabilities or "kv_events" in self.capabilities
+
+    @property
+    def takes_requests(self) -> bool:
+        """May new requests be routed to it?"""
+        return self.state == "ready" and not self.draining
+
+    def promised(self, now_ns: int) -> tuple[int, int]:
+        """(prompt tokens to compute, blocks held) of the requests routed to this worker.
+
+        Requests that it should have accepted long ago do not count. They are left out here and not removed: the
+        state must not depend on whether a report or a decision was folded first.
+        """
+        return self.promised_within(now_ns, UNACCEPTED_NS_MAX)
+
+    def promised_within(self, now_ns: int, unaccepted_ns_max: int) -> tuple[int, int]:
+        """`promised`, without requests that were unaccepted for longer than this."""
+        tokens, blocks = self.prefill_tokens, self.decode_blocks
+        for request in self.unaccepted:
+            active = self.requests[request]
+            age_ns = now_ns - active.decided_ns
+            if age_ns > unaccepted_ns_max:
+                tokens -= active.uncached_tokens
+                blocks -= active.blocks
+            elif age_ns < unaccepted_ns_max - SWAPPED_NS_MAX:
+                # They are nearly in the order of their decisions: the rest is younger.
+                break
+        return tokens, blocks
+
+    def computing_since(self, now_ns: int) -> tuple[int, int]:
+        """(when it began the prompt it is computing, that prompt's uncached tokens), estimated from decisions and reports.
+
+        (`now_ns`, 0) if it is computing none.
+        """
+        for request in self.computing:
+            active = self.requests[request]
+            if active.stage != DECIDED or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX:
+                return max(active.decided_ns, self.reported_ns), active.uncached_tokens
+        return now_ns, 0

@@ -1,0 +1,1 @@
+"""The prefix index: block hashes to workers, longest-prefix match, packing."""

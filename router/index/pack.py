@@ -1,0 +1,202 @@
+"""Packs the index's slab into the arrays of a snapshot, and back.
+
+Neighbouring rows are mostly neighbours in a chain and held by the same workers. So only parents that are not the previous row
+are stored, and of owners the first of each run of equal values, both with their positions (`<name>-at`); a column is stored whole
+if that is not shorter. Unused columns are omitted, and so is the hash table: it is rebuilt from the keys. If more than half
+of the rows are free they are omitted too; else rows keep their positions, and the page counts of each worker are
+stored with them.
+
+Loading a large snapshot spends much of its time on first use of memory, which the system must provide. So keys are read
+directly into what becomes the slab (`prepare`).
+
+Earlier releases stored their table row by row, whole (0.1) or without empty rows, in hash order: `from_rows` reads both and
+sorts them into chain order.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.router.index import hash_table
+from headwater.router.index.chain_order import chain_order
+from headwater.router.index.match import state_size
+from headwater.router.index.pack_kernels import (
+    count_pages,
+    fill_parents,
+    fill_runs,
+    link,
+    parents,
+    runs,
+    squeeze,
+)
+from headwater.router.index.update import PAD, PAGE_BITS, TOP
+from headwater.schemas.hashing import U64
+
+SPARE = 8
+"""A loaded slab has one spare row for this many rows."""
+
+ROWS_MIN = 1 << 10
+AT = "-at"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class PackedSlab(NamedTuple):
+    """An index's arrays (`update`). `used`: the columns that were written to."""
+
+    slab: U64
+    pages: NDArray[np.uint16]
+    scratch: U64
+    used: set[int]
+
+
+def pack(slab: PackedSlab, words: int, rows: int) -> Arrays:
+    """The arrays of a snapshot, which share no memory with the slab. The slab must not change until this returns; other threads run.
+
+    Raises ValueError unless `rows` rows are in use: the slab was changed, or its count is wrong.
+    """
+    top = int(slab.scratch[TOP])
+    whole = 2 * rows >= top
+    keys: U64 = np.empty(top if whole else rows, np.uint64)
+    count = squeeze(slab.slab, 0, top, whole, keys)
+    if count != rows:
+        raise ValueError(f"the index has {count} rows, {rows} expected")
+    found: Arrays = {"keys": keys}
+    # Sized for the worst case: memory that is not written to is not allocated.
+    at: NDArray[np.uint32] = np.empty(len(keys), np.uint32)
+    values: U64 = np.empty(len(keys), np.uint64)
+    for column in (1, *sorted(slab.used)):
+        name = _name(column, words)
+        if column == 1:
+            length = parents(slab.slab, top, whole, at, values)
+        else:
+            length = runs(slab.slab, column, top, whole, at, values)
+        if 3 * length > 2 * len(keys):
+            found[name] = np.empty(len(keys), np.uint64)
+            squeeze(slab.slab, column, top, whole, found[name])
+        else:
+            found[name], found[name + AT] = values[:length].copy(), at[:length].copy()
+    if whole:
+        found["pages"] = slab.pages[:, : (top >> PAGE_BITS) + 1].copy()
+    return found
+
+
+def unpack(arrays: Arrays, words: int, tiers: int, rows: int) -> tuple[PackedSlab, U64]:
+    """The index's arrays and its table. Raises ValueError or LookupError where they do not fit each other.
+
+    Names from `prepare` are used up.
+    """
+    columns = 2 + words * tiers
+    held = {column: name for column in range(2, columns) if (name := _name(column, words)) in arrays}
+    names = ["keys", "parents", *held.values()]
+    if not set(arrays) <= {"pages", *names, *(name + AT for name in names[1:])}:
+        raise ValueError(f"arrays {sorted(arrays)} are no index of {tiers} tiers of {words} words")
+    keys = arrays["keys"]
+    top = len(keys) if keys.ndim == 1 else -1
+    _check(arrays, names, top)
+    base = keys.base
+    if base is not None and _is_slab(base, keys, columns, words):
+        slab: U64 = base
+    else:
+        slab = _roomy(words, tiers, top)
+        slab[0, :top] = keys
+    for column, name in ((1, "parents"), *held.items()):
+        if name + AT not in arrays:
+            slab[column, :top] = arrays[name]
+        elif column == 1:
+            fill_parents(slab, top, arrays[name + AT], arrays[name])
+        else:
+            fill_runs(slab, column, top, arrays[name + AT], arrays[name])
+    return _finish(slab, set(held), words, top, rows, arrays.get("pages"))
+
+
+def from_rows(table: U64, words: int, tiers: int, rows: int) -> tuple[PackedSlab, U64]:
+    """The same from rows of key, parent and bits as earlier releases wrote them, empty ones among them."""
+    if table.dtype != np.uint64 or table.shape[1:] != (2 + tiers * words,):
+        raise ValueError(f"rows of form {table.shape} for {tiers} tiers of {words} words")
+    taken: U64 = table[table[:, 0] != 0]
+    top = len(taken)
+    slab = _roomy(words, tiers, top)
+    slab[:, :top] = taken[chain_order(taken[:, 0].copy(), taken[:, 1].copy())].T
+    return _finish(slab, set(range(2, len(slab))), words, top, rows, None)
+
+
+def prepare(arrays: Arrays) -> None:
+    """Before they are read: replace the names by room for them in a slab. Anything else stays."""
+    keys = arrays.get("keys")
+    if keys is None or keys.dtype != np.uint64 or keys.ndim != 1 or "parents" not in arrays:
+        return
+    held = [name.split("-") for name in arrays if name.startswith("held-") and not name.endswith(AT)]
+    if not all(len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal() for parts in held):
+        return
+    tiers = 1 + max((int(parts[1]) for parts in held), default=0)
+    words = 1 + max((int(parts[2]) for parts in held), default=0)
+    if tiers * words == max(1, len(held)):
+        arrays["keys"] = _roomy(words, tiers, len(keys))[0, : len(keys)]
+
+
+def _name(column: int, words: int) -> str:
+    if column == 1:
+        return "parents"
+    tier, word = divmod(column - 2, words)
+    return f"held-{tier}-{word}"
+
+
+def _check(arrays: Arrays, names: list[str], top: int) -> None:
+    """Types, lengths, and that places are in order and within the rows: compiled loops rely on it."""
+    for name in names:
+        values, at = arrays[name], arrays.get(name + AT)
+        sound = values.dtype == np.uint64 and values.ndim == 1
+        if at is None:
+            sound = sound and len(values) == top
+        else:
+            sound = sound and at.dtype == np.uint32 and at.shape == values.shape
+            # The first row is always stored: there is no row before it.
+            sound = sound and (not top or (len(at) > 0 and at[0] == 0 and int(at[-1]) < top))
+            sound = sound and bool((at[1:] > at[:-1]).all())
+        if not sound:
+            raise ValueError(f"array {name} does not fit the {top} rows of this index")
+
+
+def empty_slab(words: int, tiers: int, capacity: int) -> U64:
+    """A slab for `capacity` rows, with the padding that `update` and `match` need after them."""
+    made: U64 = np.zeros((2 + tiers * words, capacity + PAD + state_size(words)), np.uint64)
+    return made
+
+
+def _roomy(words: int, tiers: int, top: int) -> U64:
+    return empty_slab(words, tiers, max(top + top // SPARE, ROWS_MIN))
+
+
+def _is_slab(base: NDArray[Any], keys: NDArray[Any], columns: int, words: int) -> bool:
+    """Was this array allocated by `prepare`, for this many columns?"""
+    return (
+        base.dtype == np.uint64
+        and base.ndim == 2
+        and len(base) == columns
+        and base.flags.c_contiguous
+        and base.shape[1] >= len(keys) + PAD + state_size(words)
+        and keys.ctypes.data == base.ctypes.data
+    )
+
+
+def _finish(
+    slab: U64, used: set[int], words: int, top: int, rows: int, stored: NDArray[Any] | None
+) -> tuple[PackedSlab, U64]:
+    capacity = slab.shape[1] - PAD - state_size(words)
+    pages: NDArray[np.uint16] = np.zeros((64 * words, (capacity >> PAGE_BITS) + 1), np.uint16)
+    shown = (top >> PAGE_BITS) + 1
+    if stored is None:
+        count_pages(slab, words, top, pages)
+    elif stored.dtype != np.uint16 or stored.shape != (64 * words, shown):
+        raise ValueError(f"pages of form {stored.shape} for {top} rows")
+    else:
+        pages[:, :shown] = stored
+    scratch: U64 = np.zeros(2, np.uint64)
+    taken = link(slab, scratch, top)
+    if taken != rows:
+        raise ValueError(f"{taken} rows found, {rows} expected")
+    table: U64 = np.zeros(hash_table.capacity_for(max(capacity, rows)), np.uint64)
+    hash_table.build(table, slab[0, :top])
+    return PackedSlab(slab, pages, scratch, used), table

@@ -1,0 +1,1 @@
+"""Admission queue (flow control): saturation, fairness between tenants, order of bursts."""

@@ -1,0 +1,190 @@
+"""Admission queue: holds queries while every worker that could take them is saturated. One implementation for router and what-if.
+
+Pure apart from its `Router`, which decides; time is passed in.
+
+    offer      decide a query at once, queue it, or refuse it
+    advance    serve queued queries that can have a worker now, in the queue's order
+    expire     refuse those that reached the maximum time, or whose deadline can no longer be met
+    remove     discard one whose client is gone
+"""
+
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from headwater.router.fold.state import RouterState
+from headwater.router.queue.admission import (
+    BlockedKey,
+    LoadSnapshot,
+    Saturated,
+    Verdict,
+    find_placement,
+    first_token_s,
+    uncached_tokens,
+)
+from headwater.router.queue.fairness import PlacementKey, QueuedQuery
+from headwater.router.queue.limits import QueueSettings
+from headwater.router.queue.saturation import saturated_workers
+from headwater.router.queue.waiting import Rejection, WaitingQueue
+from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+
+SILENCE_S: Final = 3.0
+"""Workers report their load once a second. If the fold has not advanced for this long no worker counts as saturated."""
+
+BLOCKED_MAX: Final = 1_024
+"""Placement keys remembered as blocked."""
+
+
+class Now(NamedTuple):
+    """The caller's time: `monotonic_s` for the queue, `wall_ns` for estimates."""
+
+    monotonic_s: float
+    wall_ns: int
+
+
+class Router(Protocol):
+    """What the queue needs of a router."""
+
+    @property
+    def state(self) -> RouterState:
+        """The fold."""
+        ...
+
+    def choose(self, query: RouteQuery) -> Decision | RouteRefused:
+        """Decide on the present state and change nothing."""
+        ...
+
+    def commit(self, decision: Decision) -> Decision:
+        """Apply a decision that was just chosen."""
+        ...
+
+
+class Offered(NamedTuple):
+    """The outcome of an offer: a decision, a refusal (with `reason` if the queue refused), or None: it is queued."""
+
+    reply: Decision | RouteRefused | None
+    reason: str = ""
+
+
+class Released(NamedTuple):
+    """A query that left the queue; `reason` is empty if it was served."""
+
+    queued: QueuedQuery
+    reply: Decision | RouteRefused
+    reason: str = ""
+
+
+class AdmissionQueue:
+    """See the module."""
+
+    def __init__(self, settings: QueueSettings, router: Router, now: Now) -> None:
+        self.waiting = WaitingQueue(settings.limits)
+        self._limits = settings.busy
+        self._router = router
+        self._blocked: dict[PlacementKey, BlockedKey] = {}
+        self._fold_advanced_s = now.monotonic_s
+
+    def note_fold_advanced(self, now: Now) -> None:
+        """The fold has read something from the log."""
+        self._fold_advanced_s = now.monotonic_s
+
+    def is_silent(self, now: Now) -> bool:
+        """Has the fold not advanced for so long that no worker counts as saturated?"""
+        return now.monotonic_s - self._fold_advanced_s > SILENCE_S
+
+    def saturated_workers(self, now: Now) -> tuple[str, ...]:
+        """Incarnations of workers that are saturated."""
+        if self.is_silent(now):
+            return ()
+        return saturated_workers(self._router.state.loads, now.wall_ns, self._limits)
+
+    def offer(self, query: RouteQuery, now: Now) -> Offered:
+        """Decide a query at once, queue it, or refuse it."""
+        verdict: Verdict
+        if query.flow.waits and self.waiting.has_key(query.constraints):
+            # Queries with equal constraints are queued: no worker could take this one, and it must not overtake them.
+            verdict = self._router.choose(query)
+            verdict = Saturated(verdict) if isinstance(verdict, Decision) else verdict
+        else:
+            verdict = self._find_placement(query, self.saturated_workers(now))
+        if isinstance(verdict, Saturated):
+            if query.flow.waits:
+                return self._enqueue(query, verdict.fallback, now)
+            verdict = verdict.fallback
+        if isinstance(verdict, RouteRefused):
+            return Offered(verdict)
+        late = self._check_deadline(query, verdict, 0.0)
+        if late is not None:
+            return Offered(late.refused, late.reason)
+        return Offered(self._router.commit(verdict))
+
+    def advance(self, now: Now, served_max: int) -> tuple[list[Released], bool]:
+        """Serve queued queries in order, at most `served_max`; True if more might be served."""
+        released: list[Released] = []
+        if not self.waiting:
+            return released, False
+        snapshot, saturated = LoadSnapshot.of(self._router.state.loads), self.saturated_workers(now)
+        if len(self._blocked) > BLOCKED_MAX:
+            self._blocked.clear()
+        blocked: set[PlacementKey] = set()
+        while len(released) < served_max:
+            one = None if snapshot.all_in(set(saturated)) else self.waiting.next_query(blocked)
+            if one is None:
+                return released, False
+            known = self._blocked.get(one.key)
+            if known is not None and known.still_blocks(snapshot, set(saturated)):
+                blocked.add(one.key)
+                continue
+            verdict = self._find_placement(one.query, saturated)
+            if isinstance(verdict, Saturated):
+                blocked.add(one.key)
+                self._blocked[one.key] = BlockedKey.of(snapshot, verdict)
+                continue
+            released.append(self._release(one, verdict, now))
+            saturated = self.saturated_workers(now)
+        return released, True
+
+    def expire(self, now: Now) -> list[Released]:
+        """Refuse queries whose deadline can no longer be met, or that reached the maximum time."""
+        found = self.waiting.find_expired(now.monotonic_s)
+        released = [Released(one, rejected.refused, rejected.reason) for one, rejected in found]
+        for one in released:
+            self.remove(one.queued.query.request, now)
+        return released
+
+    def remove(self, request: str, now: Now) -> None:
+        """Discard a query without serving it."""
+        self.waiting.remove(request, now.monotonic_s)
+
+    def _release(self, one: QueuedQuery, verdict: Decision | RouteRefused, now: Now) -> Released:
+        waited_s = now.monotonic_s - one.arrived_s
+        if isinstance(verdict, RouteRefused):
+            # The workers that could have taken it left. As for any query, the edge decides how often it retries.
+            self.remove(one.query.request, now)
+            return Released(one, verdict, "no_worker")
+        late = self._check_deadline(one.query, verdict, waited_s)
+        if late is not None:
+            self.remove(one.query.request, now)
+            return Released(one, late.refused, late.reason)
+        self.waiting.serve(one, now.monotonic_s)
+        decision = msgspec.structs.replace(verdict, waited_ms=max(1, round(waited_s * 1_000)))
+        return Released(one, self._router.commit(decision))
+
+    def _find_placement(self, query: RouteQuery, saturated: tuple[str, ...]) -> Verdict:
+        return find_placement(self._router.choose, self._router.state.loads, query, saturated)
+
+    def _check_deadline(self, query: RouteQuery, decision: Decision, waited_s: float) -> Rejection | None:
+        deadline_ms = query.flow.deadline_ms
+        serve_s = first_token_s(decision, queued=True)
+        if not deadline_ms or waited_s + serve_s <= deadline_ms / 1_000.0:
+            return None
+        return self.waiting.reject_deadline(query, 0.0, serve_s, waited_s)
+
+    def _enqueue(self, query: RouteQuery, fallback: Decision, now: Now) -> Offered:
+        queued = self.waiting.admit(
+            query,
+            now.monotonic_s,
+            uncached_tokens=uncached_tokens(fallback, self._router.state.loads),
+            serve_s=first_token_s(fallback, queued=False),
+        )
+        return Offered(queued.refused, queued.reason) if isinstance(queued, Rejection) else Offered(None)

@@ -1,0 +1,207 @@
+"""The queue itself: bounds, deadlines, and the order in which queries leave it. Pure.
+
+Lower priorities are served first, strictly. Within one priority, tenants share by prompt tokens (`fairness.PriorityClass`).
+Within one tenant the order is that of arrival (`fcfs`), or fewest uncached prompt tokens first (`shortest_uncached`). The latter
+ages: each second in the queue counts as `ageing_tokens_s` tokens less, so a query with U uncached tokens is never
+overtaken by one that arrives more than U / ageing_tokens_s seconds later.
+
+At the bounds of `QueueLimits` queries are refused: with 429 if their tenant has used its share, else with 503. All times
+are passed in, in seconds of a monotonic clock.
+"""
+
+from collections.abc import Set
+from typing import Final, Literal, NamedTuple
+
+from headwater.router.queue.drain_rate import DrainRate
+from headwater.router.queue.fairness import PlacementKey, PriorityClass, QueuedQuery, by_priority
+from headwater.router.queue.limits import QueueLimits
+from headwater.schemas.events.route import RouteQuery, RouteRefused
+
+Reason = Literal["tenant", "full", "deadline", "waited"]
+
+RETRY_UNKNOWN_S: Final = 5.0
+"""`Retry-After` while the queue's drain rate is unknown."""
+
+RETRY_S_MIN, RETRY_S_MAX = 1.0, 120.0
+
+
+class Rejection(NamedTuple):
+    """A refusal and, for the metrics, its kind."""
+
+    reason: Reason
+    refused: RouteRefused
+
+
+class WaitingQueue:
+    """See the module."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.limits = limits
+        self.tokens = 0
+        self._queries: dict[str, QueuedQuery] = {}
+        self._classes: dict[int, PriorityClass] = {}
+        self._keys: dict[PlacementKey, int] = {}
+        self._usage: dict[str, tuple[int, int]] = {}
+        self._rate = DrainRate()
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._queries
+
+    def queries(self) -> list[QueuedQuery]:
+        """Everything queued, in order of arrival."""
+        return list(self._queries.values())
+
+    def has_key(self, key: PlacementKey) -> bool:
+        """Is a query with these constraints queued?"""
+        return key in self._keys
+
+    def can_admit(self, query: RouteQuery, now_s: float, *, serve_s: float = 0.0) -> Rejection | None:
+        """None if the query may be queued, else why not: a bound, or a deadline that cannot be met."""
+        self._rate.advance(now_s, waiting=bool(self._queries))
+        return self._check_bounds(query) or self._check_deadline(query, serve_s)
+
+    def admit(
+        self, query: RouteQuery, now_s: float, *, uncached_tokens: int = 0, serve_s: float = 0.0
+    ) -> QueuedQuery | Rejection:
+        """Queue a query if that is possible. A query that is queued already keeps its place.
+
+        `uncached_tokens` of its prompt must be computed. On a worker, its first token takes `serve_s`.
+        """
+        if query.request in self._queries:
+            return self._queries[query.request]
+        rejected = self.can_admit(query, now_s, serve_s=serve_s)
+        if rejected is not None:
+            return rejected
+        deadline_ms = query.flow.deadline_ms
+        until_s = now_s + deadline_ms / 1_000.0 - serve_s if deadline_ms else float("inf")
+        self._number += 1
+        rank = 0.0
+        if self.limits.order == "shortest_uncached":
+            # All queries age at one rate, so their relative order never changes and the rank can be fixed now.
+            rank = uncached_tokens + self.limits.ageing_tokens_s * now_s
+        one = QueuedQuery(rank, self._number, query, now_s, until_s, serve_s)
+        self._queries[query.request] = one
+        self._classes.setdefault(query.flow.priority, PriorityClass()).enqueue(one)
+        self._count(one, 1)
+        return one
+
+    def next_query(self, blocked: Set[PlacementKey] = frozenset()) -> QueuedQuery | None:
+        """The next query to serve whose key is not `blocked`."""
+        if self._keys.keys() <= blocked:
+            return None
+        for queued in by_priority(self._classes):
+            one = queued.next_query(blocked)
+            if one is not None:
+                return one
+        return None
+
+    def serve(self, one: QueuedQuery, now_s: float) -> None:
+        """Remove a query that gets a worker; its tenant's account is charged."""
+        self._rate.advance(now_s, waiting=True)
+        self._rate.count_served(one.tokens)
+        self._remove(one, served=True)
+
+    def remove(self, request: str, now_s: float) -> QueuedQuery | None:
+        """Remove a query that is not served. None if it is not queued."""
+        one = self._queries.get(request)
+        if one is not None:
+            self._rate.advance(now_s, waiting=True)
+            self._remove(one, served=False)
+        return one
+
+    def find_expired(self, now_s: float) -> list[tuple[QueuedQuery, Rejection]]:
+        """Queries whose deadline can no longer be met, or that reached the maximum time. They stay queued."""
+        found = ((one, self._check_expired(one, now_s)) for one in self._queries.values())
+        return [(one, rejected) for one, rejected in found if rejected is not None]
+
+    def expected_wait_s(self, query: RouteQuery) -> float:
+        """Estimated time in the queue of a query that arrives now; 0.0 while the drain rate is unknown."""
+        rate = self._rate.tokens_s
+        return self._tokens_ahead_of(query) / rate if rate else 0.0
+
+    def retry_after_s(self, query: RouteQuery) -> float:
+        """When a refused query should be sent again: when it would have been served."""
+        rate = self._rate.tokens_s
+        wait_s = self._tokens_ahead_of(query) / rate if rate else RETRY_UNKNOWN_S
+        return min(max(wait_s, RETRY_S_MIN), RETRY_S_MAX)
+
+    def _tokens_ahead_of(self, query: RouteQuery) -> int:
+        tokens = 0
+        for priority, queued in self._classes.items():
+            if priority < query.flow.priority:
+                tokens += sum(tenant.tokens for tenant in queued.tenants.values())
+            elif priority == query.flow.priority:
+                tokens += queued.tokens_ahead_of(query)
+        return tokens
+
+    def _check_bounds(self, query: RouteQuery) -> Rejection | None:
+        limits, tokens = self.limits, max(1, query.prompt_tokens)
+        if len(self) + 1 > limits.requests or (self._queries and self.tokens + tokens > limits.tokens):
+            return self._reject("full", query, f"the queue is full: {len(self)} requests wait", 503)
+        requests, used = self._usage.get(query.flow.tenant, (0, 0))
+        share = limits.tenant_share
+        if requests and (requests + 1 > share * limits.requests or used + tokens > share * limits.tokens):
+            reason = f"this tenant has used its share of the queue: {requests} requests wait"
+            return self._reject("tenant", query, reason, 429)
+        return None
+
+    def _check_deadline(self, query: RouteQuery, serve_s: float) -> Rejection | None:
+        expected_s = self.expected_wait_s(query)
+        deadline_ms = query.flow.deadline_ms
+        if not deadline_ms or expected_s + serve_s <= deadline_ms / 1_000.0:
+            return None
+        return self.reject_deadline(query, expected_s, serve_s)
+
+    def _check_expired(self, one: QueuedQuery, now_s: float) -> Rejection | None:
+        if now_s > one.until_s:
+            return self.reject_deadline(one.query, 0.0, one.serve_s, now_s - one.arrived_s)
+        if now_s - one.arrived_s >= self.limits.wait_s:
+            reason = f"every worker was busy for {self.limits.wait_s:g} s"
+            return self._reject("waited", one.query, reason, 503)
+        return None
+
+    def reject_deadline(
+        self, query: RouteQuery, expected_s: float, serve_s: float, waited_s: float = 0.0
+    ) -> Rejection:
+        """The refusal of a query whose deadline for the first token cannot be met."""
+        spent = ", ".join(
+            f"{seconds:.1f} s {what}"
+            for seconds, what in (
+                (waited_s, "already queued"),
+                (expected_s, "expected in the queue"),
+                (serve_s, "for its prompt"),
+            )
+            if seconds > 0.0
+        )
+        deadline_ms = query.flow.deadline_ms
+        reason = f"the deadline of {deadline_ms} ms for the first token cannot be met ({spent})"
+        return self._reject("deadline", query, reason, 503)
+
+    def _reject(self, reason: Reason, query: RouteQuery, text: str, status: int) -> Rejection:
+        code = {"tenant": "rate_limit_exceeded", "deadline": "deadline_exceeded"}.get(reason, "overloaded")
+        return Rejection(reason, RouteRefused(text, self.retry_after_s(query), status, True, code))
+
+    def _remove(self, one: QueuedQuery, *, served: bool) -> None:
+        del self._queries[one.query.request]
+        priority = one.query.flow.priority
+        queued = self._classes[priority]
+        queued.remove(one, served=served)
+        if not queued.tenants:
+            # With no tenant left there is nothing to be fair about: accounts start again at zero.
+            del self._classes[priority]
+        self._count(one, -1)
+
+    def _count(self, one: QueuedQuery, sign: int) -> None:
+        tenant = one.query.flow.tenant
+        requests, tokens = self._usage.get(tenant, (0, 0))
+        self._usage[tenant] = (requests + sign, tokens + sign * one.tokens)
+        if not self._usage[tenant][0]:
+            del self._usage[tenant]
+        self._keys[one.key] = self._keys.get(one.key, 0) + sign
+        if not self._keys[one.key]:
+            del self._keys[one.key]
+        self.tokens += sign * one.tokens

@@ -1,0 +1,1 @@
+"""The wire format: envelopes, batches, compression, upcasting of older versions."""

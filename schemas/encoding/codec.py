@@ -1,0 +1,155 @@
+"""The log's events as one type, and the codec of its messages."""
+
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from headwater.schemas.encoding.envelope import (
+    DIGEST_BYTES,
+    NO_DIGEST,
+    SCHEMA_ID,
+    SCHEMA_VERSION,
+    Batch,
+    Sealed,
+)
+from headwater.schemas.encoding.upcast import UPCASTERS, RetiredEvent
+from headwater.schemas.events.event import Event
+from headwater.schemas.events.fleet import (
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
+from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.events.load import LoadReported, RequestsHeld
+from headwater.schemas.events.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestEvent
+from headwater.schemas.events.route import Decision, DecisionVoided, Shadowed
+from headwater.schemas.hashing import unpack_hashes
+
+PoolEvent = (
+    BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | KvGap
+    | LoadReported
+    | RequestsHeld
+    | Decision
+    | DecisionVoided
+    | Shadowed
+    | WorkerJoined
+    | WorkerChanged
+    | WorkerControlled
+    | WorkerDraining
+    | WorkerLeft
+)
+LogEvent = PoolEvent | RequestEvent
+
+EVENT_BYTES: Final = 64
+NAME_BYTES: Final = 40
+"""Assumed bytes of an event without its variable-size fields, and of a request's name."""
+
+NO_HASH: Final = bytes(8)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Batch[LogEvent | RetiredEvent])
+
+
+class UnreadableBatch(ValueError):
+    """Bytes in the log that are not a batch, were altered, or come from a newer release."""
+
+
+def digest_of(data: bytes | bytearray) -> bytes:
+    """The digest with which a message of these bytes must end."""
+    return blake2b(memoryview(data)[:-DIGEST_BYTES], digest_size=DIGEST_BYTES).digest()
+
+
+def encode_batch(batch: Batch[Any]) -> bytes:
+    """Bytes of one log message, with its computed digest in place of `batch.digest`."""
+    data = bytearray()
+    _encoder.encode_into(batch, data)
+    data[-DIGEST_BYTES:] = digest_of(data)
+    return bytes(data)
+
+
+def seal(batch: Batch[Any]) -> Sealed:
+    """The batch in the form that is appended."""
+    return Sealed(batch.writer, batch.epoch, batch.seq, encode_batch(batch))
+
+
+def decode_batch(data: bytes) -> Batch[LogEvent]:
+    """Decode a log message of any release so far; retired events are converted to their replacements.
+
+    Raises `UnreadableBatch` with the reason.
+    """
+    try:
+        batch = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableBatch(f"not a batch of events: {error}") from error
+    if batch.version == SCHEMA_VERSION:
+        if batch.digest != digest_of(data):
+            raise UnreadableBatch("it was altered: its bytes do not match its digest")
+    elif batch.version > SCHEMA_VERSION:
+        raise UnreadableBatch(
+            f"written by a newer release (schema {batch.version}, this one reads up to {SCHEMA_VERSION})"
+        )
+    elif batch.version < 1 or batch.digest != NO_DIGEST:
+        raise UnreadableBatch(f"it was altered: schema version {batch.version} has no digest")
+    if batch.schema != SCHEMA_ID:
+        raise UnreadableBatch(f"written in schema {batch.schema!r}, this release reads {SCHEMA_ID!r}")
+    if any(type(event) in UPCASTERS for event in batch.events):
+        batch = msgspec.structs.replace(batch, events=tuple(_replaced(event) for event in batch.events))
+    current: Batch[Any] = batch
+    for event in current.events:
+        _check(event)
+    return current
+
+
+def _replaced(event: Event) -> Any:
+    """The current form of a retired event, converted version by version."""
+    while type(event) in UPCASTERS:
+        event = UPCASTERS[type(event)](event)
+    return event
+
+
+def _check(event: LogEvent) -> None:
+    """Check what types cannot express, so that folds may rely on it. Raises `UnreadableBatch`."""
+    match event:
+        case BlocksStored(hashes=hashes) | BlocksRemoved(hashes=hashes):
+            if len(hashes) % 8:
+                raise UnreadableBatch(f"{len(hashes)} bytes are not packed hashes: not a multiple of 8")
+            # Searching is far cheaper than comparing each; a match may span the end of one hash and the start of the next.
+            if NO_HASH in hashes and not unpack_hashes(hashes).all():
+                raise UnreadableBatch("a block hash is 0, which names no block")
+        case Decision(worker=worker, candidates=candidates):
+            if all(candidate.worker != worker for candidate in candidates):
+                raise UnreadableBatch(f"a decision for {worker}, which is not one of its candidates")
+        case _:
+            pass
+
+
+def size_of(event: Event) -> int:
+    """Approximate encoded size of an event in bytes, to bound the size of messages."""
+    match event:
+        case BlocksStored(hashes=hashes) | BlocksRemoved(hashes=hashes):
+            return EVENT_BYTES + len(hashes)
+        case LoadReported():
+            names = len(event.accepted) + len(event.prefilled) + len(event.finished)
+            return EVENT_BYTES + NAME_BYTES * names
+        case RequestsHeld(requests=requests):
+            return EVENT_BYTES + NAME_BYTES * len(requests)
+        case Decision(candidates=candidates):
+            return 4 * EVENT_BYTES + EVENT_BYTES * len(candidates)
+        case RequestAccepted(body=body):
+            return EVENT_BYTES + len(body)
+        case WorkerControlled(arguments=arguments, detail=detail):
+            return EVENT_BYTES + len(arguments) + len(detail)
+        case WorkerChanged(loras=loras):
+            return EVENT_BYTES + NAME_BYTES * len(loras)
+        case RequestCheckpoint(tokens=tokens):
+            return EVENT_BYTES + len(tokens)
+        case RequestEnded(answers=answers):
+            return EVENT_BYTES + sum(map(len, answers))
+        case _:
+            return EVENT_BYTES

@@ -1,0 +1,88 @@
+"""Fleet events: workers that join, drain and leave. Stream: pool log, kind `fleet`."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from headwater.schemas.events.event import Event
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Role = Literal["both", "prefill", "decode"]
+WorkerState = Literal["ready", "draining", "paused", "sleeping"]
+"""Only a ready worker receives requests."""
+
+LORA_ON_DEMAND = "lora_on_demand"
+"""A capability: the worker loads the LoRA adapter that a request names."""
+
+
+class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
+    """A worker serves from now on, with an empty cache. Written by the worker under its new epoch.
+
+    Blocks and requests of the worker's earlier epochs no longer exist. `pairs_with` identifies compatible engines for
+    hand-offs (engine, version, model): only equal values match, "" for none. `capabilities` are the engine's;
+    `lora_slots` is the number of LoRA adapters that it can load at once. `worker` may be one data-parallel rank of an
+    engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests that do not
+    tolerate all `taints` are not routed to the worker.
+    """
+
+    worker: str
+    epoch: int
+    model: str
+    engine: str
+    role: Role
+    block_size: Positive
+    total_blocks: Positive
+    max_running: Positive
+    pairs_with: str = ""
+    capabilities: tuple[str, ...] = ()
+    lora_slots: int = 0
+    instance: str = ""
+    tier: str = ""
+    taints: tuple[str, ...] = ()
+
+
+class WorkerChanged(Event, frozen=True, tag="fleet.changed"):
+    """The complete status of a worker from now on: only the newest event counts.
+
+    `loras` are the loaded LoRA adapters.
+    """
+
+    worker: str
+    epoch: int
+    state: WorkerState
+    role: Role
+    loras: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+
+
+class WorkerControlled(Event, frozen=True, tag="fleet.controlled"):
+    """Audit record of a control command to a worker. Changes no state.
+
+    `arguments` are JSON; `status` follows HTTP, as in `schemas.messages.control`; `by` is the caller's self-declared name.
+    """
+
+    worker: str
+    epoch: int
+    command: str
+    arguments: bytes
+    by: str
+    status: int
+    detail: str
+
+
+class WorkerDraining(Event, frozen=True, tag="fleet.draining"):
+    """A worker accepts no new requests and finishes those in flight."""
+
+    worker: str
+    epoch: int
+
+
+class WorkerLeft(Event, frozen=True, tag="fleet.left"):
+    """A worker left. Written by the worker on a clean stop, by a router when its lease expired.
+
+    May be written more than once for one (worker, epoch).
+    """
+
+    worker: str
+    epoch: int
+    reason: str

@@ -1,0 +1,33 @@
+"""Load of one worker. Stream: pool log, kind `load`. Worker and epoch are the batch's writer and epoch."""
+
+from headwater.schemas.events.event import Event
+
+
+class LoadReported(Event, frozen=True, tag="load.reported"):
+    """The engine's load, and the progress of requests since the last report.
+
+    `running` and `waiting` count requests, `used_blocks` KV blocks in use. The three lists name requests: accepted by
+    the engine, prefilled (first token generated), and ended for any reason. `cached` are cached prompt tokens, one number
+    for each of `prefilled`, -1 where the engine did not report it. `prefills` are measurements: (prompt tokens computed,
+    duration in µs); `step_us` is the mean time between two tokens of a request, 0 if there were none.
+    """
+
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    accepted: tuple[str, ...] = ()
+    prefilled: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    cached: tuple[int, ...] = ()
+    prefills: tuple[tuple[int, int], ...] = ()
+    step_us: int = 0
+
+
+class RequestsHeld(Event, frozen=True, tag="load.held"):
+    """All requests that the engine has now: any other that it accepted has ended.
+
+    Part of an announcement, after an incarnation started or a part of the log was lost.
+    """
+
+    requests: tuple[str, ...]

@@ -1,0 +1,137 @@
+"""The lifecycle of a request. Stream: request log, one subject per edge.
+
+    accepted ── routed ── started ── checkpoint … ── ended        per request; the middle ones per choice,
+                  └─────── again after each migration ─┘           ended exactly once
+
+    routed (prefill) ── prefilled ── routed (decode)              with a hand-off between two workers
+                    stepped                                        whenever a failure changes the state
+
+Contents of requests and responses are recorded only if the edge is configured to do so: `payload` says whether `body`
+and `answers` are empty ("off"), SHA-256 digests ("hashed") or the bytes themselves ("full").
+"""
+
+from typing import Literal
+
+from headwater.schemas.events.event import Event
+from headwater.schemas.messages.inference import Leg
+
+SagaState = Literal["routing", "prefill", "handoff", "decode", "ended"]
+PayloadKind = Literal["off", "hashed", "full"]
+
+
+class RequestAccepted(Event, frozen=True, tag="req.accepted"):
+    """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request."""
+
+    request: str
+    model: str
+    endpoint: str
+    prompt_tokens: int
+    max_tokens: int
+    stream: bool
+    choices: int = 1
+    payload: PayloadKind = "off"
+    body: bytes = b""
+
+
+class RequestRouted(Event, frozen=True, tag="req.routed.2"):
+    """A choice, or its remainder after `emitted_tokens`, was dispatched to a worker, which runs the `leg`.
+
+    `attempt` identifies the decision in the pool log. For the decode leg `handoff` identifies the KV it starts with.
+    """
+
+    request: str
+    choice: int
+    attempt: str
+    worker: str
+    epoch: int
+    emitted_tokens: int
+    leg: Leg = ""
+    handoff: str = ""
+
+
+class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):
+    """The prefill leg of a choice ended after `prefill_ms`; `handoff` identifies its KV, "" without any."""
+
+    request: str
+    choice: int
+    worker: str
+    epoch: int
+    handoff: str
+    prefill_ms: float
+
+
+class RequestStepped(Event, frozen=True, tag="req.stepped"):
+    """The saga of a choice changed its state by a failure: loss, refusal or timeout.
+
+    `before` and `after` are states of the saga, `cause` is one of its inputs, `reason` is for people. `worker` is the
+    one concerned, empty without one; `handoff` is the hand-off that was abandoned with it.
+    """
+
+    request: str
+    choice: int
+    before: SagaState
+    cause: str
+    after: SagaState
+    worker: str
+    epoch: int
+    reason: str
+    handoff: str = ""
+
+
+class RequestStarted(Event, frozen=True, tag="req.started"):
+    """The first token of a choice arrived. `cached_tokens` of its prompt were cached, -1 where unknown."""
+
+    request: str
+    choice: int
+    worker: str
+    epoch: int
+    cached_tokens: int
+    ttft_ms: float
+
+
+class RequestCheckpoint(Event, frozen=True, tag="req.checkpoint"):
+    """A choice has `emitted_tokens` tokens so far.
+
+    `tokens` are those since the previous checkpoint, packed little-endian u32, with payload "full"; else empty.
+    """
+
+    request: str
+    choice: int
+    emitted_tokens: int
+    tokens: bytes = b""
+
+
+class RequestEnded(Event, frozen=True, tag="req.ended"):
+    """The one terminal event: stop, length, cancelled or error. `answers` are the texts of the choices."""
+
+    request: str
+    reason: str
+    completion_tokens: int
+    cached_tokens: int
+    migrations: int
+    ttft_ms: float
+    duration_ms: float
+    error: str = ""
+    payload: PayloadKind = "off"
+    answers: tuple[bytes, ...] = ()
+
+
+class RequestsOpen(Event, frozen=True, tag="req.open"):
+    """Requests that this incarnation of the edge accepted and did not end are after log position `since`; -1: none.
+
+    Written with every batch, so that the edge's next incarnation reads from there to end the open requests.
+    """
+
+    since: int
+
+
+RequestEvent = (
+    RequestAccepted
+    | RequestRouted
+    | RequestPrefilled
+    | RequestStepped
+    | RequestStarted
+    | RequestCheckpoint
+    | RequestEnded
+    | RequestsOpen
+)

@@ -1,0 +1,189 @@
+"""Route query, decision and refusal. Decisions are events: stream pool log, kind `route`."""
+
+import msgspec
+
+from headwater.schemas.constraints import (
+    NO_CONSTRAINTS,
+    NO_FLOW_CONTROL,
+    NO_PREFERENCES,
+    Constraints,
+    FlowControl,
+    Preferences,
+)
+from headwater.schemas.events.event import Event
+from headwater.schemas.messages.inference import Leg
+
+
+class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
+    """An edge's request for a worker. `hashes` are the packed block hashes of the prompt's full blocks."""
+
+    request: str
+    prompt_tokens: int
+    max_tokens: int
+    hashes: bytes
+    constraints: Constraints = NO_CONSTRAINTS
+    preferences: Preferences = NO_PREFERENCES
+    flow: FlowControl = NO_FLOW_CONTROL
+
+
+class Weights(msgspec.Struct, frozen=True, array_like=True):
+    """Weights of a worker's cost (`router.decision.cost`), relative to computing one block.
+
+    `prefill` and `decode` weigh prompt blocks to compute and KV blocks held, `lower_tier` loading a block from a lower tier,
+    `transfer` moving a block between workers, `interference` the delay that computing one causes to requests decoding on the
+    same worker, and `lora_load` loading a LoRA adapter. Prompts with at most `local_tokens` uncached tokens are prefilled
+    where they are decoded; with `apart`, all longer ones go to a prefill worker regardless of cost.
+
+    With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
+    `crowding` times the prompt's prefill time for each running request that it delays, plus `retain` times that time for cached
+    blocks that it evicts, plus `memory` times the share of the KV cache in use.
+    """
+
+    prefill: float = 1.0
+    decode: float = 1.0
+    lower_tier: float = 0.25
+    transfer: float = 0.1
+    interference: float = 1.0
+    local_tokens: int = 256
+    lora_load: float = 64.0
+    apart: bool = False
+    estimate: bool = True
+    crowding: float = 0.25
+    retain: float = 1.5
+    memory: float = 100.0
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """One worker as the router scored it. Lower `score` is better.
+
+    `cached_blocks` leading blocks of the prompt are on its GPU (`assumed_blocks` of them are credit, not announced yet);
+    `lower_blocks` more are on a lower tier. `prefill_tokens` were routed to it and are not computed yet;
+    `decode_blocks` are held by its requests. It would do the `leg` of the request, and must load the LoRA adapter first if
+    `loads_lora`. Times are estimates, 0 if unknown: `queue_ms` until the worker starts this prompt, `prefill_ms` to
+    compute it, `transfer_ms` to transfer its KV.
+    """
+
+    worker: str
+    epoch: int
+    cached_blocks: int
+    lower_blocks: int
+    prefill_tokens: int
+    decode_blocks: int
+    requests: int
+    score: float
+    leg: Leg = ""
+    loads_lora: bool = False
+    assumed_blocks: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    transfer_ms: float = 0.0
+
+
+class Decision(Event, frozen=True, tag="route.decided.2"):
+    """Which worker a request goes to, and everything needed to recompute that choice.
+
+    It is decision `number` of the batch's `writer`, made on the fold of the log up to `position` plus the writer's own decisions
+    `seen`+1 … `number`-1, which the log did not hold yet. `constraints` are the query's, with saturated workers added to `exclude`;
+    `preferences` hold the policy and temperature that were used. Of the prompt's block hashes the record keeps their
+    count, the deepest one that any worker has (0: none), the one after it (`following`) and the last; the matched path is
+    in the index. `assumed` packs the hashes after `deepest` that are credited to the worker until it announces them or
+    the request ends. `degraded`: the router knew that it lagged behind the log. The worker does the `leg`; after
+    "prefill" the edge sends a query for the "decode" leg, with `pairs_with` as its constraint. The query waited `waited_ms` in
+    the admission queue.
+    """
+
+    number: int
+    position: int
+    seen: int
+    wall_ns: int
+    request: str
+    prompt_tokens: int
+    max_tokens: int
+    blocks: int
+    deepest: int
+    following: int
+    last: int
+    constraints: Constraints
+    preferences: Preferences
+    weights: Weights
+    seed: int
+    worker: str
+    epoch: int
+    candidates: tuple[Candidate, ...]
+    degraded: bool = False
+    leg: Leg = ""
+    pairs_with: str = ""
+    assumed: bytes = b""
+    waited_ms: int = 0
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate of the chosen worker."""
+        return next(candidate for candidate in self.candidates if candidate.worker == self.worker)
+
+
+class DecisionVoided(Event, frozen=True, tag="route.voided"):
+    """A decision stops counting, because its worker did not accept it in time: the edge died, or was refused.
+
+    Written by routers that observed it unaccepted for long; several may write it for one decision.
+    """
+
+    request: str
+    worker: str
+    epoch: int
+
+
+class Shadowed(Event, frozen=True, tag="route.shadowed"):
+    """A shadow policy's choice for a decision of the log, on the same state. Folds ignore it.
+
+    By the costs of the policy `judge`: `score` is that of the shadow's choice, `chosen_score` that of the decision, and `least`
+    the lowest of all candidates.
+    """
+
+    request: str
+    policy: str
+    worker: str
+    chosen: str
+    judge: str
+    score: float
+    chosen_score: float
+    least: float
+
+
+class RouteRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """No worker may take the request now; `retry_after_s` is 0 if a retry cannot help.
+
+    `status` follows HTTP: 503, 429 if other tenants may still send, or 400 for a request that can never be served. `final`: the
+    edge must return the error to its client, with this `code`, instead of retrying.
+    """
+
+    reason: str
+    retry_after_s: float = 0.0
+    status: int = 503
+    final: bool = False
+    code: str = ""
+
+    @property
+    def for_good(self) -> bool:
+        """Is a retry by the edge pointless?"""
+        return self.final or self.status == 400
+
+
+class RouteQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):
+    """The query waits in the queue of a router's incarnation, which answers polls (`RouteWait`) for it."""
+
+    router: str
+    epoch: int
+
+
+class RouteWait(msgspec.Struct, frozen=True, array_like=True):
+    """A poll for a queued query. The router replies as soon as there is an outcome, or when its poll period ends.
+
+    `gone`: the client is gone; the query is discarded, and no reply is needed.
+    """
+
+    request: str
+    gone: bool = False
+
+
+RouteReply = Decision | RouteRefused | RouteQueued

@@ -1,0 +1,65 @@
+"""Control commands to one worker, and their replies. Core NATS, audited in the pool log."""
+
+from typing import Any, Literal
+
+import msgspec
+
+Command = Literal[
+    "status",
+    "sleep",
+    "wake",
+    "clear-kv",
+    "pause",
+    "resume",
+    "drain",
+    "profile-start",
+    "profile-stop",
+    "role",
+    "load-lora",
+    "unload-lora",
+    "list-loras",
+    "taint",
+    "untaint",
+    "stop",
+]
+
+COMMANDS: dict[Command, str] = {
+    "status": "show state, role, load and LoRA adapters",
+    "sleep": "release GPU memory: level 1 keeps the weights in host memory, level 2 discards them",
+    "wake": "allocate the memory again and serve",
+    "clear-kv": "drop all cached blocks that no request uses",
+    "pause": "stop generating; mode abort, wait or keep decides about running requests",
+    "resume": "serve again after a pause or a drain",
+    "drain": "accept no requests and finish those in flight; the worker stays in the fleet",
+    "profile-start": "start a profile of the engine",
+    "profile-stop": "end the profile and write it",
+    "role": "change the role to both, prefill or decode; the worker must be drained",
+    "load-lora": "load a LoRA adapter: its name and its source",
+    "unload-lora": "unload a LoRA adapter",
+    "list-loras": "list the loaded LoRA adapters",
+    "taint": "keep away requests that do not tolerate this taint; those in flight continue",
+    "untaint": "remove a taint",
+    "stop": "drain, leave the fleet and exit",
+}
+"""One line per command, for help texts."""
+
+
+class ControlRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`arguments` are plain JSON types; `by` says who asks, for the audit."""
+
+    command: Command
+    arguments: dict[str, Any] = {}
+    by: str = ""
+
+
+class ControlReply(msgspec.Struct, frozen=True, array_like=True):
+    """`detail` says what was done, or why not; `data` is the command's result, plain JSON types.
+
+    `status` follows HTTP: 200 done, 202 in progress (`data` has a ticket, and the status command reports the result),
+    400 wrong arguments, 404 not found, 409 not possible in this state, 500 the worker failed, 501 not supported by
+    this engine, 502 the engine failed, 504 timeout.
+    """
+
+    status: int
+    detail: str
+    data: dict[str, Any] = {}

@@ -1,0 +1,1 @@
+"""Values of the key-value buckets: leases and model cards."""

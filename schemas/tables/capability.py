@@ -1,0 +1,58 @@
+"""What an engine can do, and which capability each feature of a request needs. Workers publish theirs in model cards."""
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+Capability = Literal[
+    "generate",
+    "logprobs",
+    "logit_bias",
+    "seed",
+    "priority",
+    "cache_salt",
+    "guide",
+    "processors",
+    "embed",
+    "lora",
+    "handoff",
+    "sleep",
+    "pause",
+    "profile",
+    "kv_events",
+    "kv_dump",
+    "clear_kv",
+]
+
+
+class Need(NamedTuple):
+    """A feature is used when `field` of `Sampling` or `GenerateRequest` is not `unused`. `param` is its API field."""
+
+    field: str
+    unused: Any
+    capability: Capability
+    param: str
+
+
+NEEDS: Final = (
+    Need("logprobs", None, "logprobs", "logprobs"),
+    Need("logit_bias", {}, "logit_bias", "logit_bias"),
+    Need("guide", None, "guide", "response_format"),
+    Need("processors", {}, "processors", "logits_processors"),
+    Need("lora_name", "", "lora", "model"),
+    Need("leg", "", "handoff", ""),
+    Need("cache_salt", "", "cache_salt", "cache_salt"),
+)
+"""Features that not every engine has. `seed` and `priority` are hints: an engine without them ignores them."""
+
+
+def needs_of(sampling: Any, **fields: Any) -> Iterator[Need]:
+    """The features that a request uses: those of its `Sampling`, and of further `fields` by name."""
+    for need in NEEDS:
+        value = fields[need.field] if need.field in fields else getattr(sampling, need.field, need.unused)
+        if value != need.unused:
+            yield need
+
+
+def required_capabilities(sampling: Any, **fields: Any) -> tuple[Capability, ...]:
+    """What an engine must be capable of. Arguments as in `needs_of`."""
+    return tuple(need.capability for need in needs_of(sampling, **fields))

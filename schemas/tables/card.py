@@ -1,0 +1,67 @@
+"""Model cards and LoRA cards: what an edge needs to serve a model. KV bucket, one key per pool and per LoRA adapter."""
+
+import msgspec
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
+
+    `tokenizer` and `chat_template` are SHA-256 digests of artifacts in the object store: an edge shares no file
+    system with the engines. `eos_token_ids` end an answer and are not part of its text.
+    """
+
+    name: str
+    pool: str
+    block_size: int
+    context_length: int
+    tokenizer: str
+    chat_template: str
+    special_tokens: dict[str, str]
+    eos_token_ids: tuple[int, ...]
+    engine: str
+    capabilities: tuple[str, ...]
+    created_s: int
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may use."""
+    engine_version: str = ""
+    total_blocks: int = 0
+    """KV blocks of one worker."""
+    max_running: int = 0
+    """Requests that one worker runs at once."""
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    logits_processors: tuple[str, ...] = ()
+    """Names that requests may use."""
+    pooling_tasks: tuple[str, ...] = ()
+    """Tasks of an embedding model: embed, classify, score, token_embed."""
+    lora_slots: int = 0
+    lora_rank_max: int = 0
+    vocabulary: int = 0
+    """Token ids in sampling parameters are below this; 0: below the tokenizer's size."""
+    logprobs_max: int = 20
+    default_sampling: dict[str, float] = {}
+    """The model's own defaults (its generation_config.json) for sampling fields that a request omits."""
+
+
+class LoraCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that is served as a model of its own, on top of the pool's base model. Stored as JSON.
+
+    `source` is where any worker of the pool can load it from (a folder, file://, http(s)://, s3:// or hf://);
+    `digest` is SHA-256 over its files, so that all workers serve the same weights.
+    """
+
+    name: str
+    pool: str
+    source: str
+    digest: str
+    rank: int
+    created_s: int
+
+    @property
+    def identity(self) -> str:
+        """The id that engines, workers and block hashes use: the name with a digest of the weights.
+
+        An adapter that is deleted and published again with other weights has another identity, so that no cached
+        block of the old one matches it.
+        """
+        return f"{self.name}@{self.digest[:12]}"

@@ -1,0 +1,25 @@
+"""Leases: which actors are alive, and the epoch of each. KV bucket, one key per actor."""
+
+from typing import Literal
+
+import msgspec
+
+LeaseKind = Literal["worker", "router", "edge", "shadow"]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Value of a lease. Stored as JSON, so that people can read it with the stock `nats` tool.
+
+    `epoch` numbers the holder's incarnation. It does not change when the lease is renewed, nor when the holder
+    reclaims a lapsed lease that is still free; 0 until the holder has determined it, before it serves anything.
+    `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends.
+    """
+
+    kind: str
+    name: str
+    pool: str = ""
+    host: str = ""
+    pid: int = 0
+    epoch: int = 0
+    incarnation: str = ""
+    stalled: bool = False

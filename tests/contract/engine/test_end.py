@@ -1,0 +1,67 @@
+"""The `Engine` contract on ending: a stop leaves nothing behind, and a death is told."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from headwater.engines.engine import EngineDied
+from tests.support.ports.engines import MakeEngine, alive, family, started, vllm_engine
+from tests.support.ports.waiting import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+LONG = 3_000
+NOTICE_S = 10.0
+
+
+async def test_stop_aborts_what_runs_and_leaves_no_process(make_engine: MakeEngine) -> None:
+    """Every request gets its last step, the one just submitted too, and the engine's processes are gone."""
+    before = family()
+    async with started(make_engine()) as case:
+        running = [case.submit(case.request(case.prompt(1.5), max_tokens=LONG)) for _ in range(3)]
+        await eventually(lambda: all(answer.tokens for answer in running))
+        ours = family().keys() - before.keys()
+        fresh = case.submit(case.request(case.prompt(1.5), max_tokens=LONG))
+        await case.engine.stop()
+        for answer in (*running, fresh):
+            await answer.ended()
+            assert [step.finish for step in answer.steps if step.finish] == ["abort"]
+    await eventually(lambda: not any(map(alive, ours)))
+
+
+async def test_stop_is_fine_twice_and_before_the_start(make_engine: MakeEngine) -> None:
+    """Whoever cleans up need not know how far a start had come."""
+    engine = make_engine()
+    await engine.stop()
+    await engine.stop()
+
+
+@pytest.mark.vllm
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.filterwarnings("ignore")
+async def test_killed_engine_core_is_told_and_ends_its_requests(vllm_model: str) -> None:
+    """SIGKILL of vLLM's engine process: `check` says it within seconds, requests end with an error."""
+    before = family()
+    async with started(vllm_engine(vllm_model)) as case:
+        await case.engine.check()
+        ours = {pid: name for pid, name in family().items() if pid not in before}
+        running = [case.submit(case.request(case.prompt(1.5), max_tokens=LONG)) for _ in range(3)]
+        await eventually(lambda: all(answer.tokens for answer in running))
+        (core,) = [pid for pid, name in ours.items() if "EngineCor" in name]
+        os.kill(core, signal.SIGKILL)
+        began = time.monotonic()
+        while True:
+            try:
+                await case.engine.check()
+            except EngineDied:
+                break
+            assert time.monotonic() - began < NOTICE_S
+            await asyncio.sleep(0.01)
+        for answer in running:
+            await answer.ended()
+            assert [step.finish for step in answer.steps if step.finish] == ["error"]
+            assert answer.steps[-1].detail
+    await eventually(lambda: not any(map(alive, ours)))

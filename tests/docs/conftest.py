@@ -1,0 +1,155 @@
+"""One simulated fleet for all pages."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from headwater.ops.fleet.child import child_environment
+from tests.docs.commands import CommandServer
+from tests.docs.pages import ROOT
+
+READY_S = 180
+"""In a fresh checkout the kernels are compiled first."""
+_READY = re.compile(r"ready at http://([\d.:]+)/v1 .*NATS nats://([\d.:]+)")
+_REQUEST = re.compile(r"\b(?:chatcmpl|cmpl)-[0-9a-f]{16,}\b")
+_SHELL = re.compile(r"[|&;<>$`*~]")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of the commands."""
+    return {
+        "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        "COLUMNS": "200",
+    }
+
+
+UP = "headwater up --engine sim"
+FREE_PORTS = ("--port", "0", "--nats-port", "0")
+
+
+class Shell:
+    """Runs the commands of the pages against one fleet. Pages use the default ports; here they are replaced."""
+
+    def __init__(self, folder: Path, fleet: "Fleet", server: CommandServer) -> None:
+        self._ports = ((fleet.http, "127.0.0.1:8000"), (fleet.nats, "127.0.0.1:4222"))
+        self._started = fleet.started
+        self._server = server
+        self._nats = {"HEADWATER_NATS": f"nats://{fleet.nats}"}
+        self._request = ""
+        self._folder = folder
+        self._environment = child_environment() | environment(folder) | self._nats
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Exit status and output. `chatcmpl-…` is the request that was seen last."""
+        if command == UP:
+            return 0, self._shown(self._started)
+        for real, shown in self._ports:
+            command = command.replace(shown, real)
+        command = re.sub(r"\b(?:chatcmpl|cmpl)-…", self._request, command)
+        if command.startswith("headwater ") and not _SHELL.search(command):
+            status, output = self._server.run(shlex.split(command)[1:], self._nats)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=60,
+                check=False,
+            )
+            status, output = done.returncode, done.stdout.decode()
+        seen = _REQUEST.findall(output)
+        self._request = seen[-1] if seen else self._request
+        return status, self._shown(output)
+
+    def _shown(self, output: str) -> str:
+        for real, shown in self._ports:
+            output = output.replace(real, shown)
+        return output.replace("\r\n", "\n")
+
+
+class Fleet(NamedTuple):
+    """A running `headwater up`: the addresses of its edge and its NATS server, and what it printed until it was ready."""
+
+    http: str
+    nats: str
+    started: str
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two simulated workers on free ports."""
+    folder = tmp_path_factory.mktemp("fleet")
+    log = folder / "up.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "headwater.ops.cli",
+                *UP.split()[1:],
+                *FREE_PORTS,
+                "--data-dir",
+                str(folder / "data"),
+            ],
+            cwd=folder,
+            env=child_environment() | {"PYTHONPATH": str(ROOT / "src")},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + READY_S
+        while (ready := _READY.search(log.read_text())) is None:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.05)
+        time.sleep(0.1)
+        yield Fleet(ready[1], ready[2], log.read_text())
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like a checkout with an installed `headwater`."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("docs", "examples", "ops", "src", "tests", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "bin").mkdir()
+    script = folder / "bin" / "headwater"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m headwater.ops.cli "$@"\n')
+    script.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(checkout: Path) -> Iterator[CommandServer]:
+    """It imports while the fleet starts."""
+    made = CommandServer(child_environment() | environment(checkout), checkout)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def shell(checkout: Path, server: CommandServer, fleet: Fleet) -> Shell:
+    """A shell in that folder, against the fleet."""
+    return Shell(checkout, fleet, server)

@@ -1,0 +1,36 @@
+"""The documentation builds as a site, without a warning."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+STRICT = ("-W", "--keep-going", "-n", "-q")
+
+pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
+
+
+@pytest.mark.timeout(300)
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    """As `make docs` does: every link and reference within it leads somewhere."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *STRICT, "-d", tmp_path / "trees", ROOT / "docs", tmp_path / "html"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "html" / "index.html").is_file()
+
+
+def test_links_of_the_pages_outside_lead_somewhere() -> None:
+    """README and the like are not part of the site."""
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|src=\"([^\"]+)\"", (ROOT / name).read_text()):
+            link = target[0] or target[1]
+            assert link.startswith("https://") or (ROOT / link).exists(), f"{name}: {link}"

@@ -1,0 +1,138 @@
+"""Every path, module, command, flag, variable, metric and name in code style on a page exists."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, blocks, commands, prose
+
+REFERENCE = ROOT / "docs" / "reference"
+HAND_WRITTEN = [
+    p for p in PAGES if p.parent != REFERENCE and p.name not in ("changelog.md", "architecture.md")
+]
+AREAS = ("actors", "docs", "engines", "events", "examples", "ops", "router", "schemas", "tests")
+
+FOREIGN_FLAGS = {
+    # vLLM's own
+    "--enable-lora", "--generation-config", "--max-num-batched-tokens", "--max-num-seqs", "--override-generation-config",
+    "--pipeline-parallel-size", "--tensor-parallel-size",
+    # of other tools, and of modules outside the command line
+    "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
+    "--rounds", "--write-docs",
+}  # fmt: skip
+FOREIGN_NAMES = {
+    # NVIDIA Dynamo's settings, on the comparison page
+    "overlap_score_credit", "prefill_load_scale", "router_predicted_ttl_secs",
+    # Prometheus, vLLM, Kafka and other systems
+    "file_sd_configs", "enable_cross_layers_blocks", "base_url", "publish_async", "AsyncLLM",
+}  # fmt: skip
+
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_PATH = re.compile(rf"(?:{'|'.join(AREAS)})/[\w./-]*")
+_MODULE = re.compile(r"python -m ((?:headwater|tests|docs)[\w.]*\w)")
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+_VARIABLE = re.compile(r"\bHEADWATER_[A-Z_]+\b")
+_METRIC = re.compile(r"\bheadwater_[a-z_]+[a-z]\b")
+_NAME = re.compile(r"[a-z]+(?:_[a-z0-9]+)+|[A-Z][a-z]+(?:[A-Z][a-z]+)+")
+_COMMAND = re.compile(r"^headwater ([a-z][a-z-]*)((?: [^|\n]*)?)")
+
+pytestmark = pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def _spans(page: Path) -> Iterator[str]:
+    yield from _SPAN.findall(prose(page))
+
+
+@cache
+def _source() -> frozenset[str]:
+    """Every word of the source."""
+    words: set[str] = set()
+    for area in (*AREAS, ".github"):
+        for path in (ROOT / area).rglob("*"):
+            if path.suffix in (".py", ".toml", ".service", ".yaml", ".yml") and "docs/_build" not in str(
+                path
+            ):
+                words |= set(re.findall(r"\w+", path.read_text()))
+    return frozenset(words | set(re.findall(r"\w+", (ROOT / "pyproject.toml").read_text())))
+
+
+@cache
+def command_sections() -> dict[str, str]:
+    """The reference's section of each command, with those of the commands below it."""
+    sections = re.split(r"^## ", (REFERENCE / "cli.md").read_text(), flags=re.MULTILINE)[1:]
+    found: dict[str, str] = {}
+    for section in sections:
+        name = section.split()[0]
+        found[name] = found.get(name, "") + section
+    # It takes the flags of the command whose settings it shows.
+    found["config"] = "".join(sections)
+    return found
+
+
+def test_paths_exist(page: Path) -> None:
+    for span in _spans(page):
+        for path in _PATH.findall(span) if _PATH.match(span) else []:
+            assert (ROOT / path).exists() or "<" in span or "…" in span, f"`{span}`"
+
+
+def test_modules_exist(page: Path) -> None:
+    for module in _MODULE.findall(page.read_text()):
+        path = ROOT / module.removeprefix("headwater.").replace(".", "/")
+        assert path.with_suffix(".py").is_file() or path.is_dir(), module
+
+
+def test_flags_and_variables_exist(page: Path) -> None:
+    text = page.read_text()
+    known = (REFERENCE / "cli.md").read_text() + (REFERENCE / "settings.md").read_text()
+    flags = set(_FLAG.findall(known)) | FOREIGN_FLAGS
+    shown = {
+        flag
+        for block in blocks(page)
+        if block.language in ("sh", "console")
+        for flag in _FLAG.findall(block.text)
+    }
+    unknown = {f for span in _spans(page) for f in _FLAG.findall(span)} | {
+        f for f in shown if f in _headwater_flags(page)
+    }
+    assert not unknown - flags
+    assert not set(_VARIABLE.findall(text)) - set(_VARIABLE.findall(known))
+
+
+def _shown_commands(page: Path) -> list[tuple[str, str]]:
+    """(command, rest of the line) of each command of ours that a page shows."""
+    lines = list(_spans(page))
+    for block in blocks(page):
+        if block.language == "console":
+            lines += [command.line for command in commands(block)]
+        elif block.language == "sh":
+            lines += block.text.splitlines()
+    return [found for line in lines for found in _COMMAND.findall(line)]
+
+
+def _headwater_flags(page: Path) -> set[str]:
+    return {
+        flag
+        for _, rest in _COMMAND.findall(page.read_text())
+        for flag in _FLAG.findall(rest.split(" -- ")[0])
+    }
+
+
+def test_commands_take_the_flags_shown(page: Path) -> None:
+    for name, rest in _shown_commands(page):
+        assert name in command_sections(), f"headwater {name}"
+        for flag in _FLAG.findall(rest.split(" -- ")[0]):
+            assert flag in command_sections()[name] or flag == "--help", f"headwater {name} {flag}"
+
+
+def test_metrics_exist(page: Path) -> None:
+    known = set(_METRIC.findall((REFERENCE / "metrics.md").read_text()))
+    assert not set(_METRIC.findall(page.read_text())) - known
+
+
+def test_names_in_code_style_exist(page: Path) -> None:
+    """Log events, fields, classes and functions: a renamed one is renamed here too."""
+    named = {span for span in _spans(page) if _NAME.fullmatch(span)}
+    assert not named - _source() - FOREIGN_NAMES

@@ -1,0 +1,237 @@
+"""Thirty lines on which a promise depends, each with a wrong version and the tests that have to notice."""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """In `file`, `before` (which occurs once) becomes `after`; `tests` are run and one must fail."""
+
+    file: str
+    before: str
+    after: str
+    why: str
+    tests: tuple[str, ...]
+
+
+CHAIN = ("tests/unit/events",)
+WRITER = ("tests/unit/events/test_writer.py", "tests/contract/log")
+FOLD = ("tests/unit/router/fold",)
+DECISION = ("tests/unit/router/decision",)
+QUEUE = ("tests/unit/router/queue", "tests/unit/actors/router")
+SAGA = ("tests/unit/actors/edge/request",)
+LEASE = ("tests/unit/actors/runtime",)
+WORKER = ("tests/unit/actors/worker",)
+INDEX = ("tests/unit/router/index",)
+
+MUTATIONS = (
+    Mutation(
+        "events/chain.py",
+        "if batch.seq <= head.seq:",
+        "if batch.seq < head.seq:",
+        "a duplicate is folded again",
+        CHAIN,
+    ),
+    Mutation(
+        "events/chain.py",
+        "elif batch.epoch < head.epoch:",
+        "elif batch.epoch < 0:",
+        "an old incarnation's message is folded",
+        CHAIN,
+    ),
+    Mutation(
+        "events/chain.py",
+        "elif batch.seq != 1 or batch.previous != head.digest:",
+        "elif batch.seq != 1:",
+        "a lost last message of an incarnation goes unnoticed",
+        CHAIN,
+    ),
+    Mutation(
+        "events/writer.py",
+        "self._previous = message.digest",
+        "pass",
+        "messages are not chained",
+        WRITER,
+    ),
+    Mutation(
+        "events/writer.py",
+        "if len(self._pending) >= PENDING_EVENTS_MAX:",
+        "if False:",
+        "the writer's queue has no bound",
+        WRITER,
+    ),
+    Mutation(
+        "events/writer.py",
+        "case Fenced(epoch=epoch):\n                raise WriterFenced(",
+        "case Fenced(epoch=epoch):\n                result = Unknown(",
+        "a fenced writer tries again",
+        WRITER,
+    ),
+    Mutation(
+        "router/fold/state.py",
+        "if known is None or known.epoch < event.epoch:",
+        "if known is None:",
+        "a new incarnation keeps its predecessor's blocks",
+        FOLD,
+    ),
+    Mutation(
+        "router/fold/state.py",
+        "return worker is not None and worker.epoch == batch.epoch",
+        "return worker is not None",
+        "KV events of another epoch enter the index",
+        FOLD,
+    ),
+    Mutation(
+        "router/fold/state.py",
+        "self.index.clear(batch.writer)",
+        "pass",
+        "a cleared cache stays in the index",
+        FOLD,
+    ),
+    Mutation(
+        "router/decision/filters.py",
+        "and worker.pairs_with == wanted.pairs_with",
+        "",
+        "KV goes to a worker that cannot read it",
+        DECISION,
+    ),
+    Mutation(
+        "router/decision/filters.py",
+        "lambda worker, wanted: worker.takes_requests,",
+        "lambda worker, wanted: True,",
+        "a draining worker gets requests",
+        (*DECISION, "tests/unit/router"),
+    ),
+    Mutation(
+        "router/decision/filters.py",
+        'lambda worker, wanted: f"{worker.name}.{worker.epoch}" not in wanted.exclude,',
+        "lambda worker, wanted: True,",
+        "a request returns to the worker that failed it",
+        DECISION,
+    ),
+    Mutation(
+        "router/decision/cost.py",
+        "return self.prompt_tokens - (self.cached_blocks + self.lower_blocks) * self.block_size",
+        "return self.prompt_tokens",
+        "cached blocks do not count",
+        DECISION,
+    ),
+    Mutation(
+        "router/decision/cost.py",
+        "penalties = own * (weights.retain + weights.crowding * work.requests)",
+        "penalties = own * weights.retain",
+        "running requests do not count",
+        DECISION,
+    ),
+    Mutation(
+        "router/queue/admission_queue.py",
+        "if query.flow.waits and self.waiting.has_key(query.constraints):",
+        "if False:",
+        "a query overtakes equal ones in the queue",
+        QUEUE,
+    ),
+    Mutation(
+        "router/queue/admission_queue.py",
+        "if not deadline_ms or waited_s + serve_s <= deadline_ms / 1_000.0:",
+        "if not deadline_ms or serve_s <= deadline_ms / 1_000.0:",
+        "time in the queue does not count against the deadline",
+        QUEUE,
+    ),
+    Mutation(
+        "router/queue/admission_queue.py",
+        "return now.monotonic_s - self._fold_advanced_s > SILENCE_S",
+        "return False",
+        "without a log all queries stay queued",
+        QUEUE,
+    ),
+    Mutation(
+        "actors/edge/request/saga.py",
+        "skip = emitted - attempt.first - entry.position",
+        "skip = 0",
+        "tokens are repeated",
+        SAGA,
+    ),
+    Mutation(
+        "actors/edge/request/saga.py",
+        "    if skip < 0:\n",
+        "    if False:\n",
+        "a lost frame goes unnoticed",
+        SAGA,
+    ),
+    Mutation(
+        "actors/edge/request/saga.py",
+        "    if saga.received < event.position:\n        return saga\n",
+        "",
+        "an answer ends before its last tokens",
+        SAGA,
+    ),
+    Mutation(
+        "actors/edge/request/saga.py",
+        'case StopMatched() if saga.state == "decode":\n            _cancel(saga.attempt, effects)',
+        'case StopMatched() if saga.state == "decode":',
+        "a request runs on after its stop string",
+        SAGA,
+    ),
+    Mutation(
+        "actors/edge/request/migration.py",
+        "return not emitted or not _engine_state(sampling)",
+        "return True",
+        "a grammar starts anew in the middle of an answer",
+        SAGA,
+    ),
+    Mutation(
+        "actors/runtime/lease.py",
+        "return held is not None and (held.epoch, held.incarnation) == (self.epoch, self._lease.incarnation)",
+        "return held is not None",
+        "a lease of another incarnation passes for the own one",
+        LEASE,
+    ),
+    Mutation(
+        "actors/runtime/lease.py",
+        "revision = await self._table.create(self._key, self._value, ttl_s=TTL_S)\n            if revision is not None:",
+        "revision = None\n            if revision is not None:",
+        "a lapsed lease ends the incarnation",
+        LEASE,
+    ),
+    Mutation(
+        "router/index/hash_table.py",
+        "if from_home >= from_hole:",
+        "if from_home > from_hole:",
+        "a removal hides another block",
+        INDEX,
+    ),
+    Mutation(
+        "router/index/match.py",
+        "_note_depth(gpu & ~on_gpu, 2 * words + word * 64, start + j, state)",
+        "_note_depth(gpu & ~on_gpu, 2 * words + word * 64, start + j + 1, state)",
+        "an overlap is one block too long",
+        INDEX,
+    ),
+    Mutation(
+        "actors/worker/serving/requests.py",
+        "if self.frames.has_stream(request.request):",
+        "if False:",
+        "a request that is sent again runs twice",
+        WORKER,
+    ),
+    Mutation(
+        "actors/worker/serving/handoffs.py",
+        "one.stage = _Stage.GRANTED",
+        "pass",
+        "the same KV is granted twice",
+        WORKER,
+    ),
+    Mutation(
+        "schemas/hashing.py",
+        'text = len(lora).to_bytes(4, "little") + lora + salt',
+        "text = lora",
+        "tenants share cache blocks",
+        ("tests/unit/schemas",),
+    ),
+    Mutation(
+        "actors/edge/model/stop_strings.py",
+        "keep = max(_overlap(held, stop) for stop in self._stops)",
+        "keep = 0",
+        "a stop string in two pieces is missed",
+        ("tests/unit/actors/edge/model",),
+    ),
+)

@@ -1,0 +1,290 @@
+"""What the tests of the `TensorTransfer` contract share: an owner beside a reader, in one process or in two.
+
+The owner of the NIXL case is a real process (`python -m tests.support.ports.transfers`) that does what it is told over
+its standard input; leases on either side run on clocks that a test moves by hand.
+"""
+
+import asyncio
+import os
+import pickle
+import secrets
+import signal
+import struct
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from headwater.engines.transfer.local import LocalFabric, LocalTransfer
+from headwater.engines.transfer.memory import HostMemory
+from headwater.engines.transfer.nixl import NixlTransfer
+from headwater.engines.transfer.port import PeerGone, Stats, TensorTransfer
+from headwater.ops.process.signals import die_with_parent
+from headwater.schemas.messages.transfer import (
+    ClaimReply,
+    LeaseId,
+    LocalPlace,
+    Offer,
+    OfferClaim,
+    OfferReleased,
+)
+from tests.support.worlds.clock import SkippingClock
+
+SLAB = 160 << 20
+CLAIM_S, QUARANTINE_S = 5.0, 30.0
+EPOCH = 3
+LENGTH = struct.Struct("<I")
+
+new_lease = partial(secrets.token_bytes, 16)
+
+
+def expected(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """The tensor that an owner makes of a seed."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    data = np.random.default_rng(seed).bytes(nbytes)
+    return np.frombuffer(data, np.uint8).view("uint8" if dtype == "bool" else dtype).reshape(shape)
+
+
+class Host:
+    """One side in its process: a transfer, its memory and its clock, and the harm that tests do to them."""
+
+    def __init__(self, transfer: TensorTransfer, memory: HostMemory, clock: SkippingClock) -> None:
+        self.transfer = transfer
+        self.memory = memory
+        self.clock = clock
+        self._scribbling = threading.Event()
+
+    async def offer(self, seed: int, shape: tuple[int, ...], dtype: str, ttl_s: float) -> Offer:
+        """Offer the tensor of a seed."""
+        return await self.transfer.offer(expected(seed, shape, dtype), ttl_s=ttl_s)
+
+    async def answer(self, claim: OfferClaim) -> ClaimReply:
+        """As the port."""
+        return self.transfer.answer(claim)
+
+    async def released(self, message: OfferReleased) -> bool:
+        """As the port."""
+        return self.transfer.released(message)
+
+    async def withdraw(self, lease: LeaseId) -> None:
+        """As the port."""
+        self.transfer.withdraw(lease)
+
+    async def stats(self) -> Stats:
+        """As the port."""
+        return self.transfer.stats()
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock of the leases."""
+        self.clock.now_s += seconds
+
+    async def overwrite(self, offer: Offer) -> None:
+        """Something else is written where the offer lies."""
+        self._bytes(offer)[::4096] ^= 0xFF
+
+    async def scribble(self, offer: Offer, on: bool) -> None:
+        """Write there all the time, from another thread, until told to stop."""
+        if not on:
+            self._scribbling.clear()
+            return
+        self._scribbling.set()
+        there, writing = self._bytes(offer), threading.Event()
+
+        def write() -> None:
+            while self._scribbling.is_set():
+                there[::64] += 1
+                writing.set()
+
+        threading.Thread(target=write, daemon=True).start()
+        writing.wait()
+
+    async def close(self) -> None:
+        """As the port."""
+        await self.transfer.close()
+
+    async def kill(self) -> None:
+        """Dies at once."""
+        assert isinstance(self.transfer, LocalTransfer)
+        self.transfer.kill()
+
+    def _bytes(self, offer: Offer) -> Any:
+        place = offer.place
+        at = place.offset if isinstance(place, LocalPlace) else place.address - self.memory.address
+        return self.memory.view(at, offer.nbytes)
+
+
+class RemoteHost:
+    """A `Host` in a process of its own: the same methods. A dead one raises `PeerGone`, as a bus would tell."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._lock = asyncio.Lock()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
+            # Who no longer waits for an answer must not leave it to the next.
+            return await asyncio.shield(self._call(name, args))
+
+        return call
+
+    async def kill(self) -> None:
+        """Kill -9, and wait until it is dead."""
+        self.signal(signal.SIGKILL)
+        await self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.process.pid, number)
+
+    async def _call(self, name: str, args: tuple[Any, ...]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            async with self._lock:
+                self.process.stdin.write(_framed((name, args)))
+                await self.process.stdin.drain()
+                (length,) = LENGTH.unpack(await self.process.stdout.readexactly(LENGTH.size))
+                result = pickle.loads(await self.process.stdout.readexactly(length))
+        except (OSError, RuntimeError, asyncio.IncompleteReadError) as error:  # uvloop's is a RuntimeError
+            raise PeerGone("the owner's process does not answer") from error
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class Wire:
+    """The control messages of a reader, straight to the owner. `granted` runs between a grant and the reading."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.claims: list[OfferClaim] = []
+        self.outcomes: list[str] = []
+        self.granted: Callable[[], Any] | None = None
+
+    async def claim(self, offer: Offer, claim: OfferClaim) -> ClaimReply:
+        """See `Control.claim`."""
+        self.claims.append(claim)
+        reply: ClaimReply = await self.owner.answer(claim)
+        if self.granted is not None:
+            await self.granted()
+        return reply
+
+    async def release(self, offer: Offer, released: OfferReleased) -> None:
+        """See `Control.release`."""
+        self.outcomes.append(released.outcome)
+        await self.owner.released(released)
+
+
+class Case:
+    """An owner and a reader that have not met yet. `fabric` is None where NIXL is between them."""
+
+    def __init__(self, owner: Any, reader: Host, fabric: LocalFabric | None = None) -> None:
+        self.owner = owner
+        self.reader = reader
+        self.wire = Wire(owner)
+        self.fabric = fabric
+
+    @property
+    def is_nixl(self) -> bool:
+        """Is the owner a process of its own?"""
+        return self.fabric is None
+
+    async def read(self, offer: Offer, attempt: int = 1) -> Any:
+        """Read, within a time that no reading in these tests needs."""
+        async with asyncio.timeout(20):
+            return await self.reader.transfer.read(offer, self.wire, attempt=attempt)
+
+    async def advance(self, seconds: float, *, owner_lives: bool = True) -> None:
+        """On both sides (which are on one clock where they are in one process)."""
+        self.reader.clock.now_s += seconds
+        if self.is_nixl and owner_lives:
+            await self.owner.advance(seconds)
+
+    async def nothing_is_lost(self, *, owner_lives: bool = True) -> None:
+        """After everything that can be waited for, all bytes are free on both sides."""
+        await self.advance(CLAIM_S + QUARANTINE_S + 1000.0, owner_lives=owner_lives)
+        sides = [self.reader.transfer.stats(), *([await self.owner.stats()] if owner_lives else [])]
+        for stats in sides:
+            assert stats.free == stats.capacity, stats
+
+
+class MakeCase(Protocol):
+    """Makes a case with an owner of its own: slab bytes, and seconds from a claim to the quarantine."""
+
+    def __call__(self, slab: int = SLAB, claim_s: float = CLAIM_S) -> AbstractAsyncContextManager[Case]:
+        """A fresh one."""
+        ...
+
+
+@asynccontextmanager
+async def local_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator[Case]:
+    """Both in this process, on one clock."""
+    clock = SkippingClock()
+    fabric = LocalFabric(clock)
+    hosts = []
+    for name in ("owner", "reader"):
+        memory = HostMemory(slab)
+        times = {"claim_s": claim_s, "quarantine_s": QUARANTINE_S}
+        hosts.append(
+            Host(LocalTransfer(fabric, name, EPOCH, memory, clock, new_lease, **times), memory, clock)
+        )
+    yield Case(hosts[0], hosts[1], fabric)
+    for host in hosts:
+        await host.close()
+
+
+@asynccontextmanager
+async def nixl_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator[Case]:
+    """The owner in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.support.ports.transfers", str(slab), str(claim_s)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    owner = RemoteHost(process)
+    reader = await nixl_host("reader", slab, claim_s)
+    try:
+        yield Case(owner, reader)
+    finally:
+        await reader.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def nixl_host(name: str, slab: int, claim_s: float) -> Host:
+    """A side on NIXL, in this process."""
+    memory, clock = HostMemory(slab), SkippingClock()
+    times = {"claim_s": claim_s, "quarantine_s": QUARANTINE_S}
+    transfer = NixlTransfer(name, EPOCH, memory, clock, new_lease, **times)
+    return Host(await transfer.start(), memory, clock)
+
+
+def _framed(value: Any) -> bytes:
+    data = pickle.dumps(value)
+    return LENGTH.pack(len(data)) + data
+
+
+async def serve(source: BinaryIO, sink: BinaryIO, slab: int, claim_s: float) -> None:
+    """The owner's process: do what is told until the input ends."""
+    host = await nixl_host("owner", slab, claim_s)
+    while head := await asyncio.to_thread(source.read, LENGTH.size):
+        name, args = pickle.loads(source.read(*LENGTH.unpack(head)))
+        try:
+            result = await getattr(host, name)(*args)
+        except Exception as error:
+            result = error
+        sink.write(_framed(result))
+        sink.flush()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    # NIXL and UCX may print; the protocol has the real output for itself.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    asyncio.run(serve(sys.stdin.buffer, answers, int(sys.argv[1]), float(sys.argv[2])))

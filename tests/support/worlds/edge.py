@@ -1,0 +1,311 @@
+"""The edge's application on memory ports: one model, one router, one worker that answers at once."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from headwater.actors.bus.memory import MemoryBus
+from headwater.actors.bus.port import Message, Subscription
+from headwater.actors.edge.api.app import App
+from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.model.catalog import ModelCatalog
+from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.worker.lifecycle.model_card import Served, publish_card
+from headwater.engines.engine import EngineInfo
+from headwater.engines.model_files import ModelFiles
+from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.engines.sim.model import sim_model_files, tokenizer
+from headwater.events.log import Log, Record
+from headwater.events.memory.log import MemoryLog
+from headwater.events.memory.stores import MemoryBlobs, MemoryTable
+from headwater.events.writer import DELAY_S
+from headwater.ops.process.kernels import compile_kernels
+from headwater.schemas import subjects
+from headwater.schemas.events.request import PayloadKind
+from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.messages.inference import (
+    Accepted,
+    EmbedReply,
+    EmbedRequest,
+    FrameEntry,
+    GenerateRequest,
+    Refused,
+    TokenFrame,
+    TokenLogprob,
+)
+from headwater.schemas.tables.capability import Capability
+from tests.support.data.examples import joined, record
+from tests.support.data.queries import changed
+from tests.support.data.story import decided, fold
+from tests.support.worlds.clock import ManualClock, running
+
+CONTEXT = 4096
+EVERYTHING: frozenset[Capability] = frozenset(
+    {
+        "generate",
+        "seed",
+        "logprobs",
+        "logit_bias",
+        "guide",
+        "processors",
+        "priority",
+        "cache_salt",
+        "kv_events",
+    }
+)
+PROCESSORS = ("hush", "shout")
+ANSWER = "The headwater is where the stream begins."
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Response(NamedTuple):
+    """What a client got."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        """The body as JSON."""
+        return msgspec.json.decode(self.body)
+
+
+def memory_world(clock: ManualClock) -> Ports:
+    """All ports in memory."""
+    numbers = count(1)
+    log = MemoryLog(clock)
+
+    async def pool_log(_: str) -> Log:
+        return log
+
+    return Ports(
+        "ns",
+        MemoryBus(),
+        MemoryTable(clock),
+        MemoryTable(clock),
+        MemoryBlobs(),
+        MemoryLog(clock),
+        pool_log,
+        clock,
+        lambda: f"id{next(numbers)}",
+    )
+
+
+async def serve_model(
+    world: Ports,
+    name: str,
+    files: ModelFiles | None = None,
+    *,
+    capabilities: frozenset[Capability] = EVERYTHING,
+    tasks: tuple[str, ...] = (),
+) -> str:
+    """Publish a model as its worker would; returns its pool."""
+    engine = SimEngine(SimSettings(), world.clock)
+    engine.capabilities = capabilities
+    served = Served(name, files or sim_model_files(name))
+    info = EngineInfo(name, 16, 1000, 256, CONTEXT, tasks=tasks, processors=PROCESSORS)
+    return (await publish_card(world, served, engine, info)).pool
+
+
+class NoTasks:
+    """An actor that does not run."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """See `headwater.actors.runtime.actor.Actor.spawn`."""
+        work.close()
+        raise RuntimeError(f"{name}: the actor does not run")
+
+
+class LoopTasks:
+    """Plain tasks in the place of an actor's."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """See `headwater.actors.runtime.actor.Actor.spawn`."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they ended."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class EdgeWorld:
+    """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer.
+
+    `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves; it
+    gives the next requests up after so many tokens as `breaks_after` says, and vectors as `pool` does. The router
+    answers the next queries with `refuses`.
+    """
+
+    def __init__(self, payload: PayloadKind = "off", *, frame_tokens: int = 0) -> None:
+        self.payload: PayloadKind = payload
+        self.frame_tokens = frame_tokens
+        self.stopping = False
+        self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self.given: list[GenerateRequest] = []
+        self.queries: list[RouteQuery] = []
+        self.embedded: list[EmbedRequest] = []
+        self.pool: Callable[[EmbedRequest], EmbedReply] = lambda request: Refused("it has no vectors", False)
+        self.breaks_after: list[int] = []
+        self.refuses: list[RouteRefused] = []
+        self.answer = tuple(tokenizer().encode(ANSWER).ids)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._subscriptions: list[Subscription] = []
+        self._state = fold([record(1, joined("w1"))])
+
+    def __enter__(self) -> Self:
+        self.runner.run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.run(self._stop())
+        self.runner.close()
+
+    def ask(
+        self,
+        path: str,
+        body: Any,
+        *,
+        method: str = "POST",
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Response:
+        """One request; `body` is sent as JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        return self.runner.run(self._ask(path, method, data, list(headers)))
+
+    def serve(self, name: str, *, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()) -> None:
+        """Serve one more model by the same worker."""
+        self.runner.run(self._serve(name, capabilities, tasks))
+
+    async def _serve(
+        self, name: str, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()
+    ) -> None:
+        pool = await serve_model(self.world, name, capabilities=capabilities, tasks=tasks)
+        subject = subjects.route_query("ns", pool)
+        self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_route))
+        async with asyncio.timeout(20):
+            while name not in [card.name for card in self.models.cards()]:
+                await asyncio.sleep(0)
+
+    def recorded(self) -> list[Record]:
+        """The request log, once everything so far is in it."""
+        return self.runner.run(self._recorded())
+
+    async def _recorded(self) -> list[Record]:
+        async with running(self.ledger.writer.run()), running(self.ledger.writer.flush()) as flushed:
+            while not flushed.done():
+                await self.clock.advance(DELAY_S)
+        return [one async for piece in self.world.requests.read(0, follow=False) for one in piece.records]
+
+    async def _start(self) -> None:
+        # As every process does before it serves: compiled within a request, they take longer than a query may.
+        compile_kernels()
+        self.clock = ManualClock()
+        self.world = memory_world(self.clock)
+        self.models = models = ModelCatalog(self.world)
+        self.spawn(models.run(), "models")
+        await self._serve("m", EVERYTHING)
+        fleet = WorkerRegistry(self.world, "e1", self.spawn)
+        self.ledger = OpenRequests(self.world.requests, "ns", "e1", 1, self.world.clock)
+        self.app = App(fleet, models, self.ledger, self, self.payload)
+        for subject, handler in (
+            (subjects.edge_frames("ns", "e1"), fleet.on_frame),
+            (subjects.engine("ns", "w1", 1, "generate"), self._on_generate),
+            (subjects.engine("ns", "w1", 1, "embed"), self._on_embed),
+        ):
+            self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
+
+    async def _stop(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """See `headwater.actors.runtime.actor.Actor.spawn`."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _on_route(self, message: Message) -> None:
+        query = msgspec.msgpack.decode(message.data, type=RouteQuery)
+        self.queries.append(query)
+        if self.refuses:
+            await self.world.bus.publish(message.reply, _encode(self.refuses.pop(0)))
+            return
+        # The only worker takes every request, whatever its hints.
+        anybody = changed(query, tier="", policy="", temperature=-1.0)
+        decision = decided(self._state, anybody, 1, 0)
+        assert isinstance(decision, Decision)
+        await self.world.bus.publish(message.reply, _encode(decision))
+
+    async def _on_generate(self, message: Message) -> None:
+        request = msgspec.msgpack.decode(message.data, type=GenerateRequest)
+        self.given.append(request)
+        await self.world.bus.publish(message.reply, _encode(Accepted()))
+        tokens = self.answer[request.emitted :][: request.sampling.max_tokens]
+        if self.breaks_after:
+            tokens = tokens[: self.breaks_after.pop(0)]
+            entry = FrameEntry(request.handle, 0, tokens, "abort", detail="it was killed")
+            frame = TokenFrame("w1", 1, (entry,))
+            await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
+            return
+        wanted = request.sampling.logprobs
+        logprobs = (
+            tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in tokens) if wanted is not None else ()
+        )
+        finish = "stop" if request.emitted + len(tokens) == len(self.answer) else "length"
+        step = self.frame_tokens or -(-len(tokens) // 2)
+        entries = tuple(
+            FrameEntry(
+                request.handle,
+                at,
+                tokens[at : at + step],
+                finish if at + step >= len(tokens) else "",
+                -1 if at else 0,
+                logprobs[at : at + step],
+            )
+            for at in range(0, len(tokens), step)
+        )
+        frame = TokenFrame("w1", 1, entries)
+        await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
+
+    async def _on_embed(self, message: Message) -> None:
+        request = msgspec.msgpack.decode(message.data, type=EmbedRequest)
+        self.embedded.append(request)
+        await self.world.bus.publish(message.reply, _encode(self.pool(request)))
+
+    async def _ask(self, path: str, method: str, data: bytes, headers: list[tuple[bytes, bytes]]) -> Response:
+        sent: list[dict[str, Any]] = []
+        hung_up = asyncio.get_running_loop().create_future()
+        received = [{"type": "http.request", "body": data, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if received:
+                return received.pop()
+            await hung_up
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": path, "method": method, "headers": headers}
+        async with asyncio.timeout(20):
+            await self.app(scope, receive, send)
+        start, *parts = sent
+        return Response(start["status"], dict(start["headers"]), b"".join(part["body"] for part in parts))

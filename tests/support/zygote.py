@@ -1,0 +1,196 @@
+"""Starts the tests' `headwater` processes by fork from one process that has imported everything.
+
+Executed one by one, each costs 1.5 s of CPU for imports and compiled kernels, more than what most tests do. The
+processes are real: own session, environment, outputs and signals.
+
+A second one has imported vLLM as well (14 s of CPU): `vllm=True` forks from that one, and `headwater up` forks its
+engine host from itself. `-c PROGRAM` as arguments runs Python instead of a command.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from headwater.ops.fleet.child import child_environment
+from headwater.ops.fleet.spawner import SpawnedProcess, Spawner, serve
+
+PIPE = asyncio.subprocess.PIPE
+STDOUT = asyncio.subprocess.STDOUT
+
+
+class Process:
+    """A `headwater` process, with what tests use of `asyncio.subprocess.Process`."""
+
+    def __init__(
+        self, spawner: Spawner, process: SpawnedProcess, stdout: asyncio.StreamReader | None
+    ) -> None:
+        self._spawner = spawner
+        self._process = process
+        self.stdout = stdout
+        self.stderr: asyncio.StreamReader | None = None
+        self.pid = process.pid
+        self._reaping = asyncio.ensure_future(self._close_at_end())
+
+    async def _close_at_end(self) -> None:
+        await self._process.wait()
+        self._spawner.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        await asyncio.shield(self._reaping)
+        return await self._process.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Raises `ProcessLookupError` once it has ended."""
+        self._process.send_signal(number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        """Everything it prints to pipes; returns at its end."""
+        ends = (self.stdout, self.stderr)
+        texts = await asyncio.gather(*(_read(end) for end in ends))
+        await self.wait()
+        return texts[0], texts[1]
+
+
+async def _read(end: asyncio.StreamReader | None) -> bytes:
+    return b"" if end is None else await end.read()
+
+
+async def start(
+    *arguments: str,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    environ: Mapping[str, str] | None = None,
+    vllm: bool = False,
+) -> Process:
+    """Start `headwater ARGUMENTS`; outputs as for `asyncio.create_subprocess_exec`."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(_listening(vllm))
+    spawner = Spawner(connection)
+    loop = asyncio.get_running_loop()
+    reading: list[asyncio.StreamReader | None] = [None, None]
+    descriptors = [1, 2]
+    ours: list[int] = []
+    for number, wanted in enumerate((stdout, stderr)):
+        if wanted == PIPE:
+            read, write = os.pipe()
+            ours.append(write)
+            descriptors[number] = write
+            reader = reading[number] = asyncio.StreamReader()
+            await loop.connect_read_pipe(
+                lambda reader=reader: asyncio.StreamReaderProtocol(reader),  # type: ignore[misc]
+                os.fdopen(read, "rb", buffering=0),
+            )
+        elif wanted == STDOUT:
+            descriptors[number] = descriptors[0]
+        elif wanted is not None:
+            descriptors[number] = wanted if isinstance(wanted, int) else wanted.fileno()
+    try:
+        process = await spawner.spawn(
+            arguments, child_environment() if environ is None else environ, descriptors
+        )
+    finally:
+        for end in ours:
+            os.close(end)
+    made = Process(spawner, process, reading[0])
+    made.stderr = reading[1]
+    return made
+
+
+@cache
+def _listening(vllm: bool) -> str:
+    """Path of the socket on which this test process's zygote listens; starts it."""
+    folder = tempfile.mkdtemp(prefix="headwater-zygote-")
+    path = str(Path(folder) / "socket")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.zygote", str(listener.fileno()), *["vllm"] * vllm],
+        pass_fds=[listener.fileno()],
+        stdin=subprocess.PIPE,
+        env=child_environment(),
+    )
+    listener.close()
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            os.rmdir(folder)
+
+    atexit.register(end)
+    return path
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run a headwater command, or a program of Python."""
+    from headwater.ops import cli
+
+    if arguments[0] != "-c":
+        return cli.main(arguments)
+    sys.argv = ["-c", *arguments[2:]]
+    exec(arguments[1], {"__name__": "__main__"})
+    return 0
+
+
+def main(descriptor: int, *, vllm: bool) -> None:
+    """Fork a spawner for each connection, until killed or the test process is gone."""
+    from headwater.engines.heap import freeze_heap
+    from headwater.engines.vllm import forkserver
+    from headwater.ops import cli  # noqa: F401
+    from headwater.ops.fleet import up
+    from headwater.ops.process import edge, routers  # noqa: F401
+    from headwater.ops.process.kernels import compile_kernels
+    from headwater.ops.process.signals import die_with_parent
+    from headwater.ops.worker import engine  # noqa: F401
+
+    die_with_parent()
+    if vllm:
+        forkserver.preload()
+        up.LocalFleet.forked_engines |= {"vllm"}
+    compile_kernels()
+    freeze_heap()
+    listener = socket.socket(fileno=descriptor)
+    # Reaped here and not by the kernel, so that their CPU time counts as this process's children's.
+    signal.signal(signal.SIGCHLD, _reap)
+    while True:
+        connection, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            serve(connection, _run)
+        connection.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), vllm="vllm" in sys.argv[2:])

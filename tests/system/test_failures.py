@@ -1,0 +1,117 @@
+"""What breaks and what does not: kill -9 under running streams, with the simulated engine."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.fleet import FleetProcess, fleet, stream_text
+
+pytestmark = [pytest.mark.processes]
+
+BODY: dict[str, Any] = {
+    "model": "sim",
+    "messages": [{"role": "user", "content": "Tell me a long story about a river. " * 10}],
+    "max_tokens": 300,
+    "ignore_eos": True,
+    "seed": 11,
+}
+
+
+async def _with_a_kill(
+    up: FleetProcess, what: str, streams: int = 4
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Run streams; once the first is well under way, kill."""
+    killed = False
+
+    def on_text(chunks: int) -> None:
+        nonlocal killed
+        if chunks >= 20 and not killed:
+            killed = True
+            up.kill(what)
+
+    async with up.client() as client, asyncio.timeout(60):
+        answers = await asyncio.gather(*(stream_text(client, BODY, on_text) for _ in range(streams)))
+    assert killed
+    return answers
+
+
+async def _expected(up: FleetProcess) -> str:
+    async with up.client() as client:
+        text, finish, usage = await stream_text(client, BODY)
+    assert (finish, usage["completion_tokens"]) == ("length", 300)
+    return text
+
+
+async def test_a_killed_worker_costs_no_client_its_answer(tmp_path: Path) -> None:
+    """The request moves with the tokens so far: each client sees one unbroken answer, and the worker returns."""
+    async with fleet(tmp_path, "--engine", "sim") as up:
+        expected = await _expected(up)
+        for text, finish, usage in await _with_a_kill(up, "--name worker-0"):
+            assert text == expected
+            assert finish == "length"
+            assert usage["completion_tokens"] == 300
+        await up.until(
+            "two workers again",
+            lambda stats: sum(s["name"] == "headwater-worker" and s["state"] == "ready" for s in stats) == 2,
+        )
+
+
+async def test_the_only_worker_may_die(tmp_path: Path) -> None:
+    """With nowhere else to go the request waits for the worker's next life."""
+    async with fleet(tmp_path, "--engine", "sim", "--workers", "1") as up:
+        expected = await _expected(up)
+        for text, _, _ in await _with_a_kill(up, "--name worker-0", streams=2):
+            assert text == expected
+
+
+async def test_streams_do_not_notice_a_killed_router(tmp_path: Path) -> None:
+    """Tokens never pass the router; new requests wait for its restart."""
+    async with fleet(tmp_path, "--engine", "sim") as up:
+        expected = await _expected(up)
+        for text, _, _ in await _with_a_kill(up, " router "):
+            assert text == expected
+        assert await _expected(up) == expected
+
+
+async def test_streams_survive_a_killed_server(tmp_path: Path) -> None:
+    """nats-server dies and is restarted on its store: what was lost on the way is asked for again."""
+    async with fleet(tmp_path, "--engine", "sim") as up:
+        expected = await _expected(up)
+        before = await _decisions(up)
+        for text, _, _ in await _with_a_kill(up, "nats-server"):
+            assert text == expected
+        assert await _expected(up) == expected
+        assert before <= await _decisions(up)
+
+
+async def test_a_killed_edge_is_back_for_new_requests(tmp_path: Path) -> None:
+    """Its own streams end with it; the address serves again, and its workers are free."""
+    async with fleet(tmp_path, "--engine", "sim") as up:
+        expected = await _expected(up)
+        up.kill(" edge ")
+        # Where everything shares two cores, a new process takes its time.
+        async with asyncio.timeout(90):
+            while True:
+                try:
+                    assert await _expected(up) == expected
+                    break
+                except (OSError, httpx.TransportError):
+                    await asyncio.sleep(0)
+
+
+async def _decisions(up: FleetProcess) -> set[str]:
+    """Requests that have a decision in the log."""
+    from headwater.actors.runtime.tables import CardTable
+    from headwater.ops.nats.open_ports import open_world
+    from headwater.schemas.events.route import Decision
+
+    found: set[str] = set()
+    async with open_world(up.nats, "default", "test") as world:
+        log = await world.pool_log((await CardTable(world.cards).pools())[0])
+        async for piece in log.read(0, follow=False):
+            for record in piece.records:
+                found |= {event.request for event in record.batch.events if isinstance(event, Decision)}
+    return found

@@ -1,0 +1,230 @@
+"""A whole fleet as real processes under least permissions: everything works, and nothing was denied."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.ops.fleet.child import child_environment
+from headwater.ops.nats import config as nats_config
+from headwater.ops.nats.config import Wanted
+from headwater.ops.nats.server import free_port
+from tests.support import zygote
+from tests.support.commands import ended
+from tests.support.fleet import FleetProcess, fleet, stream_text
+from tests.support.nats import NatsServer
+
+pytestmark = [pytest.mark.processes]
+
+POOL = "sim-b16"
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Where does a river begin? " * 20}]}
+
+
+@asynccontextmanager
+async def server(folder: Path, wanted: Wanted) -> AsyncIterator[NatsServer]:
+    """A server from `nats-config`. On leaving: nobody was denied anything."""
+    port = free_port(0)
+    nats_config.write(wanted._replace(port=port, store=str(folder / "js")), folder)
+    made = NatsServer(folder, port=port, config=folder / "nats.conf")
+    await made.start()
+    try:
+        yield made
+        assert made.violations() == []
+    finally:
+        made.stop()
+
+
+async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
+    """`headwater up` as the operator, its children with their own keys: requests, replay, a restarted router."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        access = ("--nats-keys-dir", str(tmp_path))
+        flags = ("--engine", "sim", "--nats", nats.url)
+        async with fleet(tmp_path, *flags, access=access) as up, up.client() as client:
+            first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+            assert first.status_code == 200
+            text, finish, _ = await stream_text(client, {**CHAT, "max_tokens": 8, "ignore_eos": True})
+            assert text
+            assert finish == "length"
+            before = up.kill(" router ")
+            await asks_again(up, client, " router ", before)
+            looks = [("log",), ("streams",), ("snapshots",)]
+            outputs = await succeed(
+                up, *looks, ("pools",), ("streams", "--repair"), ("explain", first.headers["x-request-id"])
+            )
+            # Fast ingest: nobody else writes these.
+            assert re.search(r"BlocksStored +[1-9]", outputs[0]), outputs[0]
+            # The same, for who only looks.
+            (tmp_path / "operator.nk").rename(tmp_path / "operator.kept")
+            await succeed(up, *looks)
+            (tmp_path / "operator.kept").rename(tmp_path / "operator.nk")
+        logged = up.log.read_text()
+        assert "denied" not in logged
+        assert "stream_differs" not in logged
+
+
+async def test_the_next_life_of_an_edge_reads_what_was_left_open(tmp_path: Path) -> None:
+    """Its own requests in the log: it ends those that the killed one had."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        access = ("--nats-keys-dir", str(tmp_path))
+        flags = ("--engine", "sim", "--workers", "1", "--nats", nats.url)
+        async with fleet(tmp_path, *flags, access=access) as up, up.client() as client:
+            killed: list[int] = []
+
+            def on_text(chunks: int) -> None:
+                if chunks >= 5 and not killed:
+                    killed.append(up.kill(" edge "))
+
+            with pytest.raises(httpx.TransportError):
+                await stream_text(client, {**CHAT, "max_tokens": 2000, "ignore_eos": True}, on_text)
+            await asks_again(up, client, " edge ", killed[0])
+        logged = up.log.read_text()
+        assert "request_left_open" in logged
+        assert "denied" not in logged
+
+
+async def test_snapshots_are_kept_named_and_started_from(tmp_path: Path) -> None:
+    """A fleet that stops saves one; the operator names it; the next fleet's router goes on from it."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        access = ("--nats-keys-dir", str(tmp_path))
+        flags = ("--engine", "sim", "--workers", "1", "--nats", nats.url, "--cache-dir", "none")
+        for life in (1, 2):
+            async with fleet(tmp_path, *flags, access=access) as up, up.client() as client:
+                answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+                assert answer.status_code == 200
+                if life == 2:
+                    outputs = await succeed(
+                        up,
+                        ("snapshots", "--bookmark", "first"),
+                        ("snapshots",),
+                        ("snapshots", "--drop", "first"),
+                    )
+                    assert "first" in outputs[1]
+            logged = up.log.read_text()
+            assert "denied" not in logged
+            assert "snapshots_not_pruned" not in logged
+            assert bool(re.search(r'"from_snapshot": ?[1-9]', logged)) == (life == 2)
+
+
+async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) -> None:
+    """From their environment files, each named, with the pool named: nobody has a right over another."""
+    wanted = Wanted(
+        "default", auth="password", actors=("edge:e", "router:r", "shadow:s", "worker:w"), pools=(POOL,)
+    )
+    async with server(tmp_path, wanted), AsyncExitStack() as stack:
+        code, output = await run(tmp_path, "operator", "pools", "--pool", POOL)
+        assert code == 0, output
+        assert f"HW_default_POOL_{POOL}" in output
+        port = free_port(0)
+        await stack.enter_async_context(actor(tmp_path, "worker.w", "engine", "--engine", "sim"))
+        cache = str(tmp_path / "cache")
+        await stack.enter_async_context(actor(tmp_path, "router.r", "router", "--cache-dir", cache))
+        await stack.enter_async_context(actor(tmp_path, "shadow.s", "shadow", "--policy", "kv"))
+        await stack.enter_async_context(actor(tmp_path, "edge.e", "edge", "--port", str(port)))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            async with asyncio.timeout(60):
+                while not await serves(client):
+                    await asyncio.sleep(0.1)
+            answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-headwater-worker"] == "w"
+        for command in (("replay", "--verify"), ("streams",), ("snapshots",)):
+            code, output = await run(tmp_path, "observer", *command)
+            assert code == 0, output
+        async with asyncio.timeout(30):
+            output = ""
+            while not re.search(r"Shadowed +1", output):
+                code, output = await run(tmp_path, "observer", "log")
+                assert code == 0, output
+
+
+@pytest.mark.parametrize("command", ["edge", "router", "engine", "log", "pools", "streams", "snapshots"])
+async def test_a_process_without_a_key_ends_with_one_line(tmp_path: Path, command: str) -> None:
+    """Exit code 2, at once: no traceback and no endless try."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        flags = ("--engine", "sim") if command == "engine" else ()
+        async with asyncio.timeout(30):
+            code, output = await execute([command, *flags, "--nats", nats.url], {})
+        assert code == 2, output
+        lines = [line for line in output.splitlines() if line.startswith("headwater: ")]
+        assert len(lines) == 1
+        assert "--nats-nkey-file" in lines[0]
+        assert "Traceback" not in output
+
+
+async def asks_again(up: FleetProcess, client: httpx.AsyncClient, what: str, before: int) -> None:
+    """Wait until a killed process is there again and requests are answered."""
+    async with asyncio.timeout(30):
+        while up.pids(what) in ([], [before]):
+            await asyncio.sleep(0.1)
+        while not await answered(client):
+            await asyncio.sleep(0.1)
+
+
+async def answered(client: httpx.AsyncClient) -> bool:
+    """Is a request answered?"""
+    try:
+        answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 200
+
+
+async def succeed(up: FleetProcess, *commands: tuple[str, ...]) -> list[str]:
+    """Run commands against the fleet's server, each to exit code 0; what they print."""
+    outputs = []
+    for command in commands:
+        code, output = await up.command(*command)
+        assert code == 0, f"{command}: {output}"
+        outputs.append(output)
+    return outputs
+
+
+async def serves(client: httpx.AsyncClient) -> bool:
+    """Does the edge know a worker?"""
+    try:
+        document = (await client.get("/health")).json()
+    except httpx.TransportError:
+        return False
+    return bool(document.get("status") == "ok" and sum(document.get("workers", {}).values()) >= 1)
+
+
+def environment(folder: Path, user: str) -> dict[str, str]:
+    """What `nats-config` wrote for a user."""
+    lines = (folder / f"{user}.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+async def execute(arguments: list[str], environ: dict[str, str]) -> tuple[int, str]:
+    """Run a headwater command to its end."""
+    end = await ended(*arguments, environ=environ, within_s=60)
+    return end.code, end.output
+
+
+async def run(folder: Path, user: str, *arguments: str) -> tuple[int, str]:
+    """Run a headwater command as a user."""
+    return await execute(list(arguments), environment(folder, user))
+
+
+@asynccontextmanager
+async def actor(folder: Path, user: str, *arguments: str) -> AsyncIterator[None]:
+    """An actor's process as a user, ended in an orderly way."""
+    with (folder / f"{user}.log").open("wb") as log:
+        process = await zygote.start(
+            *arguments,
+            stdout=log,
+            stderr=log,
+            environ=child_environment() | environment(folder, user),
+        )
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(40):
+            await process.wait()
+    assert process.returncode == 0, (folder / f"{user}.log").read_text()
+    assert "denied" not in (folder / f"{user}.log").read_text()

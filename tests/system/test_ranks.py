@@ -1,0 +1,71 @@
+"""Data-parallel ranks of one engine as workers of a fleet, over a real server: they join, answer and end together."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.engines.engine import Engine
+from headwater.engines.sim.model import sim_model_files
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.process import MetricsSettings
+from headwater.ops.nats.open_ports import open_world
+from headwater.ops.process import actor
+from headwater.ops.worker.dp_ranks import rank_name, run_ranks
+from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.names import pool_name
+from tests.support.nats import NatsServer
+from tests.support.sim_ranks import SETTINGS, SimRanks
+
+pytestmark = pytest.mark.timeout(60)
+
+WORKER = "host-1"
+
+
+async def joined(url: str, count: int) -> list[WorkerJoined]:
+    """The first `count` workers that the pool's log tells of."""
+    found: list[WorkerJoined] = []
+    async with asyncio.timeout(20), open_world(url, "default", "watcher") as world:
+        log = await world.pool_log(pool_name(SETTINGS.model, SETTINGS.block_size))
+        async for piece in log.read(0, follow=True):
+            for record in piece.records:
+                found += [event for event in record.batch.events if isinstance(event, WorkerJoined)]
+            if len(found) >= count:
+                break
+    return found
+
+
+@pytest.mark.parametrize("end", ["stop", "death"])
+async def test_ranks_are_workers_of_one_instance_that_end_together(tmp_path: Path, end: str) -> None:
+    """Each under its own name; a stop ends all with 0, a death of the engine ends all with 1."""
+    server = NatsServer(tmp_path)
+    await server.start()
+    try:
+        engine = SimRanks(2)
+        stop = asyncio.Event()
+        host = actor.Host(NatsSettings(server.url), MetricsSettings())
+        served = Served("sim", sim_model_files("sim"))
+
+        async def make(world: Ports, name: str, rank: Engine) -> Actor:
+            profile = WorkerProfile(instance=WORKER)
+            return WorkerActor(world, name, rank, served, drain_s=0.5, profile=profile)
+
+        running = asyncio.create_task(run_ranks(host, WORKER, engine, make, stop, actor.run_one))
+        events = await joined(server.url, 2)
+        assert {event.worker for event in events} == {rank_name(WORKER, number) for number in range(2)}
+        assert {event.instance for event in events} == {WORKER}
+        assert (engine.starts, engine.stops) == (1, 0)
+        if end == "stop":
+            stop.set()
+        else:
+            engine.dead = True
+        async with asyncio.timeout(20):
+            assert await running == (0 if end == "stop" else 1)
+        assert engine.stops == 1
+    finally:
+        server.stop()

@@ -1,0 +1,116 @@
+"""`headwater up` with the simulated engine, as real processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.ops.nats.server import free_port
+from tests.support.fleet import fleet, stream_text
+
+pytestmark = [pytest.mark.processes]
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Where does a river begin? " * 20}]}
+
+
+async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Path) -> None:
+    """Twice the same prefix: same worker, and the engine itself says that it had the blocks."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        await up.until_indexed(25)
+        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert first.status_code == second.status_code == 200
+        assert first.headers["x-headwater-worker"] == second.headers["x-headwater-worker"]
+        assert first.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 400
+        code, text = await up.command("explain", second.headers["x-request-id"])
+        assert code == 0
+        assert f"-> {second.headers['x-headwater-worker']}" in " ".join(text.split())
+        code, text = await up.command("whatif", "log", "--json", "--policy", "round_robin")
+        assert code == 0
+        again = json.loads(text)
+        assert again["fidelity"]["whole"] == again["fidelity"]["requests"] >= 1
+        assert [run["setup"]["policy"] for run in again["runs"]] == ["kv", "round_robin"]
+
+
+async def test_a_restarted_router_still_knows_who_has_which_blocks(tmp_path: Path) -> None:
+    """The index comes back from snapshot and log: the next request goes where the blocks are."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        await up.until_indexed(25)
+        before = up.kill(" router ")
+        await up.until(
+            "a new router is ready",
+            lambda stats: (
+                any(s["name"] == "headwater-router" and s["state"] == "ready" for s in stats)
+                and up.pids(" router ") not in ([], [before])
+            ),
+        )
+        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert first.headers["x-headwater-worker"] == second.headers["x-headwater-worker"]
+        assert int(second.headers["x-headwater-cached-blocks"]) >= 25
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 400
+
+
+async def test_everything_comes_back_after_a_full_stop(tmp_path: Path) -> None:
+    """The data folder survives: the log goes on at the next position, and workers start with empty caches."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert second.status_code == 200
+        position = "x-headwater-log-position"
+        assert int(second.headers[position]) > int(first.headers[position])
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_client_that_hangs_up_frees_its_worker(tmp_path: Path) -> None:
+    """Streamed or not: the engine stops generating, and nothing counts against the worker any more."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        long = {**CHAT, "max_tokens": 4000, "ignore_eos": True}
+        async with client.stream("POST", "/v1/chat/completions", json={**long, "stream": True}) as response:
+            async for _ in response.aiter_lines():
+                break
+        await up.until(
+            "no worker runs anything",
+            lambda stats: all(s["running"] == 0 for s in stats if s["name"] == "headwater-worker"),
+            within_s=15,
+        )
+
+
+async def test_a_seeded_answer_is_the_same_each_time(tmp_path: Path) -> None:
+    """What later tests rely on when they compare an answer under failures with one without."""
+    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        body = {**CHAT, "max_tokens": 40, "seed": 7, "ignore_eos": True}
+        one = await stream_text(client, body)
+        two = await stream_text(client, body)
+        assert one[0] == two[0]
+        assert one[1] == two[1] == "length"
+        assert one[2]["completion_tokens"] == 40
+
+
+async def test_workers_with_roles_each_tell_theirs(tmp_path: Path) -> None:
+    """`--prefill-workers` and `--decode-workers` without `--workers`: these and no others; each has its metrics port."""
+    port = free_port(0)
+    flags = (
+        "--engine",
+        "sim",
+        "--prefill-workers",
+        "1",
+        "--decode-workers",
+        "2",
+        "--metrics-port",
+        str(port),
+    )
+    async with fleet(tmp_path, *flags) as up, up.client() as client:
+        health = await client.get("/health")
+        assert sum(health.json()["workers"].values()) == 3
+        for number, (worker, role) in enumerate(
+            (("prefill-0", "prefill"), ("decode-0", "decode"), ("decode-1", "decode"))
+        ):
+            page = (await client.get(f"http://127.0.0.1:{port + number}/metrics")).text
+            sample = next(
+                line for line in page.splitlines() if line.startswith("process_resident_memory_bytes{")
+            )
+            for label in (f'worker="{worker}"', f'role="{role}"', 'pool="sim-b16"'):
+                assert label in sample

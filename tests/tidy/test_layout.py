@@ -1,0 +1,135 @@
+"""The layout of the package: sizes of folders and files, import cycles, names, and where facts are spelled."""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import headwater
+import headwater.events.log
+from tests.tidy.import_graph import FILES_MAX, read_graph
+from tests.tidy.source import AREAS, ROOT, source_files
+
+LINES_MAX = 400
+LOG_EVENTS = ROOT / "docs" / "reference" / "log-events.md"
+LOG_METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
+
+LONG_FILES = {"tests/faults/test_hostile_connections.py", "tests/unit/actors/router/test_queue.py"}
+"""Files that may still have more than `LINES_MAX` lines."""
+
+OUR_SUBJECTS = re.compile(r"hw\.|HW_|_INBOX_")
+NATS_SUBJECTS = re.compile(r"\$(KV|O|JS|SRV)\b")
+SERVER_API = ("events.jetstream", "schemas.permissions")
+
+
+@cache
+def parsed(module: str) -> ast.Module:
+    """The syntax tree of a module of the package."""
+    return ast.parse(source_files()[module].read_text())
+
+
+def strings(module: str) -> Iterator[tuple[int, str]]:
+    """(line, value) of each string, also within f-strings, that is not a docstring."""
+    documentation = {id(node.value) for node in ast.walk(parsed(module)) if isinstance(node, ast.Expr)}
+    for node in ast.walk(parsed(module)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.lineno, node.value
+
+
+def logged_events() -> dict[str, str]:
+    """Where each log event is written, by its name."""
+    found: dict[str, str] = {}
+    for module in source_files():
+        for node in ast.walk(parsed(module)):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in LOG_METHODS
+                and ast.unparse(node.func.value) in {"_log", "self.log", "self._log"}
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                found.setdefault(str(node.args[0].value), f"{module}:{node.lineno}")
+    return found
+
+
+def test_nothing_is_imported_under_its_bare_name() -> None:
+    """A second module object of one file would have its own classes."""
+    assert headwater.__version__
+    assert not set(AREAS) & set(sys.modules)
+
+
+def test_no_folder_has_too_many_files() -> None:
+    full = {
+        name: package.files for name, package in read_graph().packages.items() if package.files > FILES_MAX
+    }
+    assert not full
+
+
+def test_no_file_is_too_long() -> None:
+    paths = [*source_files().values(), *sorted((ROOT / "tests").rglob("*.py"))]
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in paths
+        if (lines := len(path.read_text().splitlines())) > LINES_MAX
+    }
+    assert set(long) <= LONG_FILES, long
+
+
+def test_there_are_no_import_cycles() -> None:
+    """Between modules and between packages. Imports for type checkers count: a reader follows those as well."""
+    graph = read_graph()
+    assert not graph.module_cycles
+    assert not graph.package_cycles
+
+
+def test_a_class_name_occurs_once() -> None:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for module in source_files():
+        for node in parsed(module).body:
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(module)
+    twice = {name: where for name, where in modules.items() if len(where) > 1}
+    assert not twice
+
+
+def test_subjects_are_spelled_in_one_place() -> None:
+    """`schemas.subjects`; those of the server's API also where it is called, and where calls of it are permitted."""
+    spelled = [
+        f"{module}:{line}: {text!r}"
+        for module in source_files()
+        if module != "schemas.subjects"
+        for line, text in strings(module)
+        if OUR_SUBJECTS.match(text) or (NATS_SUBJECTS.match(text) and not module.startswith(SERVER_API))
+    ]
+    assert not spelled
+
+
+def test_unit_tests_mirror_the_packages() -> None:
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
+    lost = [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()]
+    assert not lost, f"no such package: {lost}"
+
+
+def test_every_log_event_has_a_row_in_the_reference() -> None:
+    text = LOG_EVENTS.read_text()
+    missing = {event: where for event, where in logged_events().items() if f"`{event}`" not in text}
+    assert not missing
+
+
+def test_log_events_are_found() -> None:
+    assert "lease_lost" in logged_events()
+
+
+def test_no_python_file_lies_outside_a_package() -> None:
+    lost = [
+        str(path.relative_to(ROOT))
+        for area in AREAS
+        for path in (ROOT / area).rglob("*.py")
+        if not Path(path.parent, "__init__.py").exists()
+    ]
+    assert not lost

@@ -1,0 +1,16 @@
+"""The traces run on the working tree, and touch no more files than before."""
+
+from tests.tidy.trace_files import trace
+
+FILES_MAX = {"request": 29, "prompt": 13, "kv-event": 12, "vllm-event": 4}
+"""Files that each trace may touch. May be lowered, never raised."""
+
+
+def test_a_prompt_and_a_kv_event_are_followed() -> None:
+    found = trace()
+    assert next(iter(found["request"])) == "actors/http/connection.py"
+    assert "actors/edge/clients/router_client.py" in found["prompt"]
+    assert any(name.startswith("router/index/") for name in found["kv-event"])
+    assert next(iter(found["vllm-event"])).startswith("engines/vllm/")
+    counts = {name: len(files) for name, files in found.items()}
+    assert all(counts[name] <= FILES_MAX[name] for name in counts), counts

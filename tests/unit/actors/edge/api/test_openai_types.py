@@ -1,0 +1,243 @@
+"""Reading requests: what is taken, and errors that name the field."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.actors.edge.api import openai_types
+from headwater.actors.edge.api.completions import sampling_of
+from headwater.actors.edge.api.openai_types import ChatRequest, decode_chat, decode_completion
+from headwater.actors.http.errors import ApiError
+from headwater.schemas.messages.inference import GenerateRequest, Sampling
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
+
+
+def chat(**changes: Any) -> ChatRequest:
+    """A chat request with these fields."""
+    return decode_chat(json.dumps({**CHAT, **changes}).encode())
+
+
+def read_all(request: openai_types.CompletionCommon, limit: int = 100) -> Sampling:
+    """Everything the edge checks in a request."""
+    if isinstance(request, openai_types.ChatRequest):
+        request.refuse_unsupported()
+        request.plain_messages()
+        logprobs = request.logprob_count()
+    else:
+        assert isinstance(request, openai_types.CompletionRequest)
+        request.refuse_unsupported()
+        request.prompts()
+        logprobs = request.logprobs
+    request.stops()
+    guided = request.guide()
+    return sampling_of(request, limit=limit, logprobs=logprobs, guide=guided[1] if guided else None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", 3),
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages[0].role", [{"role": "wizard", "content": "hi"}]),
+        ("messages[0].content", [{"role": "user", "content": 3}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "hot"),
+        ("top_p", 1.1),
+        ("min_p", -0.5),
+        ("n", 0),
+        ("n", 129),
+        ("max_tokens", 0),
+        ("max_completion_tokens", -1),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("repetition_penalty", 0),
+        ("top_k", -2),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("min_tokens", 101),
+        ("min_tokens", -1),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+        ("stop", "x" * 257),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"²": 1}),
+        ("logit_bias", {"9" * 5000: 1}),
+        ("stop_token_ids", ["a"]),
+        ("top_logprobs", 21),
+        ("top_logprobs", 3),
+        ("stream_options.include_usage", {"include_usage": 3}),
+        ("tools", [{"type": "function"}]),
+        ("response_format.type", {"type": "xml"}),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 1025),
+        ("chat_template", "{{ messages }}"),
+        ("chat_template_kwargs", {"chat_template": "{{ messages }}"}),
+        ("prompt_logprobs", 1),
+        ("echo", True),
+        ("use_beam_search", True),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["no"]),
+        ("functions", [{"name": "f"}]),
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_a_refusal_names_the_field(field: str, value: Any) -> None:
+    """`param` of the 400 is the field that has to change; its message says what is allowed."""
+    name = field.partition("[")[0].partition(".")[0]
+    with pytest.raises(ApiError) as caught:
+        read_all(chat(**{name: value}))
+    assert (caught.value.status, caught.value.kind) == (400, "invalid_request_error")
+    assert (caught.value.param or "").startswith(field.partition("[")[0])
+    assert caught.value.document()["error"]["param"] == caught.value.param
+
+
+@pytest.mark.parametrize("missing", ["model", "messages"])
+def test_a_missing_field_is_named(missing: str) -> None:
+    """The message says which one is required."""
+    body = {key: value for key, value in CHAT.items() if key != missing}
+    with pytest.raises(ApiError, match=f"`{missing}`"):
+        decode_chat(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"model": "m', b"\xff\xfe", b'{"x": ' + b"[" * 100_000, b'{"model": "\xff"}', b"x{}"],
+)
+def test_what_is_no_json_is_refused_as_such(body: bytes) -> None:
+    """Torn, foreign and bottomless bodies are 400s."""
+    for read in (decode_chat, decode_completion):
+        with pytest.raises(ApiError, match="not valid JSON") as caught:
+            read(body)
+        assert caught.value.status == 400
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    """New clients send fields that older servers do not know."""
+    assert chat(brand_new={"a": [1]}).model == "m"
+
+
+def test_null_is_the_same_as_leaving_a_field_out() -> None:
+    """OpenAI's own documents say "or null" for nearly every field, and clients send it."""
+    nullable = (
+        "stream", "n", "temperature", "top_p", "seed", "stop", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+        "max_completion_tokens", "user", "response_format", "tools", "tool_choice", "stream_options", "priority",
+        "cache_salt", "ignore_eos", "structured_outputs", "guided_json", "logits_processors", "functions", "audio",
+    )  # fmt: skip
+    assert read_all(chat(**dict.fromkeys(nullable))) == read_all(chat())
+    answer = decode_completion(json.dumps({**COMPLETION, "echo": None, "logprobs": None}).encode())
+    assert read_all(answer) == Sampling(100)
+
+
+def test_what_openai_knows_and_does_not_change_the_answer_here_is_passed_over() -> None:
+    """Hints, labels and switches of features that are not used."""
+    hints = {
+        "service_tier": "auto", "store": True, "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s",
+        "prompt_cache_key": "k", "parallel_tool_calls": True, "prediction": {"type": "content", "content": "x"},
+        "reasoning_effort": "low", "verbosity": "low", "modalities": ["text"], "length_penalty": 1.0,
+        "skip_special_tokens": True, "function_call": "none", "use_beam_search": False, "bad_words": [],
+    }  # fmt: skip
+    assert read_all(chat(**hints)) == read_all(chat())
+
+
+def test_tools_may_be_there_if_they_are_not_to_be_used() -> None:
+    """`tool_choice: none` asks for text."""
+    read_all(chat(tools=[{"type": "function"}], tool_choice="none", response_format={"type": "text"}))
+
+
+def test_a_request_becomes_what_an_engine_understands() -> None:
+    """Names and meanings go over one by one; what is not set has OpenAI's default."""
+    assert read_all(chat()) == Sampling(max_tokens=100)
+    set_all = chat(
+        temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, presence_penalty=1, frequency_penalty=-1,
+        repetition_penalty=1.1, seed=7, min_tokens=2, ignore_eos=True, stop_token_ids=[3, 4],
+        logit_bias={"5": -100, "6": 2.5}, logprobs=True, top_logprobs=4,
+    )  # fmt: skip
+    assert read_all(set_all) == Sampling(
+        100, 0.5, 0.9, 40, 0.1, 1.0, -1.0, 1.1, 7, 2, True, (3, 4), 4, {5: -100.0, 6: 2.5}
+    )
+    assert read_all(chat(temperature=0, top_k=-1, logprobs=True)) == Sampling(
+        100, temperature=0.0, top_k=0, logprobs=0
+    )
+
+
+def test_the_newer_name_of_the_limit_wins() -> None:
+    """`max_completion_tokens` replaced `max_tokens`."""
+    assert chat(max_tokens=5).limit() == 5
+    assert chat(max_tokens=5, max_completion_tokens=7).limit() == 7
+    assert chat().limit() is None
+
+
+def test_content_parts_are_joined_and_nothing_else_of_a_message_is_changed() -> None:
+    """Templates get plain JSON types; text parts become one text."""
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+    ]
+    assert chat(messages=messages).plain_messages() == [{"role": "user", "content": "ab"}, *messages[1:]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "entries"),
+    [
+        ("hi", ["hi"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, entries: list[Any]) -> None:
+    """One entry per prompt."""
+    request = decode_completion(json.dumps({**COMPLETION, "prompt": prompt}).encode())
+    assert request.prompts() == entries
+
+
+@pytest.mark.parametrize("prompt", [[], [1, "a"], [None], [[1], "a"], [["a"]], [1.5], [True], {"a": 1}, 3])
+def test_any_other_prompt_is_refused(prompt: Any) -> None:
+    """Mixed and empty lists, and what is neither text nor ids."""
+    with pytest.raises(ApiError) as caught:
+        read_all(decode_completion(json.dumps({**COMPLETION, "prompt": prompt}).encode()))
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("field", [{"suffix": "x"}, {"echo": True}, {"best_of": 3}])
+def test_what_is_not_served_is_refused_by_name(field: dict[str, Any]) -> None:
+    """Dropping it silently would change the answer."""
+    with pytest.raises(ApiError) as caught:
+        read_all(decode_completion(json.dumps({**COMPLETION, **field}).encode()))
+    assert caught.value.param == next(iter(field))
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "stop_token_ids": st.lists(st.integers(), max_size=3),
+            "top_k": st.integers(-1),
+            "seed": st.integers(),
+            "priority": st.integers(),
+            "logit_bias": st.dictionaries(st.integers(0).map(str), st.integers(-100, 100), max_size=3),
+            "min_tokens": st.integers(),
+        },
+    )
+)
+def test_what_is_taken_can_be_sent_to_an_engine(fields: dict[str, Any]) -> None:
+    """Numbers that no message can carry are refused when they are read, not when they are sent."""
+    try:
+        request = chat(**fields)
+        sampling = read_all(request)
+    except ApiError:
+        return
+    message = GenerateRequest("r", "e", 1, b"", sampling, priority=request.priority or 0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=GenerateRequest) == message

@@ -1,0 +1,117 @@
+"""The models an edge serves: cards in, models out, and one bad card among good ones."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headwater.actors.edge.model.catalog import ModelCatalog
+from headwater.actors.http.errors import ApiError
+from headwater.actors.runtime.ports import Ports
+from headwater.engines.model_files import ModelFiles
+from headwater.engines.sim.model import sim_model_files
+from headwater.schemas import subjects
+from tests.support.worlds.clock import ManualClock, running
+from tests.support.worlds.edge import memory_world, serve_model
+
+
+def files(**changes: object) -> ModelFiles:
+    """The simulator's model with other files."""
+    return sim_model_files("m")._replace(**changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def following(world: Ports) -> AsyncIterator[ModelCatalog]:
+    """ModelCatalog that have read the cards which are there."""
+    models = ModelCatalog(world)
+    async with running(models.run()) as task:
+        known = asyncio.ensure_future(models.known.wait())
+        await asyncio.wait({known, task}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        known.cancel()
+        assert not task.done(), f"it ended: {task}"
+        yield models
+        assert not task.done(), f"it ended: {task}"
+
+
+def names(models: ModelCatalog) -> list[str]:
+    """What is served."""
+    return [card.name for card in models.cards()]
+
+
+async def test_a_published_model_is_served_with_its_files() -> None:
+    """Tokenizer and template come from the object store; a model without template has none."""
+    world = memory_world(ManualClock())
+    await serve_model(world, "chat")
+    await serve_model(world, "base", files(chat_template=""))
+    async with following(world) as models:
+        assert names(models) == ["base", "chat"]
+        chat = models.get("chat")
+        assert chat.template is not None
+        assert models.get("base").template is None
+        ids = await chat.tokenizer.encode("hi", add_special_tokens=False)
+        assert chat.tokenizer.decoder().push(tuple(ids.tolist())) == "hi"
+        assert models.get("base").tokenizer is chat.tokenizer, "equal files are held once"
+
+
+async def test_an_unknown_model_is_a_404_that_names_the_served_ones() -> None:
+    """The client sees what it could have asked for."""
+    world = memory_world(ManualClock())
+    await serve_model(world, "m")
+    async with following(world) as models:
+        with pytest.raises(ApiError, match=r"'other' is not served here\. Served: m") as caught:
+            models.get("other")
+        assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+async def test_without_models_the_edge_says_that_no_worker_joined() -> None:
+    """An empty table is known as such, and not waited on for ever."""
+    async with following(memory_world(ManualClock())) as models:
+        assert names(models) == []
+        with pytest.raises(ApiError, match="no worker has joined"):
+            models.get("m")
+
+
+async def test_a_card_that_is_deleted_ends_the_model() -> None:
+    """Cards are followed, not read once."""
+    world = memory_world(ManualClock())
+    pool = await serve_model(world, "m")
+    async with following(world) as models:
+        assert names(models) == ["m"]
+        await world.cards.delete(subjects.card_key(pool))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert names(models) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        files(tokenizer=b"{}"),
+        files(tokenizer=b"not JSON"),
+        files(chat_template="{% if %}"),
+        files(chat_template="{{ messages | no_such_filter }}"),
+        files(chat_template="{% unknown_tag %}"),
+    ],
+    ids=["tokenizer", "tokenizer no JSON", "template syntax", "template filter", "template tag"],
+)
+async def test_a_model_that_cannot_be_loaded_does_not_stop_the_others(broken: ModelFiles) -> None:
+    """One worker's bad file may not take the edge down for all models."""
+    world = memory_world(ManualClock())
+    await serve_model(world, "bad", broken)
+    await serve_model(world, "good")
+    async with following(world) as models:
+        assert names(models) == ["good"]
+
+
+async def test_a_card_that_is_none_does_not_stop_the_others() -> None:
+    """Nor does a card of another release, or one whose files are gone."""
+    world = memory_world(ManualClock())
+    await world.cards.put("foreign", b"not JSON")
+    await world.cards.put("older", b'{"name": "x"}')
+    await serve_model(world, "lost", files(tokenizer=b'{"lost": 1}'))
+    for name in await world.blobs.names("artifact/"):
+        await world.blobs.delete(name)
+    await serve_model(world, "good")
+    async with following(world) as models:
+        assert names(models) == ["good"]

@@ -1,0 +1,133 @@
+"""Stop strings over a token stream: what is shown does not depend on how the tokens were grouped."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.actors.edge.model.stop_strings import StopStringMatcher
+from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.engines.sim.model import tokenizer as sim_tokenizer
+
+TOKENIZER = Tokenizer(sim_tokenizer().to_str().encode())
+"""One token per byte: any text can be cut anywhere."""
+
+narrow = st.text("ab", max_size=24)
+wide = st.text("aé漢🙂", max_size=12)
+stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
+wide_stops = st.lists(st.text("aé漢🙂", min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    """Tokens of a text, one per byte."""
+    return tuple(TOKENIZER.reference.encode(text).ids)
+
+
+def shown(groups: list[tuple[int, ...]], stops: list[str]) -> tuple[str, bool]:
+    """What a client sees of these groups of tokens, and whether a stop string ended it."""
+    answer = StopStringMatcher(TOKENIZER.decoder(), stops)
+    text = ""
+    for group in groups:
+        text += answer.push(group)
+    return text + answer.flush(), answer.stopped
+
+
+def cut(tokens: tuple[int, ...], data: st.DataObject) -> list[tuple[int, ...]]:
+    """The same tokens in any groups."""
+    places = data.draw(st.lists(st.integers(0, len(tokens)), max_size=len(tokens)))
+    edges = [0, *sorted(places), len(tokens)]
+    return [tokens[start:end] for start, end in pairwise(edges)]
+
+
+@given(narrow, stop_lists, st.data())
+def test_grouping_does_not_change_what_is_shown(text: str, stops: list[str], data: st.DataObject) -> None:
+    """Frames of one token or of many: the same text, and the same end."""
+    whole = shown([ids(text)], stops)
+    assert shown(cut(ids(text), data), stops) == whole
+    assert shown([(token,) for token in ids(text)], stops) == whole
+
+
+@given(narrow, st.text("ab", min_size=1, max_size=5), st.data())
+def test_one_stop_string_ends_the_answer_before_its_first_occurrence(
+    text: str, stop: str, data: st.DataObject
+) -> None:
+    """Nothing of the stop string, nothing behind it, and everything before it is shown."""
+    wanted = text.partition(stop)[0]
+    assert shown(cut(ids(text), data), [stop]) == (wanted, stop in text)
+
+
+@given(wide, wide_stops, st.data())
+def test_stop_strings_are_texts_and_not_bytes(text: str, stops: list[str], data: st.DataObject) -> None:
+    """Cuts inside of characters change nothing, and no character is shown in half."""
+    text_shown, stopped = shown(cut(ids(text), data), stops)
+    assert "\ufffd" not in text_shown
+    assert text.startswith(text_shown)
+    assert stopped == any(stop in text for stop in stops)
+    assert not any(stop in text_shown for stop in stops)
+
+
+@given(wide, st.data())
+def test_without_stop_strings_everything_is_shown_at_once(text: str, data: st.DataObject) -> None:
+    """Nothing is held back but unfinished characters."""
+    answer = StopStringMatcher(TOKENIZER.decoder(), [])
+    assert "".join(answer.push(group) for group in cut(ids(text), data)) + answer.flush() == text
+    assert not answer.stopped
+    assert answer.push(ids("at once")) == "at once"
+
+
+def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    """Text is shown as soon as it cannot be part of one."""
+    answer = StopStringMatcher(TOKENIZER.decoder(), ["END", "\n\n"])
+    assert answer.push(ids("see E")) == "see "
+    assert answer.push(ids("ng")) == "Eng"
+    assert answer.push(ids("EN")) == ""
+    assert answer.push(ids("EN")) == "EN"
+    assert answer.push(ids("\n")) == "EN"
+    assert answer.push(ids("x\n")) == "\nx"
+    assert answer.flush() == "\n"
+
+
+def test_a_held_beginning_is_shown_when_the_answer_ends() -> None:
+    """Half a stop string at the very end was no stop string."""
+    answer = StopStringMatcher(TOKENIZER.decoder(), ["STOP"])
+    assert answer.push(ids("do not ST")) == "do not "
+    assert answer.flush() == "ST"
+    assert not answer.stopped
+
+
+def test_nothing_follows_a_stop_string() -> None:
+    """What the engine generated before it heard of it is not shown."""
+    answer = StopStringMatcher(TOKENIZER.decoder(), ["STOP"])
+    assert answer.push(ids("yes STOP no")) == "yes "
+    assert answer.stopped
+    assert answer.push(ids("never")) == ""
+    assert answer.flush() == ""
+
+
+def test_a_stop_string_is_found_across_tokens() -> None:
+    """However its characters, and their bytes, lie in tokens."""
+    for stop in ("STOP", "é🙂", "\n\n"):
+        answer = StopStringMatcher(TOKENIZER.decoder(), [stop])
+        text = "".join(answer.push((token,)) for token in ids(f"before{stop}after"))
+        assert (text, answer.stopped) == ("before", True)
+
+
+@pytest.mark.parametrize("stops", [["abcd", "bc"], ["bc", "abcd"]])
+def test_the_stop_string_that_is_complete_first_counts(stops: list[str]) -> None:
+    """Also when a longer one began before it and comes in the same frame."""
+    assert shown([ids("xabcd")], stops) == ("xa", True)
+    assert shown([(token,) for token in ids("xabcd")], stops) == ("xa", True)
+
+
+def test_of_two_that_end_together_the_longer_is_cut_off() -> None:
+    """No part of any stop string is shown."""
+    assert shown([(token,) for token in ids("xabc")], ["c", "abc"]) == ("x", True)
+    assert shown([ids("xabc")], ["c", "abc"]) == ("x", True)
+
+
+def test_unfinished_bytes_at_the_end_are_shown_as_such() -> None:
+    """With and without stop strings: an answer cut by its length may end inside of a character."""
+    half = ids("ok 🙂")[:-1]
+    for stops in ([], ["zzz"]):
+        assert shown([half], stops) == ("ok \ufffd", False)

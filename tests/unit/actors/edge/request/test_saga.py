@@ -1,0 +1,277 @@
+"""The pure saga: every state with every event, and what each failure leads to."""
+
+from typing import get_args
+
+import pytest
+
+from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX
+from headwater.actors.edge.request.saga import MIGRATIONS_MAX, step
+from headwater.actors.edge.request.saga_types import (
+    Aborted,
+    AskRouter,
+    AskStatus,
+    CancelAttempt,
+    Cancelled,
+    ChoiceSpec,
+    Detach,
+    Dispatch,
+    Effect,
+    Emit,
+    Finish,
+    Frame,
+    LegAccepted,
+    LegFinished,
+    LegLost,
+    LegRefused,
+    LegUnanswered,
+    Opened,
+    PauseSearch,
+    RecordEvent,
+    RetryDue,
+    Routed,
+    RouterRefused,
+    RouterUnanswered,
+    Saga,
+    SagaEvent,
+    StopMatched,
+    TimedOut,
+)
+from headwater.actors.http.errors import overloaded
+from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
+from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped, SagaState
+from headwater.schemas.events.route import Decision, RouteRefused, Weights
+from headwater.schemas.messages.handoff import Handoff
+from headwater.schemas.messages.inference import FrameEntry, Leg, Sampling
+
+MAX_TOKENS = 6
+SPEC = ChoiceSpec("r", 0, Sampling(MAX_TOKENS))
+HANDOFF = Handoff("h", "w1", 1, b"", 4, 10_000)
+STATES: tuple[SagaState, ...] = get_args(SagaState)
+Run = tuple[Saga, list[Effect]]
+
+
+def decision(leg: Leg = "", worker: str = "w1", epoch: int = 1) -> Decision:
+    """The router names a worker."""
+    made = (1, 0, 0, 0, "r-0-1", 4, 6, 0, 0, 0, 0, NO_CONSTRAINTS, NO_PREFERENCES, Weights(), 0)
+    return Decision(*made, worker, epoch, (), leg=leg)
+
+
+def run(*events: SagaEvent, saga: Saga | None = None) -> Run:
+    """A saga after these events, and the effects of the last one."""
+    saga = saga or Saga(SPEC)
+    effects: list[Effect] = []
+    for event in events:
+        saga, effects = step(saga, event)
+    return saga, effects
+
+
+OPENED = Opened("", 0.0)
+ROUTED = Routed(1, decision(), 0.0, 0.0)
+DECODING = (OPENED, ROUTED, LegAccepted(1, 0.0))
+PREFILLING = (OPENED, Routed(1, decision("prefill"), 0.0, 0.0), LegAccepted(1, 0.0))
+PREFILLED = Frame(FrameEntry(1, 0, (), "handoff", handoff=HANDOFF), 1.0)
+HANDED = (*PREFILLING, PREFILLED)
+CLAIMING = (*HANDED, Routed(2, decision("decode", "w2"), 0.0, 1.0))
+
+LIVES: dict[str, tuple[SagaEvent, ...]] = {
+    "new": (),
+    "routing": (OPENED,),
+    "routing, paused": (OPENED, RouterRefused(1, RouteRefused("full"), 0.0, 0.0)),
+    "routing, dispatched": (OPENED, ROUTED),
+    "routing, lost": (OPENED, ROUTED, LegLost(1, "gone", 0.0)),
+    "routing, moved": (*DECODING, LegLost(1, "gone", 0.0)),
+    "prefill": PREFILLING,
+    "handoff": HANDED,
+    "handoff, dispatched": CLAIMING,
+    "handoff, refused": (*CLAIMING, LegRefused(2, "full", True, False, "", 1.0)),
+    "routing, hand-off lost": (*CLAIMING, LegLost(2, "gone", 1.0)),
+    "decode": DECODING,
+    "decode, by a frame": (OPENED, ROUTED, Frame(FrameEntry(1, 0, (7,)), 0.0)),
+    "decode, after a hand-off": (*CLAIMING, LegAccepted(2, 1.0)),
+    "ended": (*DECODING, Cancelled()),
+    "ended, dispatched": (OPENED, ROUTED, Cancelled()),
+}
+
+
+def any_event(number: int) -> list[SagaEvent]:
+    """One event of each kind and variant, about attempt `number`."""
+    return [
+        Opened("w1", 2.0),
+        *(Routed(number, decision(leg), 0.5, 2.0) for leg in get_args(Leg)),
+        RouterRefused(number, RouteRefused("full"), 0.0, 2.0),
+        RouterRefused(number, RouteRefused("too long a queue", status=429), 0.0, 2.0),
+        RouterRefused(number, RouteRefused("full"), 0.0, 1_000.0),
+        RouterUnanswered(number, "timeout", 0.0, 2.0),
+        RetryDue(number, 2.0),
+        RetryDue(number, 1_000.0),
+        LegAccepted(number, 2.0),
+        *(
+            LegRefused(number, "full", retryable, spent, "", 2.0)
+            for retryable in (False, True)
+            for spent in (False, True)
+        ),
+        LegUnanswered(number, "timeout", True, 2.0),
+        LegUnanswered(number, "nobody", False, 2.0),
+        Frame(FrameEntry(1, 0, (1, 2)), 2.0),
+        Frame(FrameEntry(1, 5, (1, 2)), 2.0),
+        PREFILLED,
+        Frame(FrameEntry(1, 0, (), "handoff"), 2.0),
+        *(LegFinished(0, how, "", "", 2.0) for how in ("stop", "length", "abort", "error", "rejected")),
+        LegFinished(9, "stop", "", "", 2.0),
+        LegLost(number, "gone", 2.0),
+        TimedOut(number, 2.0),
+        StopMatched(),
+        Cancelled(),
+        Aborted(overloaded("the edge stops")),
+    ]
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_every_event_in_every_state_is_defined(life: str) -> None:
+    """No event raises; what one asks for is consistent with the state that it leads to."""
+    saga, _ = run(*LIVES[life])
+    assert saga.state == ("routing" if life == "new" else life.partition(",")[0])
+    for number in {saga.attempts, max(0, saga.attempts - 1), saga.attempts + 1}:
+        for event in any_event(number):
+            check_step(saga, event, *step(saga, event))
+
+
+def check_step(before: Saga, event: SagaEvent, saga: Saga, effects: list[Effect]) -> None:
+    kinds = [type(effect) for effect in effects]
+    assert (saga.end is not None) == (saga.state == "ended"), event
+    assert kinds.count(Finish) == (before.end is None and saga.end is not None), event
+    assert not (Finish in kinds and kinds[-1] is not Finish), "nothing is done after the end"
+    assert Emit not in kinds[:-1], "the client may end the choice as it gets its tokens"
+    awaited = [effect for effect in effects if isinstance(effect, AskRouter | Dispatch | PauseSearch)]
+    assert len(awaited) <= 1, event
+    if awaited:
+        assert (
+            saga.awaits == {AskRouter: "route", Dispatch: "dispatch", PauseSearch: "pause"}[type(awaited[0])]
+        )
+    assert saga.emitted - before.emitted == sum(len(e.tokens) for e in effects if isinstance(e, Emit))
+    assert saga.streaming == ((before.streaming and Detach not in kinds) or Dispatch in kinds), event
+    assert (saga.holder is not None) <= (saga.state in ("handoff", "decode")), event
+    assert saga.state != "handoff" or saga.holder is not None
+    if before.end is not None:
+        assert saga == before
+        assert set(kinds) <= {CancelAttempt}
+
+
+def test_every_state_is_reached() -> None:
+    """The lives above cover the table."""
+    assert {run(*life)[0].state for life in LIVES.values()} == set(STATES)
+
+
+def test_a_request_without_failures() -> None:
+    """Routed, dispatched, accepted, streamed, finished."""
+    saga, effects = run(OPENED)
+    assert effects == [AskRouter(1, "r-0-1", NO_CONSTRAINTS)]
+    saga, [dispatch] = run(ROUTED, saga=saga)
+    assert isinstance(dispatch, Dispatch)
+    assert (dispatch.attempt.name, dispatch.attempt.worker, dispatch.attempt.leg) == ("r-0-1", "w1", "")
+    saga, effects = run(LegAccepted(1, 0.0), saga=saga)
+    assert effects == [RecordEvent(RequestRouted("r", 0, "r-0-1", "w1", 1, 0))]
+    saga, effects = run(Frame(FrameEntry(1, 0, (5, 6), cached_tokens=3), 0.0), saga=saga)
+    assert (effects, saga.emitted, saga.cached_tokens) == ([Emit((5, 6), ())], 2, 3)
+    saga, effects = run(LegFinished(2, "stop", "", "", 0.0), saga=saga)
+    assert effects == [Detach(), Finish("stop")]
+
+
+def test_a_repeated_frame_is_cut_and_a_lost_one_is_queried() -> None:
+    """By position: only what is new is emitted, and nothing behind a gap, its end included."""
+    saga, _ = run(*DECODING, Frame(FrameEntry(1, 0, (5, 6)), 0.0))
+    again, effects = step(saga, Frame(FrameEntry(1, 1, (6, 7, 8)), 0.0))
+    assert (effects, again.emitted) == ([Emit((7, 8), ())], 4)
+    assert run(Frame(FrameEntry(1, 0, (5,)), 0.0), saga=saga) == (saga, [])
+    assert run(Frame(FrameEntry(1, 3, (8,)), 0.0), saga=saga) == (saga, [AskStatus()])
+    assert run(LegFinished(4, "stop", "", "", 0.0), saga=saga) == (saga, [])
+
+
+def test_a_prefilled_prompt_is_claimed_once_and_released_at_the_first_token() -> None:
+    """The worker with the KV is cancelled when the decode worker has it, not before."""
+    saga, effects = run(*HANDED)
+    assert [e.event for e in effects if isinstance(e, RecordEvent)] == [
+        RequestPrefilled("r", 0, "w1", 1, "h", 1000.0)
+    ]
+    assert effects[-1] == AskRouter(2, "r-0-2", Constraints(leg="decode"), may_wait=False)
+    saga, [dispatch] = step(saga, Routed(2, decision("decode", "w2"), 0.0, 1.0))
+    assert isinstance(dispatch, Dispatch)
+    assert (dispatch.handoff, dispatch.attempt.leg) == (HANDOFF, "decode")
+    saga, effects = run(LegAccepted(2, 1.0), saga=saga)
+    assert effects == [RecordEvent(RequestRouted("r", 0, "r-0-2", "w2", 1, 0, "decode", "h"))]
+    saga, effects = run(Frame(FrameEntry(2, 0, (5,)), 1.0), saga=saga)
+    assert effects == [CancelAttempt("w1", 1, "r-0-1"), Emit((5,), ())]
+    assert saga.holder is None
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (LegRefused(2, "consumed", True, True, "", 2.0), "spent"),
+        (LegUnanswered(2, "timeout", True, 2.0), "spent"),
+        (LegLost(2, "gone", 2.0), "spent"),
+        (LegRefused(2, "full", True, False, "", 2.0), "refused"),
+        (LegUnanswered(2, "nobody", False, 2.0), "refused"),
+        (LegRefused(2, "full", True, False, "", 100.0), "refused"),
+    ],
+)
+def test_only_a_hand_off_that_was_not_touched_is_offered_again(event: SagaEvent, cause: str) -> None:
+    """Otherwise the prompt is computed again, and its KV released."""
+    saga, effects = run(*CLAIMING, event)
+    steps = [e.event for e in effects if isinstance(e, RecordEvent) and isinstance(e.event, RequestStepped)]
+    assert steps[0].cause == cause
+    expired = isinstance(event, LegRefused) and event.now_s == 100.0
+    assert [one.cause for one in steps[1:]] == (["timed out"] if expired and saga.end is None else [])
+    kept = cause == "refused" and not expired
+    assert (saga.state == "handoff") == kept
+    released = CancelAttempt("w1", 1, "r-0-1") in effects
+    assert released != kept
+
+
+def test_a_search_ends_at_its_deadline_and_time_in_the_queue_does_not_count() -> None:
+    """503 with the last reason and the router's retry-after."""
+    saga, effects = run(OPENED, RouterRefused(1, RouteRefused("full", 7.0), 5.0, PLACE_S_MAX + 4.9))
+    assert effects == [PauseSearch(1, 0.1)]
+    late = RouterRefused(2, RouteRefused("still full", 7.0), 0.0, PLACE_S_MAX + 5.0)
+    saga, effects = run(RetryDue(1, PLACE_S_MAX + 5.0), late, saga=saga)
+    [finish] = effects
+    assert isinstance(finish, Finish)
+    assert finish.error is not None
+    assert (finish.error.status, finish.error.retry_after_s) == (503, 7.0)
+    assert "still full" in str(finish.error)
+    assert saga.state == "ended"
+
+
+def test_a_move_names_the_worker_that_failed() -> None:
+    """502: the client sees which failure the request did not survive."""
+    saga, effects = run(*DECODING, LegLost(1, "worker w1: gone", 0.0))
+    assert effects[0] == CancelAttempt("w1", 1, "r-0-1")
+    saga, effects = run(RouterRefused(2, RouteRefused("nobody left"), 0.0, MOVE_S_MAX), saga=saga)
+    [finish] = effects
+    assert isinstance(finish, Finish)
+    assert finish.error is not None
+    assert finish.error.status == 502
+    assert "w1.1" in str(finish.error)
+
+
+def test_a_request_that_every_worker_drops_ends() -> None:
+    """After so many moves it is taken for the cause."""
+    saga, effects = run(*DECODING)
+    for move in range(MIGRATIONS_MAX + 1):
+        assert saga.end is None
+        saga, effects = step(saga, LegLost(saga.attempt.number, "gone", 0.0))
+        if saga.end is None:
+            number = saga.attempts
+            saga, _ = run(Routed(number, decision(), 0.0, 0.0), LegAccepted(number, 0.0), saga=saga)
+        else:
+            assert move == MIGRATIONS_MAX
+    [finish] = [effect for effect in effects if isinstance(effect, Finish)]
+    assert finish.error is not None
+    assert finish.error.status == 502
+
+
+def test_a_late_acceptance_is_cancelled() -> None:
+    """Whatever ended or moved the request may have reached the worker before it."""
+    for life in ((OPENED, ROUTED, Cancelled()), (OPENED, ROUTED, LegLost(1, "gone", 0.0))):
+        _, effects = run(*life, LegAccepted(1, 0.0))
+        assert effects[0] == CancelAttempt("w1", 1, "r-0-1")

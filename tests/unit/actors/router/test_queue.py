@@ -1,0 +1,411 @@
+"""Waiting at a router on a virtual clock: a fleet at its threshold, edges that wait, leave and die, routers that do."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from headwater.actors.bus.port import BusError
+from headwater.actors.edge.clients.router_client import ROUTE_TIMEOUT_S, UNANSWERED_MAX, RouterClient
+from headwater.actors.router.queue import SERVED_PER_TURN, TICK_S
+from headwater.actors.router.waiters import ABANDONED_S, HOLD_S
+from headwater.actors.runtime.ports import Ports
+from headwater.ops.sim.fleet import NAMESPACE, POOL
+from headwater.router.fold.state import RouterState
+from headwater.router.queue.admission_queue import SILENCE_S
+from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
+from headwater.router.queue.saturation import UNACCEPTED_NS_MAX
+from headwater.router.replay import Recorded, Replay
+from headwater.schemas import subjects
+from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, RouteRefused
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.inference import Accepted, Cancel, GenerateReply, GenerateRequest, Sampling
+from tests.support.data.examples import packed
+from tests.support.data.queries import route_query
+from tests.support.worlds.virtual import Stage, events_of, play, until
+
+Asking = asyncio.Task[Decision | RouteRefused]
+FULL = BusyLimits(0, kv=0.01)
+"""One request of two blocks is more than a hundredth of a worker's 96."""
+
+LIMITS = QueueLimits(requests=3, tenant_share=1.0)
+
+_reply: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
+
+
+class Edge:
+    """Somebody who asks, and hands requests to workers."""
+
+    def __init__(self, stage: Stage, name: str = "edge") -> None:
+        self.name = name
+        self.process, world = stage.world(name)
+        self.world: Ports = world
+        self.routing = RouterClient(world, self.process.start)
+
+    def ask(
+        self,
+        name: str,
+        tenant: str = "",
+        *,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        waits: bool = True,
+        exclude: tuple[str, ...] = (),
+    ) -> Asking:
+        """Ask where a request of two blocks should go."""
+        query = route_query(
+            name,
+            32,
+            16,
+            packed(1, 2),
+            exclude=exclude,
+            priority=priority,
+            tenant=tenant,
+            deadline_ms=deadline_ms,
+            waits=waits,
+        )
+        return asyncio.ensure_future(self.routing.route(POOL, query))
+
+    async def send(self, made: Decision, tokens: int = 20) -> None:
+        """Give a request to its worker, which generates so many tokens."""
+        sampling = Sampling(tokens, ignore_eos=True)
+        request = GenerateRequest(made.request, self.name, 1, pack_tokens([7] * 32), sampling)
+        data = await self.world.bus.request(
+            subjects.engine(NAMESPACE, made.worker, made.epoch, "generate"),
+            msgspec.msgpack.encode(request),
+            timeout_s=2.0,
+        )
+        assert isinstance(_reply.decode(data), Accepted)
+
+    async def cancel(self, made: Decision) -> None:
+        """Have a worker stop."""
+        subject = subjects.engine(NAMESPACE, made.worker, made.epoch, "cancel")
+        await self.world.bus.publish(subject, msgspec.msgpack.encode(Cancel((made.request,))))
+
+
+async def crowded(stage: Stage, limits: QueueLimits = LIMITS) -> tuple[Edge, Decision]:
+    """One worker, busy with one request that takes long; one router, `r1`."""
+    await stage.engine("w1")
+    await stage.router("r1", QueueSettings(FULL, limits))
+    edge = Edge(stage)
+    made = await edge.ask("first")
+    assert isinstance(made, Decision)
+    assert made.waited_ms == 0
+    await edge.send(made, 1_400)
+    return edge, made
+
+
+def waiting(stage: Stage, router: str = "r1") -> int:
+    """How many wait at a router."""
+    count: int = stage.routers[router].stats()["waiting"]
+    return count
+
+
+async def parked(stage: Stage, edge: Edge, name: str, **wishes: object) -> Asking:
+    """Ask, and see that it waits."""
+    before = waiting(stage)
+    asking = edge.ask(name, **wishes)  # type: ignore[arg-type]
+    await until(lambda: waiting(stage) == before + 1, 1.0)
+    return asking
+
+
+def test_a_full_fleet_lets_queries_wait_serves_them_in_order_and_refuses_beyond() -> None:
+    """Each gets the worker when the one before has left it; how long it waited is in the log, and replays."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage)
+        asked = {
+            name: await parked(stage, edge, name, priority=priority)
+            for name, priority in (("a", 0), ("b", 0), ("c", -1))
+        }
+        beyond = await edge.ask("d")
+        assert isinstance(beyond, RouteRefused)
+        assert (beyond.status, beyond.final, beyond.code) == (503, True, "overloaded")
+        assert beyond.retry_after_s >= 1.0
+        await asyncio.sleep(3 * HOLD_S)
+        assert not any(asking.done() for asking in asked.values())
+        await edge.cancel(first)
+        order = []
+        while asked:
+            await asyncio.wait(list(asked.values()), return_when=asyncio.FIRST_COMPLETED)
+            [name] = [name for name, asking in asked.items() if asking.done()]
+            made = asked.pop(name).result()
+            assert isinstance(made, Decision)
+            assert made.waited_ms >= 3_000 * HOLD_S
+            order.append(name)
+            assert waiting(stage) == len(asked), "one at a time"
+            await edge.send(made)
+        assert order == ["c", "a", "b"]
+        await asyncio.sleep(1.0)
+        records = await stage.records()
+        decisions = events_of(records, Decision)
+        assert [made.request for made in decisions] == ["first", "c", "a", "b"]
+        assert [made.waited_ms > 0 for made in decisions] == [False, True, True, True]
+        life = next((r.batch.writer, r.batch.epoch) for r in records if Decision in map(type, r.batch.events))
+        replay = Replay(RouterState(), [Recorded(life, made) for made in decisions])
+        assert replay.start() is None
+        assert all(replay.step(one) is None for one in records)
+        assert replay.verified == 4
+
+    play(run)
+
+
+def test_a_flood_of_one_tenant_does_not_shut_others_out() -> None:
+    """Beyond its share it is told so (429); another tenant still gets in, and has its turn in between."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage, QueueLimits(requests=8, tenant_share=0.5))
+        flood = [await parked(stage, edge, f"a{number}", tenant="a") for number in range(4)]
+        refused = await edge.ask("a4", "a")
+        assert isinstance(refused, RouteRefused)
+        assert (refused.status, refused.code, refused.final) == (429, "rate_limit_exceeded", True)
+        other = await parked(stage, edge, "b0", tenant="b")
+        await edge.cancel(first)
+        await flood[0]
+        await edge.send(flood[0].result())  # type: ignore[arg-type]
+        made = await other
+        assert isinstance(made, Decision)
+        assert [asking.done() for asking in flood] == [True, False, False, False]
+        for asking in flood[1:]:
+            asking.cancel()
+
+    play(run)
+
+
+def test_a_deadline_that_passes_while_it_waits() -> None:
+    """It is refused then, not served late; one that waits no longer than that has its turn."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        began = stage.clock.time()
+        asking = await parked(stage, edge, "a", deadline_ms=1_500)
+        refused = await asking
+        assert isinstance(refused, RouteRefused)
+        assert (refused.status, refused.final, refused.code) == (503, True, "deadline_exceeded")
+        assert stage.clock.time() - began == pytest.approx(1.5 + TICK_S / 2, abs=TICK_S)
+        assert waiting(stage) == 0
+
+    play(run)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
+def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
+    """At once where its edge lives to say so, else once its edge has not asked for a while."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        other = Edge(stage, "other")
+        asking = await parked(stage, other, "a")
+        began = stage.clock.time()
+        if how == "killed":
+            await stage.kill("other")
+            asking.cancel()
+        else:
+            asking.cancel()
+        took_s = await until(lambda: waiting(stage) == 0)
+        assert took_s <= (ABANDONED_S + TICK_S if how == "killed" else HOLD_S + TICK_S)
+        assert how == "killed" or stage.clock.time() - began < 2 * HOLD_S
+        assert isinstance(edge, Edge)
+
+    play(run)
+
+
+def test_a_decision_for_somebody_who_has_left_is_voided() -> None:
+    """Its answer was on the way when the client left: the next one does not wait for a request that never comes."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage)
+        gone = await parked(stage, edge, "gone")
+        stays = await parked(stage, edge, "stays")
+        await edge.cancel(first)
+        while waiting(stage) == 2:
+            # Shorter than any message takes.
+            await asyncio.sleep(0.00005)
+        assert not gone.done(), "the answer is on its way"
+        gone.cancel()
+        made = await stays
+        assert isinstance(made, Decision)
+        voided = events_of(await stage.records(), DecisionVoided)
+        assert [one.request for one in voided] == ["gone"]
+
+    play(run)
+
+
+def test_a_router_that_dies_with_queries_is_left_for_another() -> None:
+    """Its edge hears within its usual time limit, and asks again where another answers."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        asking = await parked(stage, edge, "a")
+        began = stage.clock.time()
+        await stage.kill("r1")
+        with pytest.raises(BusError):
+            await asking
+        assert stage.clock.time() - began < UNANSWERED_MAX * ROUTE_TIMEOUT_S + 0.1
+        await stage.router("r2", QueueSettings(FULL, LIMITS))
+        again = edge.ask("a-2")
+        await until(lambda: waiting(stage, "r2") == 1, 1.0)
+        again.cancel()
+
+    play(run)
+
+
+def test_a_router_that_stops_sends_those_who_wait_to_another() -> None:
+    """At once, and not as a refusal that a client should hear."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        asking = await parked(stage, edge, "a")
+        began = stage.clock.time()
+        stage.routers["r1"].stop()
+        refused = await asking
+        assert isinstance(refused, RouteRefused)
+        assert (refused.final, refused.retry_after_s) == (False, 1.0)
+        assert stage.clock.time() - began < 0.1
+
+    play(run)
+
+
+def test_lost_questions_and_answers_do_not_lose_the_place() -> None:
+    """With one message in ten lost the query is decided, once."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage)
+        asking = await parked(stage, edge, "a")
+        stage.fleet.network.drop = 0.1
+        await asyncio.sleep(20 * HOLD_S)
+        assert waiting(stage) == 1
+        stage.fleet.network.drop = 0.0
+        await edge.cancel(first)
+        assert isinstance(await asking, Decision)
+        made = [one.request for one in events_of(await stage.records(), Decision)]
+        await asyncio.sleep(0.5)
+        made = [one.request for one in events_of(await stage.records(), Decision)]
+        assert made == ["first", "a"]
+
+    play(run)
+
+
+def test_the_longest_wait_and_then_a_refusal() -> None:
+    """A fleet that stays busy: the client hears it, with when to come again."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage, QueueLimits(wait_s=3.0))
+        assert isinstance(first, Decision)
+        refused = await edge.ask("a")
+        assert isinstance(refused, RouteRefused)
+        assert (refused.status, refused.final) == (503, True)
+        assert "3 s" in refused.reason
+
+    play(run)
+
+
+def test_many_that_need_a_busy_worker_keep_no_other_waiting_and_no_router_busy() -> None:
+    """More kinds of them than one turn serves; a free worker takes whoever may have it, at once."""
+
+    async def run(stage: Stage) -> None:
+        edge, first = await crowded(stage, QueueLimits(requests=1_000, tenant_share=1.0))
+        other = await stage.engine("w2")
+        await until(lambda: "w2" in stage.routers["r1"].state.loads.workers, 1.0)
+        no = f"w2.{other.epoch}"
+        many = [edge.ask(f"b{number}", exclude=(no, f"x{number}.1")) for number in range(2 * SERVED_PER_TURN)]
+        await until(lambda: waiting(stage) == len(many), 1.0)
+        made = await edge.ask("c")
+        assert isinstance(made, Decision)
+        assert (made.worker, made.waited_ms) == ("w2", 0)
+        await asyncio.sleep(UNACCEPTED_NS_MAX / 1e9 + 1.0)
+        assert waiting(stage) == len(many)
+        tries = [0]
+        choose = stage.routers["r1"].decisions.choose
+
+        def counted(query: RouteQuery) -> Decision | RouteRefused:
+            tries[0] += 1
+            return choose(query)
+
+        stage.routers["r1"].decisions.choose = counted  # type: ignore[method-assign]
+        await asyncio.sleep(2.0)
+        assert tries[0] == 0, "nothing changed that could help any of them"
+        assert isinstance(first, Decision)
+        for asking in many:
+            asking.cancel()
+
+    play(run)
+
+
+def test_who_comes_does_not_overtake_who_waits() -> None:
+    """Also where a worker gets free by time alone, and nobody has looked yet."""
+
+    async def run(stage: Stage) -> None:
+        await stage.engine("w1")
+        await stage.router("r1", QueueSettings(FULL, QueueLimits(requests=1_000, tenant_share=1.0)))
+        edge = Edge(stage)
+        lost = await edge.ask("lost")
+        assert isinstance(lost, Decision)
+        began = stage.clock.time()
+        first = await parked(stage, edge, "a")
+        await asyncio.sleep(UNACCEPTED_NS_MAX / 1e9 - 0.2 - (stage.clock.time() - began))
+        later: list[Asking] = []
+        while not first.done():
+            later.append(edge.ask(f"b{len(later)}"))
+            await asyncio.sleep(0.01)
+        assert stage.clock.time() - began == pytest.approx(UNACCEPTED_NS_MAX / 1e9, abs=TICK_S + 0.1)
+        assert not any(asking.done() for asking in later)
+        for asking in later:
+            asking.cancel()
+
+    play(run)
+
+
+def test_with_the_log_gone_nobody_waits() -> None:
+    """Nobody could be seen to get free: what waits is decided as the fold stands, and so is what comes."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        asking = await parked(stage, edge, "a")
+        stage.fleet.store.full = 1
+        began = stage.clock.time()
+        assert isinstance(await asking, Decision)
+        assert stage.clock.time() - began == pytest.approx(SILENCE_S, abs=2 * TICK_S)
+        assert isinstance(await edge.ask("b"), Decision)
+        stage.fleet.store.full = 0
+        await asyncio.sleep(2.0)
+        (await parked(stage, edge, "c")).cancel()
+
+    play(run)
+
+
+def test_what_does_not_wait_is_decided_however_busy_all_are() -> None:
+    """A request under way that lost its worker, or an edge of a release that can not wait."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        asking = await parked(stage, edge, "a")
+        assert isinstance(await edge.ask("b", waits=False), Decision)
+        assert waiting(stage) == 1
+        await stage.engine("w2")
+        await asking
+        made = await edge.ask("c", waits=False)
+        assert isinstance(made, Decision)
+        assert not made.constraints.exclude, "both are busy"
+        await stage.engine("w3")
+        await until(lambda: "w3" in stage.routers["r1"].state.loads.workers, 1.0)
+        made = await edge.ask("d", waits=False)
+        assert isinstance(made, Decision)
+        assert made.worker == "w3", "the only one that is free"
+        asking.cancel()
+
+    play(run)
+
+
+def test_without_limits_nobody_waits() -> None:
+    """As it was."""
+
+    async def run(stage: Stage) -> None:
+        await stage.engine("w1")
+        router = await stage.router("r1")
+        edge = Edge(stage)
+        for number in range(200):
+            assert isinstance(await edge.ask(f"r{number}"), Decision)
+        assert router.stats()["waiting"] == 0
+
+    play(run)

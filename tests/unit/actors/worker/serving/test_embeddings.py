@@ -1,0 +1,178 @@
+"""A worker's side of embeddings: what it takes at once, what it refuses, and that it always gives one answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.actors.bus.memory import MemoryBus
+from headwater.actors.worker.lora.gate import LoraGate
+from headwater.actors.worker.serving.embeddings import ACTIVE_MAX, REPLY_BYTES_MAX, Embeddings
+from headwater.actors.worker.serving.handoffs import Handoffs
+from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.engines.engine import EngineError, NotSupported
+from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
+from tests.support.worlds.clock import ManualClock, settle
+
+_reply: msgspec.msgpack.Decoder[EmbedReply] = msgspec.msgpack.Decoder(EmbedReply)
+PROMPT = pack_tokens([1, 2, 3])
+
+
+class Gated(SimEngine):
+    """Answers once the gate is open: with vectors, or by raising."""
+
+    def __init__(self) -> None:
+        super().__init__(SimSettings(), ManualClock())
+        self.gate = asyncio.Event()
+        self.answer: tuple[bytes, ...] | Exception = (b"\0" * 16,)
+
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`."""
+        await self.gate.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Worker:
+    """The handler on a bus, with what it told of its requests."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.engine = Gated()
+        self.status = WorkerStatus("w", WorkerProfile(), asyncio.Event())
+        clock = ManualClock()
+        gate = LoraGate(self.engine, self._spawn)
+        self.inflight = Inflight(clock, gate, Handoffs("w", clock, self.engine.choreography))
+        self.handler = Embeddings(self.bus, self.engine, self._spawn, self.status, self.inflight)
+        self._told: list[tuple[str, bool]] = []
+
+    def _spawn(self, work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
+        return asyncio.create_task(work)
+
+    @property
+    def told(self) -> list[tuple[str, bool]]:
+        """What was reported of requests so far: each with whether it has ended."""
+        progress = self.inflight.take_progress()
+        self._told += [(name, False) for name in progress.accepted]
+        self._told += [(name, True) for name in progress.finished]
+        return self._told
+
+    async def idle(self) -> bool:
+        """Is the worker drained now?"""
+        return await self.inflight.drained_within(0.01, asyncio.Event())
+
+    async def ask(self, name: str = "r1", prompts: int = 1) -> EmbedReply:
+        """One request."""
+        data = msgspec.msgpack.encode(EmbedRequest(name, (PROMPT,) * prompts))
+        answer = await self.bus.request("embed", data, timeout_s=5.0)
+        return _reply.decode(answer)
+
+    def start(self, name: str) -> "asyncio.Task[EmbedReply]":
+        """One request, not waited for."""
+        return asyncio.create_task(self.ask(name))
+
+    async def cancel(self, *names: str) -> None:
+        """As an edge does."""
+        await self.bus.publish("cancel", msgspec.msgpack.encode(Cancel(names)))
+        await settle()
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Worker]:
+    """A worker that takes requests."""
+    worker = Worker()
+    subscriptions = [
+        await worker.bus.subscribe("embed", worker.handler.on_embed),
+        await worker.bus.subscribe("cancel", worker.handler.on_cancel),
+    ]
+    try:
+        yield worker
+    finally:
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+
+async def test_a_request_is_counted_from_when_it_is_taken_until_it_is_answered() -> None:
+    """And the worker is idle only without one."""
+    async with listening() as worker:
+        asked = worker.start("r1")
+        await settle()
+        assert (len(worker.inflight), worker.told, await worker.idle()) == (1, [("r1", False)], False)
+        worker.engine.gate.set()
+        assert await asked == Embedded((b"\0" * 16,))
+        assert (len(worker.inflight), worker.told[1:], await worker.idle()) == (
+            0,
+            [("r1", True)],
+            True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "retryable"),
+    [
+        (NotSupported("sim", "embed"), "capability 'embed'", False),
+        (EngineError("out of memory"), "out of memory", True),
+        (KeyError("x"), "the engine failed", True),
+        ((), "0 vectors for 1", True),
+        ((b"\0" * (REPLY_BYTES_MAX + 4),), "a message at most", False),
+    ],
+)
+async def test_whatever_the_engine_does_there_is_an_answer(
+    answer: tuple[bytes, ...] | Exception, reason: str, retryable: bool
+) -> None:
+    """Also for what no message can hold; and the request is over."""
+    async with listening() as worker:
+        worker.engine.gate.set()
+        worker.engine.answer = answer
+        reply = await worker.ask()
+        assert isinstance(reply, Refused)
+        assert reason in reply.reason
+        assert reply.retryable == retryable
+        assert worker.told == [("r1", False), ("r1", True)]
+
+
+async def test_what_can_not_be_taken_is_refused_at_once() -> None:
+    """While it drains, twice, too many, unreadable: nothing of it is counted."""
+    async with listening() as worker:
+        asked = [worker.start(f"r{number}") for number in range(ACTIVE_MAX)]
+        await settle()
+        for refusal, name, says in (
+            ("", "r0", "in flight"),
+            ("", "more", "256 requests"),
+            ("worker w drains", "x", "drains"),
+        ):
+            worker.status.failure_reason = refusal
+            reply = await worker.ask(name)
+            assert isinstance(reply, Refused)
+            assert reply.retryable
+            assert says in reply.reason
+        reply = _reply.decode(await worker.bus.request("embed", b"\xc1", timeout_s=5.0))
+        assert isinstance(reply, Refused)
+        assert not reply.retryable
+        assert len(worker.told) == ACTIVE_MAX
+        worker.engine.gate.set()
+        assert all(isinstance(one, Embedded) for one in await asyncio.gather(*asked))
+
+
+async def test_a_cancelled_request_ends_and_others_go_on() -> None:
+    """Nobody reads its answer any more; unknown names are passed over. All end at the end of a life."""
+    async with listening() as worker:
+        asked = [worker.start(name) for name in ("a", "b", "c")]
+        await settle()
+        await worker.cancel("b", "nobody")
+        assert len(worker.inflight) == 2
+        assert ("b", True) in worker.told
+        worker.handler.abort_all()
+        await settle()
+        assert await worker.idle()
+        assert len(worker.told) == 6
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

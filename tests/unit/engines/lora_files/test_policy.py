@@ -1,0 +1,155 @@
+"""Where adapters may come from: sources taken apart, compared with prefixes, and addresses that are not for HTTP."""
+
+import pytest
+
+from headwater.engines.lora_files import LoraError, LoraPolicy
+from headwater.engines.lora_files.http import allowed
+from headwater.engines.lora_files.policy import parse, parse_networks, parse_sources
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("/srv/adapters/a", ("file", "", "/srv/adapters/a")),
+        ("file:///srv/adapters/a/", ("file", "", "/srv/adapters/a")),
+        ("file:///srv/x/../adapters/a", ("file", "", "/srv/adapters/a")),
+        ("https://Example.org/a/b/", ("https", "example.org:443", "/a/b")),
+        ("http://[::1]:8000/a.zip", ("http", "::1:8000", "/a.zip")),
+        ("s3://bucket/a/b", ("s3", "bucket", "/a/b")),
+        ("hf://org/name", ("hf", "org", "name")),
+        ("hf://org/na.me@refs/pr/1", ("hf", "org", "na.me/@refs/pr/1")),
+    ],
+)
+def test_a_source_is_taken_apart(text: str, parts: tuple[str, str, str]) -> None:
+    """By scheme, host and path."""
+    source = parse(text)
+    assert (source.scheme, source.host, source.path) == parts
+    assert source.text == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "adapters/a",
+        "ftp://host/a",
+        "file://host/a",
+        "https://",
+        "https:///a",
+        "https://host/a/../b",
+        "https://host/a/%2e%2e/b",
+        "https://host/a%5cb",
+        "https://host:port/a",
+        "s3:///a",
+        "s3://bucket/../other",
+        "hf://name",
+        "hf://org/name/more",
+        "hf://org/na me",
+        "hf://org/name@../x",
+    ],
+)
+def test_a_source_that_is_none_is_refused(text: str) -> None:
+    """With what to write instead, where that is known."""
+    with pytest.raises(LoraError, match="not valid") as caught:
+        parse(text)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://me:secret@host/a",
+        "https://token@host/a",
+        "https://host/a?sig=secret",
+        "https://host/a#secret",
+    ],
+)
+def test_a_source_with_a_secret_is_refused_and_not_repeated(text: str) -> None:
+    """It would be stored in the card, which every worker and edge reads, and in the audit."""
+    with pytest.raises(LoraError, match="stored in the card") as caught:
+        parse(text)
+    assert "secret" not in str(caught.value)
+    assert "token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source", "within"),
+    [
+        ("/srv/a", "/srv/a", True),
+        ("/srv/a", "/srv/a/b", True),
+        ("/srv/a", "/srv/ab", False),
+        ("/srv/a", "file:///srv/a/../b", False),
+        ("https://host/a", "https://host/a/b", True),
+        ("https://host/a", "https://host/ab", False),
+        ("https://host/a", "https://host:443/a/b", True),
+        ("https://host/a", "https://host:8443/a/b", False),
+        ("https://host/a", "http://host/a/b", False),
+        ("https://host", "https://host.evil.org/a", False),
+        ("https://", "https://any.org/a", True),
+        ("s3://bucket/a", "s3://bucket/a/b", True),
+        ("s3://bucket/a", "s3://other/a/b", False),
+        ("hf://", "hf://org/name", True),
+        ("hf://org", "hf://org/name@v1", True),
+        ("hf://org", "hf://organisation/name", False),
+        ("hf://org/name", "hf://org/name@v1", True),
+        ("hf://org/name", "hf://org/name2", False),
+        ("hf://org/name@v1", "hf://org/name@v1", True),
+        ("hf://org/name@v1", "hf://org/name", False),
+    ],
+)
+def test_a_prefix_allows_what_is_below_it(prefix: str, source: str, within: bool) -> None:
+    """By whole parts of the path."""
+    policy = LoraPolicy(parse_sources([prefix]))
+    if within:
+        assert policy.admit(source).text == source
+    else:
+        with pytest.raises(LoraError, match="--lora-sources allows") as caught:
+            policy.admit(source)
+        assert caught.value.status == 403
+
+
+def test_without_a_list_nothing_is_allowed() -> None:
+    """Safe until somebody says otherwise."""
+    with pytest.raises(LoraError, match="--lora-sources allows nothing"):
+        LoraPolicy().admit("/srv/a")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "192.168.0.1",
+        "172.16.0.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fc00::1",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+    ],
+)
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    """IPv4 inside IPv6 too; a network that is listed is allowed."""
+    assert not allowed(address, LoraPolicy())
+    everywhere = LoraPolicy(networks=parse_networks(["0.0.0.0/0", "::/0"]))
+    assert allowed(address, everywhere)
+
+
+def test_public_addresses_are_allowed_and_lists_are_exact() -> None:
+    """A network allows what is in it."""
+    assert allowed("8.8.8.8", LoraPolicy())
+    assert allowed("2606:4700::1", LoraPolicy())
+    loopback = LoraPolicy(networks=parse_networks(["127.0.0.0/8"]))
+    assert allowed("127.0.0.1", loopback)
+    assert allowed("::ffff:127.0.0.1", loopback)
+    assert not allowed("10.0.0.1", loopback)
+    with pytest.raises(LoraError, match="--lora-networks"):
+        parse_networks(["10.0.0.1/8"])

@@ -1,0 +1,204 @@
+"""Each mistake that can be seen before loading: the message names the flag and the mend."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.vllm.config import checks, versions
+from headwater.engines.vllm.config.checks import PortRange
+from headwater.schemas.names import pool_name
+from headwater.schemas.tables.card import ModelCard
+
+
+def card(model: str = "m", block_size: int = 32, version: str = "0.32.0", engine: str = "vllm") -> ModelCard:
+    """A pool's card."""
+    return ModelCard(
+        name=model,
+        pool=pool_name(model, block_size),
+        block_size=block_size,
+        context_length=1024,
+        tokenizer="",
+        chat_template="",
+        special_tokens={},
+        eos_token_ids=(),
+        engine=engine,
+        capabilities=(),
+        created_s=0,
+        engine_version=version,
+    )
+
+
+def test_a_template_is_read(tmp_path: Path) -> None:
+    """The text that is there."""
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ messages }}")
+    assert checks.template(str(path)) == "{{ messages }}"
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty", "binary"])
+def test_a_template_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
+    """Missing, a folder, empty, not text."""
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_bytes(b"" if kind == "empty" else b"\xff\xfe\x00")
+    with pytest.raises(EngineUnavailable, match=rf"--chat-template {path}: .*[Oo]mit it"):
+        checks.template(str(path))
+
+
+@pytest.mark.parametrize(
+    ("role", "connector", "words", "wanted"),
+    [
+        ("both", "", (), ()),
+        ("both", "offload", (), ("offload",)),
+        ("prefill", "", (), ("nixl",)),
+        ("decode", "", (), ("nixl",)),
+        ("decode", "nixl,offload", (), ("nixl", "offload")),
+        ("prefill", "", ("--kv-transfer-config", "{}"), ()),
+        ("both", "", ("--headless",), ()),
+    ],
+)
+def test_a_role_chooses_its_connector(
+    role: Any, connector: str, words: tuple[str, ...], wanted: tuple[str, ...]
+) -> None:
+    """NIXL where nothing was said; what was said otherwise."""
+    assert checks.role(role, connector, words) == wanted
+
+
+@pytest.mark.parametrize(
+    ("role", "connector", "words", "wanted"),
+    [
+        ("prefill", "offload", (), "--role prefill with --connector offload: .*add one of nixl"),
+        ("decode", "none", (), "--role decode with --connector none: .*omit --connector"),
+        ("decode", "", ("--headless",), "--role decode with --headless: .*leader"),
+        ("prefill", "", ("--node-rank", "1"), "--role prefill with --node-rank 1: .*leader"),
+        (
+            "both",
+            "nixl",
+            ("--kv_transfer_config={}",),
+            "--connector nixl and --kv-transfer-config .*use one of them",
+        ),
+        ("both", "nixl", ("--kv-transfer-config.kv_connector", "X"), "use one of them"),
+    ],
+)
+def test_roles_and_connectors_that_exclude_each_other(
+    role: Any, connector: str, words: tuple[str, ...], wanted: str
+) -> None:
+    """Named, with the way out."""
+    with pytest.raises(EngineUnavailable, match=wanted):
+        checks.role(role, connector, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("--headless",), "--headless"),
+        (("--node-rank", "2"), "--node-rank 2"),
+        (("--node-rank=0",), ""),
+        ((), ""),
+    ],
+)
+def test_who_takes_no_requests(words: tuple[str, ...], wanted: str) -> None:
+    """Headless ranks and later nodes."""
+    assert checks.is_follower(words) == wanted
+
+
+@pytest.mark.parametrize(
+    ("first", "size", "mend"),
+    [(80, 1, "65535"), (65535, 2, "65534"), (1023, 4, "65532"), (70000, 1, "65535")],
+)
+def test_ports_outside_what_can_be_used(first: int, size: int, mend: str) -> None:
+    """The flag, the ports, and the highest that would do."""
+    with pytest.raises(
+        EngineUnavailable, match=rf"--nixl-port {first}: prefill-0 .*1024 to 65535.*up to {mend}$"
+    ):
+        checks.ports([PortRange("--nixl-port", "prefill-0", first, size)])
+
+
+def test_ports_at_the_edges_and_side_by_side_are_fine() -> None:
+    """No port twice, and none outside."""
+    checks.ports(
+        [
+            PortRange("--nixl-port", "a", 1024, 2),
+            PortRange("--nixl-port", "b", 1026, 2),
+            PortRange("--metrics-port", "b", 65535),
+        ]
+    )
+
+
+def test_ports_of_two_owners_may_not_overlap() -> None:
+    """Both owners, both flags, and how far to move."""
+    with pytest.raises(EngineUnavailable) as caught:
+        checks.ports([PortRange("--metrics-port", "b", 5601), PortRange("--nixl-port", "a", 5600, 4)])
+    for text in (
+        "--metrics-port 5601",
+        "b would use port 5601",
+        "which a uses",
+        "--nixl-port 5600",
+        "by 3 or",
+    ):
+        assert text in str(caught.value)
+
+
+def test_kv_event_ports_come_from_tcp_endpoints() -> None:
+    """One per rank; other sockets need none; a missing number is told."""
+    flag = "--kv-events-config"
+    assert checks.kv_event_ports("a", "tcp://*:5557", 2, flag) == [PortRange(flag, "a", 5557, 2)]
+    assert checks.kv_event_ports("a", "ipc:///tmp/x", 2, flag) == []
+    with pytest.raises(EngineUnavailable, match=r"--kv-events-config: tcp://\* has no port number"):
+        checks.kv_event_ports("a", "tcp://*", 1, flag)
+
+
+def test_a_block_size_other_than_the_running_pools_is_refused() -> None:
+    """Only of the same model, and only while somebody serves it."""
+    cards = [card(block_size=32), card(model="other", block_size=16)]
+    live = {pool_name("m", 32), pool_name("other", 16)}
+    with pytest.raises(
+        EngineUnavailable, match=r"--block-size 64: pool m-b32 .*--block-size 32, or in another --names"
+    ):
+        checks.block_size("m", 64, cards, live)
+    checks.block_size("m", 32, cards, live)
+    checks.block_size("m", 64, cards, {"other-b16"})
+    checks.block_size("third", 64, cards, live)
+
+
+def test_mixed_versions_of_a_pair_are_refused() -> None:
+    """Both versions and both ways out; workers without a role, and by permission, are not held back."""
+    cards, live = [card(version="0.31.1")], {"m-b32"}
+    with pytest.raises(EngineUnavailable) as caught:
+        checks.versions("decode", "0.32.0", "m", cards, live, allow=False)
+    for text in (
+        "--role decode",
+        "vLLM 0.32.0 here, 0.31.1 in pool m-b32",
+        "vllm==0.31.1",
+        "--allow-mixed-versions",
+    ):
+        assert text in str(caught.value)
+    checks.versions("decode", "0.32.0", "m", cards, live, allow=True)
+    checks.versions("both", "0.32.0", "m", cards, live, allow=False)
+    checks.versions("decode", "0.31.1", "m", cards, live, allow=False)
+    checks.versions("decode", "0.32.0", "m", cards, set(), allow=False)
+    checks.versions("decode", "0.32.0", "m", [card(version="")], live, allow=False)
+
+
+@pytest.mark.parametrize("version", ["0.8.4", "0.11.0", "0.13.9", "0.10.1+cpu"])
+def test_a_vllm_with_known_holes_is_refused(version: str) -> None:
+    """With the hole and the release that mends it, unless one insists."""
+    with pytest.raises(
+        EngineUnavailable,
+        match=rf"vLLM {re.escape(version)} .*CVE-.*0\.14\.0 or newer.*--allow-vulnerable-eng",
+    ):
+        versions.check(version, allow=False)
+    versions.check(version, allow=True)
+
+
+@pytest.mark.parametrize(
+    "version", ["0.14.0", "0.14.0rc2.dev3+gabc", "0.24.0", "0.32.0", "1.0", "0.0.0", "dev"]
+)
+def test_later_ones_and_builds_from_source_start(version: str) -> None:
+    """What is left open there is closed by the edge."""
+    versions.check(version, allow=False)

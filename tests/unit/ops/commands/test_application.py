@@ -1,0 +1,205 @@
+"""The command line as a whole: help in groups, errors in one line, completion, `config show`."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from headwater.ops.commands import COMMANDS
+from headwater.ops.commands.application import main, parse
+from headwater.ops.commands.reference import command_docs, commands, commands_markdown, settings_markdown
+from headwater.ops.config.command import Command
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.tree import all_settings
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command configures it for its whole process: it would outlive the test."""
+    monkeypatch.setattr("headwater.ops.process.logging.configure", lambda *_: None)
+
+
+def shown(capsys: Capture, monkeypatch: pytest.MonkeyPatch, *line: str) -> str:
+    """What a command prints, on a wide terminal."""
+    monkeypatch.setenv("COLUMNS", "160")
+    with contextlib.suppress(SystemExit):
+        assert main(line) == 0
+    return capsys.readouterr().out
+
+
+def groups(text: str) -> list[str]:
+    """Titles of the groups in help."""
+    return [line.split("─ ")[1].split(" ─")[0] for line in text.splitlines() if line.startswith("╭─ ")]
+
+
+def test_help_lists_all_commands_in_groups(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(capsys, monkeypatch, "--help")
+    assert groups(text) == ["Options", *(title for title, _ in COMMANDS.values())]
+    for _, names in COMMANDS.values():
+        for name, summary in names.items():
+            assert f"│ {name} " in text
+            assert summary in text
+
+
+def test_every_module_of_a_command_is_registered() -> None:
+    """A package of commands has no other modules; each has the command of its name."""
+    for package, (_, names) in COMMANDS.items():
+        folder = Path(str(import_module(f"headwater.ops.commands.{package}").__file__)).parent
+        modules = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--"}
+        assert modules == set(names)
+    assert all(one.text for one in command_docs())
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted", "unwanted"),
+    [
+        ("up", ["Fleet", "vLLM", "Routing", "Admission control", "HTTP", "NATS", "Logging"], []),
+        (
+            "router",
+            ["Process", "Routing", "Admission control", "NATS"],
+            ["HTTP", "vLLM", "Fleet", "LoRA adapters"],
+        ),
+        ("edge", ["HTTP", "Requests", "NATS"], ["Routing", "Admission control", "vLLM"]),
+        ("whatif", ["Options", "Columns"], ["NATS", "Logging", "Configuration file"]),
+        ("tree", ["Options", "Process", "NATS"], ["HTTP", "Routing", "Metrics"]),
+        ("sim", ["Options"], ["NATS", "Logging"]),
+    ],
+)
+def test_a_command_lists_only_the_settings_it_uses(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str, wanted: list[str], unwanted: list[str]
+) -> None:
+    """In groups, each flag with its variable and default."""
+    text = shown(capsys, monkeypatch, command, "--help")
+    assert set(wanted) <= set(groups(text))
+    assert not set(unwanted) & set(groups(text))
+    found = next(one for _, name, one in commands() if name == command)
+    for one in found.settings if isinstance(found, Command) else ():
+        assert f"{one.flag} " in text
+        assert one.variable in text.replace("│ \n│", "")
+
+
+def test_help_imports_no_engine_and_no_compiler() -> None:
+    """It must be fast: nothing that a process needs only when it runs is imported."""
+    program = (
+        "import sys\nfrom headwater.ops.cli import main\n"
+        "for line in (['--help'], ['up', '--help'], ['whatif', '--help'], ['engine', '--help'], ['tree', '--help']):\n"
+        "    try: main(line)\n    except SystemExit: pass\n"
+        "heavy = {'numba', 'numpy', 'vllm', 'nats', 'asyncio', 'uvloop', 'prometheus_client', 'structlog', 'yaml'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (["upp"], "there is no command 'upp': did you mean up?"),
+        (["xyzzy"], "there is no command 'xyzzy': commands are up, demo"),
+        (["up", "--prot", "1"], "Unknown option: --prot. Did you mean --port?"),
+        (["up", "extra"], "unexpected argument extra"),
+        (["up", "--port"], "--port requires an argument"),
+        (["up", "--port", "70000"], "--port 70000: expected `int` <= 65535"),
+        (["up", "--engine", "cuda"], "--engine cuda: choose from vllm, sim"),
+        (["explain"], "REQUEST requires an argument"),
+        (["bench", "all"], "Choose from"),
+        (["sim"], "give either --seed N or --seeds FROM:TO"),
+        (["log", "--json"], "--json is for --audit: give both"),
+        (["snapshots", "--position", "3"], "--position is for --bookmark: give both"),
+        (["snapshots", "--drop", "a", "--bookmark", "b"], "exclude each other"),
+        (["shadow"], "--policy requires an argument"),
+        (["shadow", "--policy", "best"], "--policy"),
+        (["edge", "--", "--seed", "1"], "headwater edge: takes no engine arguments"),
+        (["config", "show", "--command", "whatif"], "--command whatif: choose from up"),
+        (["completion", "tcsh"], "Choose from"),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_2(capsys: Capture, line: list[str], wanted: str) -> None:
+    """It names the flag and what to do."""
+    assert main(line) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("headwater: ")
+    assert error.count("\n") == 1
+    assert wanted in error
+
+
+@pytest.mark.parametrize(
+    ("shell", "mark"),
+    [("bash", "complete -F"), ("zsh", "#compdef headwater"), ("fish", "complete -c headwater")],
+)
+def test_completion_knows_commands_flags_and_choices(capsys: Capture, shell: str, mark: str) -> None:
+    """For each shell a script on standard output."""
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (
+        mark,
+        "nats-config",
+        "queue-tenant-share",
+        "no-lora-check-base",
+        "shortest_uncached",
+        "power_of_two",
+    ):
+        assert word in script
+
+
+def test_config_show_names_the_origin_of_every_value(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Default, file, environment or flag; secrets are masked."""
+    path = tmp_path / "fleet.toml"
+    path.write_text("[router]\npolicy = 'random'\n[queue]\nrequests = 7\n[http]\nport = 9000\n")
+    monkeypatch.setenv("HEADWATER_NATS", "nats://me:secret@host:4222")
+    line = ["config", "show", "--command", "router", "--json", "--config", str(path), "--queue-requests", "8"]
+    assert main(line) == 0
+    rows = {one["key"]: (one["value"], one["origin"]) for one in json.loads(capsys.readouterr().out)}
+    assert rows["router.policy"] == ("random", f"file {path}: router.policy")
+    assert rows["queue.requests"] == (8, "flag --queue-requests")
+    assert rows["queue.tokens"] == (33_554_432, "default")
+    assert rows["nats.url"] == ("nats://host:4222", "environment HEADWATER_NATS")
+    assert "http.port" not in rows
+    assert main(["config", "show", "--command", "engine", "--model", "/m", "--", "--seed", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "secret" not in text
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines()[2:]}
+    assert lines["worker.model"] == ["/m", "flag", "--model"]
+    assert lines["vllm.native"] == ["--seed", "1", "flag", "--"]
+
+
+def test_defaults_of_a_command(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`demo` takes free ports and `ctl` logs warnings only, unless a flag changes that; help shows it."""
+    demo = parse(["demo"])[0].arguments["settings"]
+    assert (demo.http.port, demo.nats.port, demo.data_dir, demo.log.level) == (0, 0, "", "warning")
+    assert parse(["demo", "--port", "8000"])[0].arguments["settings"].http.port == 8000
+    assert parse(["ctl", "list"])[0].arguments["settings"].log.level == "warning"
+    assert "[default: warning]" in shown(capsys, monkeypatch, "ctl", "--help")
+
+
+def test_the_engine_as_a_word_stands_for_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wins over the environment; a flag that says something else is an error."""
+    monkeypatch.setenv("HEADWATER_ENGINE", "vllm")
+    bound, sources = parse(["engine", "sim"])
+    assert bound.arguments["settings"].worker.engine == "sim"
+    assert sources.origins["worker.engine"] == ("flag", "--engine")
+    assert parse(["engine", "sim", "--engine", "sim"])[0].arguments["settings"].worker.engine == "sim"
+    with pytest.raises(ConfigError, match="sim and --engine vllm contradict each other"):
+        parse(["engine", "sim", "--engine", "vllm"])
+
+
+def test_the_reference_has_every_setting_and_command(capsys: Capture) -> None:
+    """As Markdown for the documentation, and as JSON."""
+    settings, text = settings_markdown(), commands_markdown()
+    for one in all_settings().values():
+        assert f"`{one.key}` | `{one.flag}` | `{one.variable}`" in settings
+    for doc in command_docs():
+        assert f"\n## {doc.name}\n" in f"\n{text}"
+    assert {"whatif", "whatif log", "config show", "nats-config"} <= {doc.name for doc in command_docs()}
+    assert main(["config", "reference", "--format", "json"]) == 0
+    found = {one["key"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["queue.requests"]["default"] == "4096"
+    assert found["queue.requests"]["commands"] == ["up", "demo", "router"]

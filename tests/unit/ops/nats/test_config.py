@@ -1,0 +1,172 @@
+"""`headwater nats-config`: files, keys and what a real nats-server says to them."""
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headwater.events.errors import AccessDenied
+from headwater.events.jetstream import Credentials
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.nats.config import Wanted, make, users, write
+from headwater.ops.nats.credentials import credentials, reader_kind
+from headwater.ops.nats.keys import new_seed, public_key
+from headwater.ops.nats.server import binary
+from headwater.schemas.permissions import KINDS
+
+
+def accepted(folder: Path, file: str) -> None:
+    """The server itself reads it without complaint."""
+    run = subprocess.run([binary(), "-t", "-c", str(folder / file)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_keys_are_files_of_their_owner_and_the_server_gets_public_halves(tmp_path: Path) -> None:
+    """Mode 0600 for everything; no seed in the configuration."""
+    names = write(Wanted("default", store=str(tmp_path / "js")), tmp_path)
+    assert set(names) == {"nats.conf"} | {f"{kind}{end}" for kind in KINDS for end in (".nk", ".env")}
+    for name in names:
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+    configuration = (tmp_path / "nats.conf").read_text()
+    for kind in KINDS:
+        seed = (tmp_path / f"{kind}.nk").read_text().strip()
+        assert seed.startswith("SU")
+        assert seed not in configuration
+        assert f'"{public_key(seed)}"' in configuration
+    accepted(tmp_path, "nats.conf")
+
+
+def test_made_again_it_keeps_the_keys(tmp_path: Path) -> None:
+    """A pool more is no reason to hand out keys anew; a lost key alone is made anew."""
+    write(Wanted("default"), tmp_path)
+    before = {kind: (tmp_path / f"{kind}.nk").read_text() for kind in KINDS}
+    (tmp_path / "edge.nk").unlink()
+    write(Wanted("default", pools=("p",)), tmp_path)
+    after = {kind: (tmp_path / f"{kind}.nk").read_text() for kind in KINDS}
+    assert {kind for kind in KINDS if before[kind] != after[kind]} == {"edge"}
+    assert "HW_default_POOL_p" in (tmp_path / "nats.conf").read_text()
+
+
+def test_named_actors_have_users_instead_of_their_kind() -> None:
+    """Else the kind's key would still open everything."""
+    made = users(("worker:a", "worker:b", "worker:a"))
+    assert [user.label for user in made] == [
+        "edge",
+        "router",
+        "shadow",
+        "operator",
+        "admin",
+        "observer",
+        "worker.a",
+        "worker.b",
+    ]
+    for bad in ("worker", "worker:", "wrkr:a", ":a"):
+        with pytest.raises(ConfigError, match="KIND:NAME"):
+            users((bad,))
+    with pytest.raises(ConfigError, match="is not a valid name"):
+        make(Wanted("default", actors=("worker:a.b",)), {})
+
+
+@pytest.mark.parametrize("auth", ["nkey", "password", "none"])
+def test_three_servers_know_each_other(tmp_path: Path, auth: str) -> None:
+    """One file each, with its own store and port, and streams kept three times."""
+    wanted = Wanted("default", auth=auth, servers=3, store=str(tmp_path / "js"))  # type: ignore[arg-type]
+    names = write(wanted, tmp_path)
+    files = [name for name in names if name.endswith(".conf")]
+    assert files == ["nats-1.conf", "nats-2.conf", "nats-3.conf"]
+    for number, file in enumerate(files):
+        text = (tmp_path / file).read_text()
+        assert f'listen: "127.0.0.1:{4222 + number}"' in text
+        assert text.count("@127.0.0.1:62") == 3
+        assert f"js/headwater-{number + 1}" in text
+        accepted(tmp_path, file)
+    if auth != "none":
+        assert "HEADWATER_REPLICAS=3" in (tmp_path / "worker.env").read_text()
+    hosts = make(wanted._replace(hosts=("a", "b", "c")), {}).configurations["nats-2.conf"]
+    assert 'listen: "b:4222"' in hosts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "flag"),
+    [
+        (Wanted("default", tls_cert="c.pem"), "--tls-key"),
+        (Wanted("default", tls_verify=True), "--tls-ca"),
+        (Wanted("default", servers=3, hosts=("a", "b")), "--hosts"),
+        (Wanted("a.b"), "namespace"),
+    ],
+)
+def test_what_does_not_fit_is_told_by_its_flag(wanted: Wanted, flag: str) -> None:
+    """In one line."""
+    with pytest.raises(ConfigError, match=flag):
+        make(wanted, {})
+
+
+def test_each_process_takes_its_own_key_from_the_folder(tmp_path: Path) -> None:
+    """By its name if there is such a key, else by its kind; and a missing one is told."""
+    write(Wanted("default", actors=("worker:a",)), tmp_path)
+    settings = NatsSettings(keys_dir=str(tmp_path))
+    assert credentials(settings, "edge", "e1").nkey_file == str(tmp_path / "edge.nk")
+    assert credentials(settings, "worker", "a").nkey_file == str(tmp_path / "worker.a.nk")
+    with pytest.raises(ConfigError, match=r"worker\.b\.nk nor worker\.nk"):
+        credentials(settings, "worker", "b")
+    other = NatsSettings(keys_dir=str(tmp_path), nkey_file="mine.nk")
+    assert credentials(other, "edge", "e1").nkey_file == "mine.nk"
+
+
+def test_who_has_only_an_observers_key_looks_as_an_observer(tmp_path: Path) -> None:
+    """The same commands, with another inbox."""
+    assert reader_kind(NatsSettings()) == "operator"
+    assert reader_kind(NatsSettings("nats://observer:pw@h:1")) == "observer"
+    write(Wanted("default"), tmp_path)
+    assert reader_kind(NatsSettings(keys_dir=str(tmp_path))) == "operator"
+    (tmp_path / "operator.nk").unlink()
+    assert reader_kind(NatsSettings(keys_dir=str(tmp_path))) == "observer"
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("nkey_file", None, "No such file"),
+        ("nkey_file", "hello", "contains no nkey seed"),
+        ("nkey_file", "", "contains no nkey seed"),
+        ("nkey_file", "ünïcode", "contains no nkey seed"),
+        ("creds_file", None, "No such file"),
+        ("creds_file", "hello", "BEGIN NATS USER JWT"),
+        ("creds_file", "-----BEGIN NATS USER JWT-----\nx\n", "BEGIN USER NKEY SEED"),
+        ("tls_ca", None, "No such file"),
+        ("tls_ca", "hello", "no certificate in PEM"),
+        ("tls_cert", "hello", "belong together"),
+    ],
+)
+def test_a_file_that_can_not_be_used_is_told_with_its_flag(
+    tmp_path: Path, field: str, text: str | None, words: str
+) -> None:
+    """Before anything is connected: which flag, which file, what is wrong."""
+    path = tmp_path / "file"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(AccessDenied, match=words) as caught:
+        Credentials(**{field: str(path)}).options("nats://127.0.0.1:4222")  # type: ignore[arg-type]
+    assert f"--nats-{field.replace('_', '-')}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_identities_are_one_too_many(tmp_path: Path) -> None:
+    """Which of them is meant is not guessed."""
+    with pytest.raises(AccessDenied, match="set one"):
+        Credentials(nkey_file="a", creds_file="b").options("")
+
+
+def test_a_creds_file_and_a_seed_are_taken_as_they_are(tmp_path: Path) -> None:
+    """As `nsc` and `nk` write them."""
+    seed = tmp_path / "a.nk"
+    seed.write_text(new_seed() + "\n")
+    assert Credentials(nkey_file=str(seed)).options("") == {"nkeys_seed": str(seed)}
+    creds = tmp_path / "a.creds"
+    creds.write_text(
+        "-----BEGIN NATS USER JWT-----\nx.y.z\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{new_seed()}\n------END USER NKEY SEED------\n"
+    )
+    assert Credentials(creds_file=str(creds)).options("") == {"user_credentials": str(creds)}

@@ -1,0 +1,82 @@
+"""What `headwater explain` prints of a decision: every number a person needs to agree or to disagree."""
+
+import msgspec
+
+from headwater.ops.operator.explain import afterwards, describe
+from headwater.schemas.constraints import Constraints, Preferences
+from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.route import Candidate, Decision, Shadowed, Weights
+from tests.support.data.queries import changed
+
+TIMED = (
+    Candidate("w1", 1, 40, 0, 0, 80, 2, 90.0, assumed_blocks=8, queue_ms=0.0, prefill_ms=20.0),
+    Candidate("w2", 1, 0, 4, 900, 10, 1, 150.0, queue_ms=30.0, prefill_ms=50.0),
+)
+DECISION = Decision(
+    number=5,
+    position=40,
+    seen=3,
+    wall_ns=1,
+    request="chatcmpl-1-0-1",
+    prompt_tokens=1_000,
+    max_tokens=20,
+    blocks=62,
+    deepest=11,
+    following=12,
+    last=13,
+    constraints=Constraints(),
+    preferences=Preferences("kv", 0.0),
+    weights=Weights(),
+    seed=99,
+    worker="w1",
+    epoch=1,
+    candidates=TIMED,
+    waited_ms=12,
+)
+
+
+def told(**changes: object) -> str:
+    """The explanation of the decision with something changed."""
+    return describe(changed(DECISION, **changes), 42)
+
+
+def test_times_are_shown_where_they_were_known() -> None:
+    """Queue, prefill, what others lose, and the rest add up to the cost."""
+    lines = told().splitlines()
+    assert "decided at log position 40, stored at 42, after 12 ms in the queue" in lines[0]
+    w1 = next(line for line in lines if line.lstrip("-> ").startswith("w1"))
+    # Retain 1.5 and crowding 0.25 for two requests: twice 20 ms; 90 - 20 - 40 is left.
+    assert w1.split()[-5:] == ["0.0", "20.0", "40.0", "30.0", "90.00"]
+    assert "40 of 62" in w1
+    assert "of those assumed" in lines[1]
+    assert lines[-1] == "w1: least cost, 90.00 ms"
+
+
+def test_without_times_costs_are_in_blocks() -> None:
+    """As before the router has learned how long prompts take."""
+    bare = tuple(msgspec.structs.replace(one, queue_ms=0.0, prefill_ms=0.0) for one in TIMED)
+    text = told(candidates=bare)
+    assert "prefill ms" not in text
+    assert text.endswith("w1: least cost, 90.00 blocks")
+
+
+def test_the_reason_is_the_one_that_counted() -> None:
+    """A pin, another policy, chance, a tie, or a prompt too short to hand over."""
+    assert told(pinned="w1").endswith("the request was for this worker only")
+    assert told(policy="round_robin", worker="w2").endswith("its cost is 60.00 above the least")
+    assert "drawn at temperature 0.5" in told(temperature=0.5, worker="w2")
+    tie = tuple(msgspec.structs.replace(one, score=90.0) for one in TIMED)
+    assert told(candidates=tie).endswith("(drawn among 2 equal)")
+    assert "not handed over" in told(worker="w2")
+
+
+def test_what_the_log_knew_later_is_told() -> None:
+    """Cached tokens as the engine found them, and what a shadow would have done."""
+    report = LoadReported(1, 0, 0, 9, prefilled=("other", DECISION.request), cached=(3, 512))
+    assert afterwards(DECISION, report) == ["the engine found 512 prompt tokens cached"]
+    assert afterwards(DECISION, LoadReported(1, 0, 0, 9, prefilled=(DECISION.request,))) == []
+    shadow = Shadowed(DECISION.request, "random", "w2", "w1", "kv", 150.0, 90.0, 90.0)
+    assert afterwards(DECISION, shadow) == [
+        "policy random would have taken w2; by kv the choice cost 0.00 too much"
+    ]
+    assert "later: so" in describe(DECISION, 42, ["so"])

@@ -1,0 +1,130 @@
+"""Which workers a machine runs: names, roles, ports, GPUs."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.tree import process_words, with_settings
+from headwater.ops.process.sockets import free_range
+from headwater.ops.worker import plan as workers
+from tests.support.line import settings_of
+
+
+def made(values: dict[str, Any]) -> EngineProcess:
+    """Settings of an engine process that differ from the defaults, by key."""
+    return with_settings(EngineProcess(), values)
+
+
+def test_two_workers_without_a_role_are_the_default() -> None:
+    """And none beside workers with one."""
+    assert workers.names(made({})) == [("worker-0", "both"), ("worker-1", "both")]
+    assert workers.names(made({"fleet.workers": 1, "name": "a"})) == [("a", "both")]
+    assert workers.names(made({"fleet.prefill_workers": 1, "fleet.decode_workers": 2})) == [
+        ("prefill-0", "prefill"),
+        ("decode-0", "decode"),
+        ("decode-1", "decode"),
+    ]
+    assert workers.names(made({"fleet.workers": 1, "fleet.decode_workers": 1})) == [
+        ("worker-0", "both"),
+        ("decode-0", "decode"),
+    ]
+    assert workers.names(made({"worker.role": "prefill", "fleet.workers": 2})) == [
+        ("prefill-0", "prefill"),
+        ("prefill-1", "prefill"),
+    ]
+
+
+def test_a_role_for_all_excludes_workers_with_their_own() -> None:
+    """Two places would say different things."""
+    with pytest.raises(ConfigError, match=r"--role prefill .*leave it out"):
+        workers.names(made({"worker.role": "prefill", "fleet.decode_workers": 1}))
+
+
+def test_ports_are_counted_up_per_worker_and_rank() -> None:
+    """Side channels by rank, metrics by worker."""
+    settings = made(
+        {
+            "fleet.prefill_workers": 1,
+            "fleet.decode_workers": 2,
+            "vllm.nixl_port": 5600,
+            "metrics.port": 9100,
+            "vllm.native": ("--data-parallel-size", "2"),
+        }
+    )
+    plan = workers.plan(settings)
+    assert [worker.nixl_port for worker in plan] == [5600, 5602, 5604]
+    assert [worker.metrics_port for worker in plan] == [9100, 9101, 9102]
+    one = workers.of_worker(settings, plan[1])
+    assert (one.name, one.worker.role, one.vllm.nixl_port, one.metrics.port, one.fleet) == (
+        "decode-0",
+        "decode",
+        5602,
+        9101,
+        (1, 0, 0),
+    )
+    assert workers.names(one) == [("decode-0", "decode")]
+
+
+def test_side_channels_get_free_ports_where_they_are_needed() -> None:
+    """A range that nobody holds; none for workers that hand nothing over."""
+    assert [worker.nixl_port for worker in workers.plan(made({}))] == [0, 0]
+    assert [
+        worker.nixl_port for worker in workers.plan(made({"worker.engine": "sim", "fleet.decode_workers": 1}))
+    ] == [0]
+    first, second = (worker.nixl_port for worker in workers.plan(made({"vllm.connector": "nixl"})))
+    assert second == first + 1
+    for port in (first, second):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    with pytest.raises(EngineUnavailable, match="give --nixl-port or --metrics-port"):
+        free_range(1, "192.0.2.1")
+
+
+def test_each_worker_sees_all_gpus_its_own_first() -> None:
+    """Memory on another worker's GPU can be opened only where that is visible."""
+    devices = ("0", "1", "2", "3", "4")
+    settings = made({"fleet.prefill_workers": 1, "fleet.decode_workers": 1, "vllm.native": ("-tp", "2")})
+    assert [worker.gpus for worker in workers.plan(settings, devices=devices)] == [
+        ("0", "1", "2", "3", "4"),
+        ("2", "3", "4", "0", "1"),
+    ]
+    assert workers.gpus_needed(("-tp=2", "--pipeline-parallel-size", "3")) == 6
+    own = made({"fleet.workers": 2, "vllm.gpus_per_worker": 3})
+    with pytest.raises(
+        ConfigError, match=r"2 workers with 3 GPUs each need 6, and 5 are visible: .*--gpus-per-worker"
+    ):
+        workers.plan(own, devices=devices)
+
+
+def test_the_users_choice_of_gpus_is_the_machine() -> None:
+    """In the user's order."""
+    assert workers.visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}) == ("3", "GPU-x")
+    assert workers.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+def test_a_process_that_hosts_all_plans_the_same() -> None:
+    """The flags that it gets mean the same as the plan of `up`."""
+    native = ("--max-num-seqs", "8 9")
+    settings = made(
+        {
+            "fleet.prefill_workers": 1,
+            "fleet.decode_workers": 2,
+            "vllm.nixl_port": 5600,
+            "metrics.port": 9100,
+            "vllm.connector": "nixl,offload",
+            "vllm.connector_options": {"offload": {"cpu_bytes_to_use": 5}},
+            "worker.tier": "gold",
+            "worker.taints": ("batch", "spot"),
+        }
+    )
+    hosted = settings_of("engine", *process_words(settings), "--", *native)
+    assert workers.plan(hosted) == workers.plan(settings)
+    assert hosted == settings._replace(vllm=settings.vllm._replace(native=native))
+    assert workers.of_worker(hosted, workers.plan(hosted)[0]).worker.taints == settings.worker.taints
+    for worker in workers.plan(settings):
+        alone = settings_of("engine", *process_words(workers.of_worker(settings, worker)))
+        assert workers.plan(workers.of_worker(alone, worker)) == [worker._replace(gpus=())]

@@ -1,0 +1,83 @@
+"""Before an engine starts it is compared with the fleet that runs: over tables as the actors have them."""
+
+import msgspec
+import pytest
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.tree import with_settings
+from headwater.ops.config.worker import VllmOptions, WorkerSettings
+from headwater.ops.worker import plan, preflight
+from headwater.schemas import subjects
+from headwater.schemas.tables.lease import Lease
+from tests.support.worlds.clock import ManualClock
+from tests.support.worlds.edge import memory_world
+from tests.unit.engines.vllm.test_checks import card
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_cards_count_while_a_worker_lives(live: bool) -> None:
+    """A pool that nobody serves any more holds nobody back, and an adapter's card is none of a pool."""
+    world = memory_world(ManualClock())
+    present = card(block_size=64, version="0.1")
+    await world.cards.put(subjects.card_key(present.pool), msgspec.json.encode(present))
+    await world.cards.put(f"{present.pool}.lora.x", b"{}")
+    if live:
+        lease = Lease(kind="worker", name="w", pool=present.pool)
+        await world.leases.put("worker.w", msgspec.json.encode(lease))
+    edge = Lease(kind="edge", name="e", pool=present.pool)
+    await world.leases.put("edge.e", msgspec.json.encode(edge))
+    worker, vllm = WorkerSettings(role="prefill"), VllmOptions()
+    if not live:
+        await preflight.against_fleet(world, worker, vllm, "m", cpu=True)
+        return
+    with pytest.raises(EngineUnavailable, match="--block-size 32: pool m-b64"):
+        await preflight.against_fleet(world, worker, vllm, "m", cpu=True)
+    same = worker._replace(block_size=64)
+    with pytest.raises(EngineUnavailable, match=r"--role prefill: vLLM .* here, 0\.1 in pool m-b64"):
+        await preflight.against_fleet(world, same, vllm, "m", cpu=True)
+    mixed = VllmOptions(allow_mixed_versions=True)
+    await preflight.against_fleet(world, same, mixed, "m", cpu=True)
+    # On a GPU only the engine knows its block size; it is the version that is left to compare.
+    await preflight.against_fleet(world, WorkerSettings(), vllm, "m", cpu=False)
+
+
+def test_a_fleet_with_nothing_in_it_holds_nobody_back() -> None:
+    """The block size that is compared is the one that the engine will take."""
+    assert preflight.known_block_size(WorkerSettings(engine="sim"), (), cpu=False) == 16
+    assert preflight.known_block_size(WorkerSettings(), (), cpu=True) == 32
+    assert preflight.known_block_size(WorkerSettings(), (), cpu=False) == 0
+    assert preflight.known_block_size(WorkerSettings(), ("--block-size", "128"), cpu=False) == 128
+
+
+async def test_an_empty_fleet_is_fine() -> None:
+    """The first worker of all."""
+    await preflight.against_fleet(
+        memory_world(ManualClock()), WorkerSettings(role="decode"), VllmOptions(), "m", cpu=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("vllm.nixl_port", 9100, "--metrics-port 9100: worker-0 would use port 9100, which worker-0 uses"),
+        ("vllm.nixl_port", 9101, "--metrics-port 9101: worker-1 .*, which worker-0 uses"),
+        (
+            "vllm.native",
+            ('--kv-events-config={"endpoint": "tcp://*:9000"}',),
+            "worker-1 would use port 9000, which worker-0",
+        ),
+        ("vllm.native", ("--kv-events-config", "{"), "--kv-events-config {: .*JSON object"),
+        (
+            "vllm.native",
+            ('--kv-events-config={"endpoint": "tcp://*:80"}',),
+            "--kv-events-config 80: .*1024 to 65535",
+        ),
+    ],
+)
+def test_ports_of_all_kinds_are_looked_at_together(key: str, value: object, wanted: str) -> None:
+    """Side channels, metrics and KV events of all the workers of a machine."""
+    own = {"metrics.port": 9100, "vllm.connector": "nixl", key: value}
+    settings = with_settings(EngineProcess(), own)
+    with pytest.raises(EngineUnavailable, match=wanted):
+        preflight.check(settings, plan.plan(settings))

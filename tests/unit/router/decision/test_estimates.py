@@ -1,0 +1,138 @@
+"""The estimate that `kv` minimises: what is in it, and how it moves with what the log tells."""
+
+import pytest
+
+from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.fold.state import RouterState
+from headwater.schemas.events.fleet import Role, WorkerJoined
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Weights
+from tests.support.data.examples import packed, record
+from tests.support.data.queries import changed
+from tests.support.data.story import fold
+
+MS_A_TOKEN = 0.05
+START_MS = 10.0
+BLOCKS = 1_000
+MS = 1_000_000
+
+
+def took(tokens: int) -> float:
+    """Milliseconds that a prompt with so many tokens to compute takes on these workers."""
+    return START_MS + MS_A_TOKEN * tokens
+
+
+def fleet(**roles: Role) -> RouterState:
+    """Workers that were measured."""
+    state = fold([])
+    samples = tuple((tokens, round(1_000 * took(tokens))) for tokens in (100, 400, 1_600, 6_400, 12_800) * 8)
+    for name, role in roles.items():
+        joined = WorkerJoined(name, 1, "m", "sim", role, 16, BLOCKS, 256, pairs_with="sim", instance=name)
+        state.apply(record(state.position + 1, joined, writer=name))
+        state.apply(record(state.position + 1, LoadReported(0, 0, 0, BLOCKS, prefills=samples), writer=name))
+    return state
+
+
+def ask(
+    state: RouterState,
+    tokens: int = 1_600,
+    *,
+    at_ms: int = 0,
+    name: str = "q-0-1",
+    weights: Weights | None = None,
+    first: int = 1,
+    **fields: object,
+) -> Decision:
+    """What is decided for a prompt of this many tokens, the first block being number `first`."""
+    hashes = packed(*range(first, first + tokens // 16))
+    query = changed(RouteQuery(name, tokens, 10, hashes), **fields)
+    standing = DecisionContext(1, state.position, 0, at_ms * MS, weights or Weights(), False)
+    decision = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+    assert isinstance(decision, Decision), decision
+    assert recompute(state.index, state.loads, state.cold, decision) == decision
+    return decision
+
+
+def of(decision: Decision, worker: str) -> Candidate:
+    """One candidate."""
+    return next(one for one in decision.candidates if one.worker == worker)
+
+
+def give(state: RouterState, worker: str, tokens: int, *, at_ms: int = 0, name: str = "busy") -> None:
+    """A prompt of its own for a worker."""
+    first = 1_000_000 + 10_000 * len(state.loads.workers[worker].requests)
+    state.loads.decide(ask(state, tokens, at_ms=at_ms, name=name, first=first, pinned=worker))
+
+
+def test_the_cost_is_what_it_says() -> None:
+    """Queue, own prompt, what others lose, and memory, each by its weight."""
+    state = fleet(w1="both", w2="both")
+    give(state, "w1", 3_200)
+    state.apply(record(state.position + 1, LoadReported(1, 0, 700, BLOCKS), writer="w2"))
+    decision = ask(state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0))
+    own = took(1_600)
+    w1, w2 = of(decision, "w1"), of(decision, "w2")
+    assert w1.prefill_ms == pytest.approx(own) == w2.prefill_ms
+    # The two are computed together: the start is paid once.
+    assert w1.queue_ms == pytest.approx(MS_A_TOKEN * 3_200)
+    assert w2.queue_ms == 0.0
+    held = {"w1": 200 + 100, "w2": 700 + 100}
+    for one, requests in ((w1, 1), (w2, 0)):
+        beside = own * (0.7 + 0.3 * requests) + 50.0 * held[one.worker] / BLOCKS
+        assert one.score == pytest.approx(one.queue_ms + own + beside)
+    assert decision.worker == "w2"
+
+
+def test_a_queue_gets_shorter_with_time_and_never_less_than_nothing() -> None:
+    """What it computes now is done by so much; one report that is missing does not make a worker free for ever."""
+    state = fleet(w1="both")
+    give(state, "w1", 6_400, at_ms=1_000)
+    whole = MS_A_TOKEN * 6_400
+    seen = [of(ask(state, at_ms=at), "w1").queue_ms for at in (0, 1_000, 1_100, 1_300, 9_000)]
+    assert seen == pytest.approx([whole, whole, whole - 100, whole - 300, 0.0])
+    give(state, "w1", 6_400, at_ms=1_000, name="more")
+    # The first one may be over; the second one is not computed before it is told so.
+    assert of(ask(state, at_ms=9_000), "w1").queue_ms == pytest.approx(whole - START_MS)
+    told = LoadReported(2, 0, 0, BLOCKS, ("busy", "more"), ("busy",))
+    state.apply(record(state.position + 1, told, writer="w1", wall_ns=9_000 * MS))
+    assert of(ask(state, at_ms=9_050), "w1").queue_ms == pytest.approx(whole - 50)
+
+
+def test_a_cached_prefix_is_worth_the_time_that_it_saves() -> None:
+    """And a wait for it no more than that, with what computing it again would push out."""
+    state = fleet(w1="both", w2="both")
+    blocks = BlocksStored(0, packed(*range(1, 101)))
+    state.apply(record(state.position + 1, blocks, writer="w1"))
+    give(state, "w1", 800)
+    decision = ask(state)
+    assert decision.worker == "w1"
+    assert of(decision, "w1").prefill_ms == pytest.approx(took(16), rel=0.2)
+    give(state, "w1", 9_600, name="long")
+    assert ask(state).worker == "w2"
+
+
+def test_one_worker_that_was_not_measured_learns_from_those_of_its_engine() -> None:
+    """Of another engine nothing is known: then all costs are in blocks."""
+    state = fleet(w1="both", w2="both")
+    for name, engine in (("w3", "sim"), ("w4", "other")):
+        joined = WorkerJoined(name, 1, "m", engine, "both", 16, BLOCKS, 256)
+        state.apply(record(state.position + 1, joined, writer=name))
+        times = [one.prefill_ms for one in ask(state).candidates]
+        assert times == pytest.approx([took(1_600) if engine == "sim" else 0.0] * len(times))
+    assert all(one.prefill_ms == 0.0 for one in ask(state, weights=Weights(estimate=False)).candidates)
+
+
+def test_a_hand_over_costs_the_time_to_move_what_is_missing() -> None:
+    """A prefill worker's cost has the move to the best decode worker in it; the decode leg has its own."""
+    state = fleet(p="prefill", d1="decode", d2="decode")
+    state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 51))), writer="d2"))
+    weights = Weights(local_tokens=0, apart=True, transfer=0.2, memory=0.0, retain=0.0)
+    decision = ask(state, weights=weights)
+    assert (decision.worker, decision.leg) == ("p", "prefill")
+    block = MS_A_TOKEN * 16
+    assert of(decision, "p").transfer_ms == pytest.approx(0.2 * 50 * block)
+    assert of(decision, "p").score == pytest.approx(took(1_600) + 0.2 * 50 * block)
+    behind = ask(state, name="q-0-2", weights=weights, leg="decode", pairs_with="sim")
+    assert behind.worker == "d2"
+    assert of(behind, "d1").transfer_ms == pytest.approx(0.2 * 100 * block)

@@ -1,0 +1,128 @@
+"""Names and subjects: nothing that a name holds can change which subject is meant."""
+
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.schemas import subjects
+from headwater.schemas.names import InvalidName, pool_name, slug, token
+from headwater.schemas.subjects import EngineVerb, PoolKind
+
+VALID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+names = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
+
+BUILDERS: tuple[Callable[[str], str], ...] = (
+    lambda name: subjects.pool_stream(name, "p"),
+    lambda name: subjects.pool_stream("ns", name),
+    lambda name: subjects.pool_filter(name, "p"),
+    lambda name: subjects.pool_filter("ns", name),
+    lambda name: subjects.pool_subject("ns", "p", "kv", name),
+    lambda name: subjects.pool_subject("ns", name, "kv", "w"),
+    lambda name: subjects.request_stream(name),
+    lambda name: subjects.request_filter(name),
+    lambda name: subjects.request_subject("ns", name),
+    lambda name: subjects.route_query("ns", name),
+    lambda name: subjects.route_wait("ns", name, "r", 1),
+    lambda name: subjects.route_wait("ns", "p", name, 1),
+    lambda name: subjects.engine("ns", name, 1, "generate"),
+    lambda name: subjects.edge_frames("ns", name),
+    lambda name: subjects.lease_bucket(name),
+    lambda name: subjects.lease_key("worker", name),
+    lambda name: subjects.card_bucket(name),
+    lambda name: subjects.card_key(name),
+    lambda name: subjects.blob_bucket(name),
+    lambda name: subjects.snapshot_prefix(name),
+    lambda name: subjects.snapshot_name(name, 1),
+    lambda name: subjects.snapshot_chunk_prefix(name),
+    lambda name: subjects.snapshot_chunk(name, 1, "w", 1),
+    lambda name: subjects.snapshot_chunk("p", 1, name, 1),
+    lambda name: subjects.bookmark_prefix(name),
+    lambda name: subjects.bookmark_name(name, "b"),
+    lambda name: subjects.bookmark_name("p", name),
+)
+
+
+@given(st.text(max_size=70))
+def test_a_name_is_one_subject_token_or_refused(text: str) -> None:
+    """Dots, wildcards, blanks, line ends and anything exotic raise InvalidName with kind and name."""
+    if VALID.fullmatch(text):
+        assert token("worker", text) == text
+    else:
+        with pytest.raises(InvalidName, match="worker"):
+            token("worker", text)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "a.b", "*", ">", "a b", "a\n", "w\u00e9", "a" * 65, "\u0661", "$SRV"]
+)
+def test_every_subject_refuses_what_is_no_token(name: str) -> None:
+    """No builder lets a bad name through, wherever in the subject it stands."""
+    for build in BUILDERS:
+        with pytest.raises(InvalidName):
+            build(name)
+
+
+@given(names, names)
+def test_different_names_never_share_a_subject(one: str, other: str) -> None:
+    """A subject, stream, bucket or key belongs to one name."""
+    for build in BUILDERS:
+        assert (build(one) == build(other)) == (one == other)
+        assert not set(build(one)) & set("* \t\n")
+
+
+def test_a_pool_subject_tells_its_kind_and_lies_under_its_pool() -> None:
+    """Reader and writer agree on the spelling; kinds and writers do not mix."""
+    kinds: tuple[PoolKind, ...] = get_args(PoolKind)
+    assert kinds == subjects.POOL_KINDS
+    prefix = subjects.pool_filter("ns", "p").removesuffix(">")
+    made = {subjects.pool_subject("ns", "p", kind, writer): kind for kind, writer in product(kinds, "ab")}
+    assert len(made) == 2 * len(kinds)
+    for subject, kind in made.items():
+        assert subjects.pool_kind(subject) == kind
+        assert subject.startswith(prefix)
+        assert subject.count(".") == 5
+
+
+def test_each_life_of_a_worker_has_its_own_subjects() -> None:
+    """What is meant for one epoch can not reach another, and verbs do not mix."""
+    verbs: tuple[EngineVerb, ...] = get_args(EngineVerb)
+    made = {subjects.engine("ns", "w", epoch, verb) for epoch in (1, 2, 11) for verb in verbs}
+    assert len(made) == 3 * len(verbs)
+    assert "hw.ns.engine.w.2.generate" in made
+
+
+def test_snapshots_sort_by_position() -> None:
+    """The newest snapshot is the last name."""
+    positions = [0, 1, 9, 10, 99, 12_345_678_901, 2**63 - 1]
+    made = [subjects.snapshot_name("p", position) for position in positions]
+    assert made == sorted(made)
+    assert [int(name.rsplit("/", 1)[1]) for name in made] == positions
+    assert all(name.startswith(subjects.snapshot_prefix("p")) for name in made)
+
+
+def test_service_subjects_are_those_that_the_stock_tool_asks() -> None:
+    """The protocol spells them $SRV.<verb>[.<name>[.<id>]]."""
+    assert subjects.service("PING") == "$SRV.PING"
+    assert subjects.service("INFO", "headwater-router") == "$SRV.INFO.headwater-router"
+    assert subjects.service("STATS", "headwater-router", "r1") == "$SRV.STATS.headwater-router.r1"
+
+
+@given(st.text(max_size=100), st.integers(1, 65_536))
+def test_any_text_can_be_made_a_name(text: str, block_size: int) -> None:
+    """Model paths and host names of whatever spelling give valid tokens, always the same."""
+    assert VALID.fullmatch(slug(text))
+    assert slug(slug(text)) == slug(text)
+    assert VALID.fullmatch(pool_name(text, block_size))
+    assert pool_name(text, block_size).endswith(f"-b{block_size}")
+
+
+def test_a_pool_is_one_model_and_one_block_size() -> None:
+    """Blocks of another size are not interchangeable, so they are another pool."""
+    assert pool_name("meta-llama/Llama-3.1-8B", 16) == "meta-llama-llama-3-1-8b-b16"
+    assert pool_name("m", 16) != pool_name("m", 32)
+    assert pool_name("a", 16) != pool_name("b", 16)

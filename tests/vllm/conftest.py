@@ -1,0 +1,21 @@
+"""One fleet with vLLM for all tests that need no flags or files of their own."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.support import tiny_model
+from tests.support.fleet import FleetProcess, fleet
+
+MODEL = "tiny"
+FLAGS = ("--served-model-name", MODEL, "--max-model-len", "2048", "--kv-cache-mib", "256")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """Two vLLM workers with the tiny model. A test that kills one waits until it is back."""
+    model = str(tiny_model.ensure())
+    flags = ("--engine", "vllm", "--model", model, *FLAGS, "--client-policies", "kv,direct")
+    async with fleet(tmp_path_factory.mktemp("vllm"), *flags, ready_s=240, vllm=True) as made:
+        yield made

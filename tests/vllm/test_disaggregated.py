@@ -1,0 +1,233 @@
+"""Prefill and decode apart with real vLLM and real NIXL: the same tokens as together, whatever is killed or cancelled."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+
+from headwater.schemas import subjects
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.handoff import Handoff
+from headwater.schemas.messages.inference import (
+    Accepted,
+    GenerateReply,
+    GenerateRequest,
+    Refused,
+    Sampling,
+    TokenFrame,
+)
+from tests.support import tiny_model
+from tests.support.fleet import FleetProcess, fleet
+
+pytestmark = [
+    pytest.mark.vllm,
+    # With all of vLLM's: two fleets of it at once starve each other on two cores.
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(420),
+]
+
+PROMPTS = 200
+AT_ONCE = 12
+RETRIES_MAX = 5
+ANSWER_TOKENS = 12
+COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024", "--kv-cache-mib", "128")
+APART = (
+    "--prefill-workers",
+    "1",
+    "--decode-workers",
+    "1",
+    "--disaggregate",
+    "always",
+    "--local-prefill-tokens",
+    "31",
+)
+
+
+def prompt(number: int) -> list[int]:
+    """40 to 120 random tokens; every fourth one begins like another."""
+    draw = random.Random(number // 4 * 4 if number % 4 == 0 else number)
+    tokens = [draw.randrange(3, 49_000) for _ in range(40 + number % 80)]
+    return tokens + [draw.randrange(3, 49_000) for _ in range(number % 4)]
+
+
+def body(number: int, tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
+    """A request at temperature 0 whose answer shows as token ids' texts."""
+    return {
+        "model": "tiny",
+        "prompt": prompt(number),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
+
+
+async def answer(client: httpx.AsyncClient, number: int, tokens: int = ANSWER_TOKENS) -> tuple[str, ...]:
+    """The tokens of one answer. Told to come back later (503), it does; any other error is raised."""
+    for _ in range(RETRIES_MAX):
+        reply = await client.post("/v1/completions", json=body(number, tokens))
+        if reply.status_code == 503 and "retry-after" in reply.headers:
+            await asyncio.sleep(float(reply.headers["retry-after"]))
+            continue
+        if reply.status_code != 200:
+            raise RuntimeError(f"{reply.status_code}: {reply.text}")
+        return tuple(reply.json()["choices"][0]["logprobs"]["tokens"])
+    raise RuntimeError(f"refused {RETRIES_MAX} times: {reply.text}")
+
+
+async def answers(up: FleetProcess, count: int = PROMPTS) -> list[tuple[str, ...]]:
+    """All prompts, some at once."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(client: httpx.AsyncClient, number: int) -> tuple[str, ...]:
+        async with gate:
+            return await answer(client, number)
+
+    async with up.client() as client:
+        return await asyncio.gather(*(one(client, number) for number in range(count)))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def together(up: FleetProcess) -> list[tuple[str, ...]]:
+    """What workers that do everything answer."""
+    return await answers(up)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def apart(
+    together: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[FleetProcess]:
+    """One prefill and one decode worker. After `together`: NIXL's threads never rest, and there are two cores."""
+    flags = ("--engine", "vllm", "--model", str(tiny_model.ensure()), *APART, *COMMON)
+    async with fleet(tmp_path_factory.mktemp("apart"), *flags, ready_s=200, vllm=True) as made:
+        yield made
+
+
+async def handed_over(up: FleetProcess) -> int:
+    """Decode legs in the fleet's log."""
+    code, output = await up.command("log", "--requests")
+    assert code == 0, output
+    [line] = [line for line in output.splitlines() if "RequestPrefilled" in line] or ["RequestPrefilled 0"]
+    return int(next(word for word in line.split() if word.isdigit()))
+
+
+async def test_two_hundred_prompts_have_the_same_tokens(
+    apart: FleetProcess, together: list[tuple[str, ...]]
+) -> None:
+    """Byte for byte; no two are alike, and the beginning of a prompt matters, so another's KV would show."""
+    assert len(set(together)) == PROMPTS
+    assert all(len(one) == ANSWER_TOKENS for one in together)
+    assert await answers(apart) == together
+    assert await handed_over(apart) >= PROMPTS * 0.8
+
+
+async def test_tokens_are_the_same_under_kills_and_cancels(
+    apart: FleetProcess, together: list[tuple[str, ...]]
+) -> None:
+    """Both workers and the router are killed under load while every tenth client leaves."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    done = 0
+
+    async def one(client: httpx.AsyncClient, number: int) -> tuple[str, ...] | None:
+        nonlocal done
+        async with gate:
+            if number % 10 == 9:
+                async with client.stream(
+                    "POST", "/v1/completions", json=body(number, 200) | {"stream": True}
+                ) as got:
+                    async for _ in got.aiter_lines():
+                        break
+                done += 1
+                return None
+            found = await answer(client, number)
+            done += 1
+            return found
+
+    async def kill() -> None:
+        for after, what in ((20, "prefill-0"), (60, "decode-0"), (100, " router "), (130, "prefill-0")):
+            while done < after:
+                await asyncio.sleep(0.01)
+            if what.endswith("-0"):
+                await apart.kill_worker(what)
+            else:
+                apart.kill(what)
+
+    killing = asyncio.ensure_future(kill())
+    async with apart.client() as client:
+        found = await asyncio.gather(
+            *(one(client, number) for number in range(PROMPTS)), return_exceptions=True
+        )
+    await killing
+    wrong = [(number, one) for number, one in enumerate(found) if one is not None and one != together[number]]
+    errors = [one for _, one in wrong if isinstance(one, BaseException)]
+    assert wrong == [], f"{len(errors)} errors"
+    assert await answers(apart, 20) == together[:20]
+
+
+async def test_a_replayed_handoff_is_refused(apart: FleetProcess) -> None:
+    """The KV of a prompt is given to one decode leg. A second one, and one with another prompt, get none of it."""
+    import nats
+
+    stats = await apart.until(
+        "both workers", lambda stats: {"prefill-0", "decode-0"} <= {s["id"] for s in stats if s.get("epoch")}
+    )
+    epochs = {s["id"]: s["epoch"] for s in stats if "epoch" in s}
+    client = await nats.connect(apart.nats)
+    encode = msgspec.msgpack.encode
+    decoder: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
+    try:
+        frames = await client.subscribe(subjects.edge_frames("default", "test"))
+
+        async def give(worker: str, request: GenerateRequest) -> Accepted | Refused:
+            subject = subjects.engine("default", worker, epochs[worker], "generate")
+            reply = await client.request(subject, encode(request), timeout=30)
+            return decoder.decode(reply.data)
+
+        def leg(name: str, number: int, **more: Any) -> GenerateRequest:
+            sampling = Sampling(4, temperature=0.0, ignore_eos=True)
+            return GenerateRequest(
+                name, "test", hash(name) % 1000, pack_tokens(prompt(number)), sampling, **more
+            )
+
+        assert await give("prefill-0", leg("p", 900, leg="prefill")) == Accepted()
+        handoff: Handoff | None = None
+        while handoff is None:
+            message = await frames.next_msg(timeout=20)
+            [entry] = msgspec.msgpack.decode(message.data, type=TokenFrame).entries
+            assert entry.tokens == ()
+            handoff = entry.handoff
+        other = await give("decode-0", leg("d0", 901, leg="decode", handoff=handoff))
+        assert isinstance(other, Refused)
+        assert (other.retryable, other.spent, "other prompt" in other.reason) == (True, True, True)
+        assert await give("decode-0", leg("d1", 900, leg="decode", handoff=handoff)) == Accepted()
+        again = await give("decode-0", leg("d2", 900, leg="decode", handoff=handoff))
+        assert isinstance(again, Refused)
+        assert (again.retryable, again.spent, "consumed" in again.reason) == (True, True, True)
+    finally:
+        await client.close()
+
+
+async def test_fields_of_a_client_never_reach_the_handoff(
+    apart: FleetProcess, together: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """Whatever a client says of transfers is dropped."""
+    async with apart.client() as client:
+        poison = {"do_remote_prefill": True, "remote_engine_id": "x", "remote_block_ids": [[0, 1]]}
+        reply = await client.post(
+            "/v1/completions",
+            json=body(7)
+            | {
+                "kv_transfer_params": poison,
+                "vllm_xargs": {"kv_transfer_params": poison},
+                "extra_args": {"kv_transfer_params": poison},
+            },
+        )
+    assert reply.status_code == 200, reply.text
+    assert tuple(reply.json()["choices"][0]["logprobs"]["tokens"]) == together[7]

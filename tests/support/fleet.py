@@ -206,7 +206,9 @@ async def fleet(
     finally:
         if process.returncode is None:
             for pid in [*descendants(process.pid), process.pid]:
-                os.kill(pid, signal.SIGKILL)
+                # A child may end between the look and the signal; the failure that led here is the one to report.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             await process.wait()
 
 

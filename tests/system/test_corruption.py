@@ -131,7 +131,8 @@ class Damage:
         assert time.monotonic() - began < RESYNC_S_MAX
         assert await answers(up) == self.expected
         await up.until("the same blocks, and nobody in doubt", self._whole)
-        lines = up.log.read_bytes()[mark:].splitlines()
+        # The last line may still be being written.
+        lines = up.log.read_bytes()[mark:].rpartition(b"\n")[0].splitlines()
         self.told = [msgspec.json.decode(line) for line in lines if line.startswith(b"{")]
 
     def _whole(self, stats: list[dict[str, Any]]) -> bool:

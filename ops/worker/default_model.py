@@ -34,7 +34,7 @@ def ensure() -> Path:
     if not (folder / "model.safetensors").is_file():
         print(f"converting {NAME} (once, about a minute) into {folder} …", flush=True)
         # A process of its own: what the conversion imports and allocates is gone afterwards.
-        done = subprocess.run([sys.executable, "-m", "headwater.ops.fleet.default_model"], check=False)
+        done = subprocess.run([sys.executable, "-m", __name__], check=False)
         if done.returncode:
             raise EngineUnavailable("the default model could not be made; give --model a folder instead")
     return folder

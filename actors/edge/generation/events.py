@@ -1,0 +1,95 @@
+"""What generation produces, whatever the API: typed events while it runs, and a result at its end.
+
+For each choice, in order: any number of deltas, then one `ChoiceEnd`. `headwater.actors.edge.parsing.events` has the
+deltas that parsers find in text: text, reasoning, tool calls.
+"""
+
+from typing import Literal, NamedTuple
+
+from headwater.schemas.messages.inference import TokenLogprob
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class TokenDetail(NamedTuple):
+    """Tokens behind a delta, for clients that asked for ids or log probabilities (empty if those were not asked for)."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class PromptDetail(NamedTuple):
+    """The prompt, for clients that asked for it: its text (echo), token ids and log probabilities.
+
+    The first token of a prompt has no log probability: its entry is None.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+
+
+class Usage(NamedTuple):
+    """Token counts of a request, over all its choices.
+
+    `cached_tokens` of the prompt were read from an engine's KV cache, `cache_write_tokens` were computed and stored
+    there. `reasoning_tokens` are part of `completion_tokens`. None: not disclosed to this client.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = 0
+    cache_write_tokens: int | None = 0
+    reasoning_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class GenerationStart(NamedTuple):
+    """The first event. `id` is Headwater's id of the request, without an API's prefix; `created_s` since the epoch."""
+
+    id: str
+    model: str
+    created_s: int
+    usage: Usage
+    """The prompt's part is known."""
+
+
+class ChoiceEnd(NamedTuple):
+    """Why a choice ended. `stop` is the stop string that ended it, `stop_token` a token that did, if the client named it."""
+
+    reason: FinishReason
+    stop: str = ""
+    stop_token: int | None = None
+
+
+class FinishedCall(NamedTuple):
+    """A tool call of the model. `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChoiceResult(NamedTuple):
+    """One whole choice."""
+
+    index: int
+    prompt_index: int
+    text: str
+    reasoning: str
+    calls: tuple[FinishedCall, ...]
+    end: ChoiceEnd
+    detail: TokenDetail
+    prompt: PromptDetail
+
+
+class GenerationResult(NamedTuple):
+    """The whole answer."""
+
+    start: GenerationStart
+    choices: tuple[ChoiceResult, ...]
+    usage: Usage

@@ -1,0 +1,188 @@
+"""The internal form of a request to generate. Each API translates its own fields into it; nothing behind it knows an API.
+
+OpenAI chat  ─┐
+Completions  ─┤
+Responses    ─┼─▶ GenerationRequest ─▶ prompts, sampling, parser ─▶ engines
+Anthropic    ─┘
+"""
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from headwater.schemas.messages.inference import Guide
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+MediaKind = Literal["image", "audio", "video", "file"]
+ToolMode = Literal["auto", "none", "required", "named"]
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class MediaPart(msgspec.Struct, frozen=True):
+    """An image, audio, video or file in a message, validated but not fetched.
+
+    Either `url` (https: or data:), or base64 `data` with its `media_type`, or the `file_id` of an upload. `detail` is
+    OpenAI's hint for images, `format` its name of the audio encoding. `param` names the part in error messages.
+    """
+
+    kind: MediaKind
+    param: str
+    url: str = ""
+    data: str = ""
+    media_type: str = ""
+    file_id: str = ""
+    format: str = ""
+    detail: str = ""
+
+
+Part = TextPart | MediaPart
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model made in an earlier turn. `arguments` is JSON text as the client sent it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn. `reasoning` is what the model thought before an assistant's content; `call_id` belongs to role tool."""
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    name: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    reasoning: str = ""
+
+    def text(self) -> str:
+        """All text parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call. `parameters` is a JSON schema; `strict`: arguments must conform to it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """auto: the model decides; required: at least one call; named: exactly the function `name`. `parallel`: several calls."""
+
+    mode: ToolMode = "auto"
+    name: str = ""
+    parallel: bool = True
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """What the client says about thinking; None leaves it to the model's template.
+
+    `effort` is OpenAI's word (none, minimal, low, medium, high, xhigh, max), `enabled` the template's switch,
+    `budget` the most tokens of thinking.
+    """
+
+    effort: str | None = None
+    enabled: bool | None = None
+    budget: int | None = None
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling as requested, ranges already checked. None takes the model's default, then the engine's.
+
+    `logprobs` counts the alternatives per token of the answer (0: the chosen one only), `prompt_logprobs` those of
+    the prompt; None for no log probabilities.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processors: Any = None
+    """Logits processors by name with their arguments, as the client sent them."""
+
+
+class Hints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a body says about routing; headers say more (`headwater.actors.edge.request.routing_hints`)."""
+
+    user: str | None = None
+    session: str | None = None
+    """OpenAI's prompt_cache_key: requests with the same one should meet the same cache."""
+    priority: int | None = None
+    cache_salt: str = ""
+
+
+class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How messages or texts become tokens.
+
+    `truncate_tokens`: keep at most so many of the prompt's last tokens, None for all. `continue_final`: the answer
+    continues the last message. `variables` are further ones for the chat template.
+    """
+
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    truncate_tokens: int | None = None
+    variables: dict[str, Any] = {}
+
+
+DEFAULT_PROMPT_OPTIONS: Final = PromptOptions()
+DEFAULT_SAMPLING: Final = SamplingFields()
+DEFAULT_REASONING: Final = Reasoning()
+DEFAULT_TOOL_CHOICE: Final = ToolChoice()
+NO_HINTS: Final = Hints()
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, whichever API it came through. Has `messages` for chat, else `prompts` (texts or lists of token ids).
+
+    `max_tokens` None: as many as the context allows. `choices` are returned of `best_of` generated per prompt.
+    `guide` constrains the answer and `guide_param` names the field that asked for it. `param` names, in errors, the
+    field that holds the prompt. `raw_answer`: no tool calls or reasoning are parsed.
+    """
+
+    model: str
+    param: str
+    messages: tuple[Message, ...] = ()
+    prompts: tuple[str | list[int], ...] = ()
+    suffix: str = ""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = DEFAULT_TOOL_CHOICE
+    reasoning: Reasoning = DEFAULT_REASONING
+    prompt_options: PromptOptions = DEFAULT_PROMPT_OPTIONS
+    sampling: SamplingFields = DEFAULT_SAMPLING
+    max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
+    choices: int = 1
+    best_of: int = 1
+    stops: tuple[str, ...] = ()
+    guide: Guide | None = None
+    guide_param: str = ""
+    stream: bool = False
+    echo: bool = False
+    return_token_ids: bool = False
+    include_stop: bool = False
+    """The stop string is part of the answer."""
+    skip_special_tokens: bool = True
+    raw_answer: bool = False
+    hints: Hints = NO_HINTS

@@ -8,7 +8,7 @@ from headwater.actors.edge.generation.events import (
     GenerationStart,
     PromptDetail,
     TokenDetail,
-    Usage,
+    TokenUsage,
 )
 from headwater.actors.edge.parsing.events import OutputEvent
 from headwater.actors.http.errors import ApiError
@@ -36,8 +36,8 @@ class ResponseEncoder(Protocol):
         """Reasoning, or a piece of a tool call. Every `ToolCallStart` has its id."""
         ...
 
-    def progress(self, usage: Usage) -> bytes:
-        """Usage so far: called after each delta if `wants_progress`."""
+    def progress(self, usage: TokenUsage) -> bytes:
+        """TokenUsage so far: called after each delta if `wants_progress`."""
         ...
 
     @property

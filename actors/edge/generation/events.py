@@ -29,7 +29,7 @@ class PromptDetail(NamedTuple):
     logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
-class Usage(NamedTuple):
+class TokenUsage(NamedTuple):
     """Token counts of a request, over all its choices.
 
     `cached_tokens` of the prompt were read from an engine's KV cache, `cache_write_tokens` were computed and stored
@@ -54,7 +54,7 @@ class GenerationStart(NamedTuple):
     id: str
     model: str
     created_s: int
-    usage: Usage
+    usage: TokenUsage
     """The prompt's part is known."""
 
 
@@ -77,7 +77,7 @@ class FinishedCall(NamedTuple):
 class ChoiceResult(NamedTuple):
     """One whole choice."""
 
-    index: int
+    number: int
     prompt_index: int
     text: str
     reasoning: str
@@ -92,4 +92,4 @@ class GenerationResult(NamedTuple):
 
     start: GenerationStart
     choices: tuple[ChoiceResult, ...]
-    usage: Usage
+    usage: TokenUsage

@@ -51,8 +51,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn. `reasoning` is what the model thought before an assistant's content; `call_id` belongs to role tool."""
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a conversation. `reasoning` is what the model thought before an assistant's content; `call_id` belongs to role tool."""
 
     role: Role
     parts: tuple[Part, ...] = ()
@@ -163,7 +163,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     param: str
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Turn, ...] = ()
     prompts: tuple[str | list[int], ...] = ()
     suffix: str = ""
     tools: tuple[Tool, ...] = ()

@@ -16,9 +16,9 @@ class ReasoningDelta(NamedTuple):
 
 
 class ToolCallStart(NamedTuple):
-    """A tool call begins. Calls count from 0; `id` is empty unless the model writes ids of its own."""
+    """A tool call begins. `call` counts from 0; `id` is empty unless the model writes ids of its own."""
 
-    index: int
+    call: int
     name: str
     id: str = ""
 
@@ -26,14 +26,14 @@ class ToolCallStart(NamedTuple):
 class ToolArgumentsDelta(NamedTuple):
     """A piece of a call's arguments as JSON text. The pieces of a whole call concatenate to a JSON object."""
 
-    index: int
+    call: int
     text: str
 
 
 class ToolCallEnd(NamedTuple):
     """The call has all its arguments."""
 
-    index: int
+    call: int
 
 
 OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta | ToolCallEnd

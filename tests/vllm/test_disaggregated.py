@@ -127,7 +127,7 @@ async def handed_over(up: FleetProcess) -> int:
     return int(next(word for word in line.split() if word.isdigit()))
 
 
-def test_two_hundred_prompts_have_the_same_tokens(
+async def test_two_hundred_prompts_have_the_same_tokens(
     first: tuple[list[tuple[str, ...]], int], together: list[tuple[str, ...]]
 ) -> None:
     """Byte for byte; no two are alike, and the beginning of a prompt matters, so another's KV would show."""

@@ -9,6 +9,8 @@ import prometheus_client
 import structlog
 
 from headwater.actors import metrics
+from headwater.actors.edge.access.control import AccessControl
+from headwater.actors.edge.access.models import permitted_model, permitted_models
 from headwater.actors.edge.api.completions import Completions
 from headwater.actors.edge.api.context import Call, Serving, trace_of
 from headwater.actors.edge.api.pooling import PoolingApi
@@ -52,11 +54,13 @@ class App:
         *,
         special_tokens_in_text: bool = False,
         persistence: Persistence | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._workers = workers
         self.bodies = Bodies(bodies)
         self._models = models
         self._persistence = persistence
+        self._access = access or AccessControl()
         self._owner = owner
         serving = Serving(
             workers,
@@ -101,18 +105,21 @@ class App:
             self.active -= 1
 
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
+        principal = await self._access.admit(scope)
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
             async with self.bodies.read(scope, receive) as body:
                 await check_shape(body)
-                await post(Call(body, trace_of(scope), receive, send, scope["headers"]))
+                await post(Call(body, trace_of(scope), receive, send, scope["headers"], principal))
         elif path == "/v1/models":
             _only("GET", method)
-            await self._answer(send, {"object": "list", "data": [model_entry(m) for m in self._models.all()]})
+            models = permitted_models(self._models, principal)
+            await self._answer(send, {"object": "list", "data": [model_entry(model) for model in models]})
         elif path.startswith("/v1/models/"):
             _only("GET", method)
-            await self._answer(send, model_entry(self._models.get(path.removeprefix("/v1/models/"))))
+            model = permitted_model(self._models, principal, path.removeprefix("/v1/models/"))
+            await self._answer(send, model_entry(model))
         elif path == "/live":
             await self._answer(send, {"status": "live"})
         elif path == "/health":

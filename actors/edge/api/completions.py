@@ -41,7 +41,7 @@ class Completions:
         """POST /v1/chat/completions."""
         request = openai_types.decode_chat(call.body)
         self._serving.fields.check(request, request.logits_processors)
-        model = self._serving.models.get(request.model)
+        model = self._serving.model(request.model, call.principal)
         _require_generation(model.card)
         if model.template is None:
             raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
@@ -66,7 +66,7 @@ class Completions:
         """POST /v1/completions."""
         request = openai_types.decode_completion(call.body)
         self._serving.fields.check(request, request.logits_processors)
-        model = self._serving.models.get(request.model)
+        model = self._serving.model(request.model, call.principal)
         _require_generation(model.card)
         entries = request.prompts()
         if len(entries) * (request.n or 1) > PROMPTS_MAX:
@@ -92,7 +92,7 @@ class Completions:
         serving = self._serving
         serving.require_open()
         hints = parse_routing_headers(
-            call.headers, serving.limits, user=request.user, priority=request.priority
+            call.headers, serving.limits, call.principal, user=request.user, priority=request.priority
         )
         name = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + serving.workers.world.ids()
         choices = request.n or 1

@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from headwater.actors.edge.access.models import permitted_model
+from headwater.actors.edge.access.principal import ANONYMOUS, Principal
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.fields import FieldChecker
@@ -20,13 +22,14 @@ _TRACEPARENT = re.compile(
 
 
 class Call(NamedTuple):
-    """One POST: its body, its W3C trace id, its ASGI channels and its headers."""
+    """One POST: its body, its W3C trace id, its ASGI channels, its headers and its sender."""
 
     body: bytes
     trace: str
     receive: Receive
     send: Send
     headers: Headers
+    principal: Principal = ANONYMOUS
 
 
 class Serving(NamedTuple):
@@ -43,6 +46,10 @@ class Serving(NamedTuple):
     fields: FieldChecker
     limits: ClientLimits = ClientLimits()
     special_tokens_in_text: bool = False
+
+    def model(self, name: str, principal: Principal) -> Model:
+        """The model that a request names. Raises `ApiError` 403 and 404."""
+        return permitted_model(self.models, principal, name)
 
     def record(
         self, request: str, model: Model, endpoint: str, trace: str, *, answers: int = 0

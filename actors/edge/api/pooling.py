@@ -46,7 +46,7 @@ class PoolingApi:
         """POST /v1/embeddings."""
         request = decode_embedding(call.body)
         self._serving.fields.check(request)
-        model = self._serving.models.get(request.model)
+        model = self._serving.model(request.model, call.principal)
         task = _pooling_task(model.card, "embed")
         special = request.add_special_tokens is not False
         prompts = await _tokens(model, request.inputs(), "input", special=special)
@@ -68,7 +68,7 @@ class PoolingApi:
         """POST /v1/classify: the probability of each class; classes have the default names of Hugging Face."""
         request = decode_classify(call.body)
         self._serving.fields.check(request)
-        model = self._serving.models.get(request.model)
+        model = self._serving.model(request.model, call.principal)
         task = _pooling_task(model.card, "classify")
         special = request.add_special_tokens is not False
         prompts = await _tokens(model, entries(request.input, "input"), "input", special=special)
@@ -84,7 +84,7 @@ class PoolingApi:
         """POST /v1/score: the similarity of the texts of each pair."""
         request = decode_score(call.body)
         self._serving.fields.check(request)
-        model = self._serving.models.get(request.model)
+        model = self._serving.model(request.model, call.principal)
         hints = self._hints(call, request)
         job, scores = await self._scores("score", model, request.pairs(), call, hints)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
@@ -94,7 +94,7 @@ class PoolingApi:
         """POST /v1/rerank: the documents, best first."""
         request = decode_rerank(call.body)
         self._serving.fields.check(request)
-        model = self._serving.models.get(request.model)
+        model = self._serving.model(request.model, call.principal)
         texts = request.texts()
         pairs = [(request.query, text) for text in texts]
         job, scores = await self._scores("rerank", model, pairs, call, self._hints(call, request))
@@ -179,7 +179,9 @@ class PoolingApi:
 
     def _hints(self, call: Call, request: PoolingCommon) -> RoutingHints:
         limits = self._serving.limits
-        return parse_routing_headers(call.headers, limits, user=request.user, priority=request.priority)
+        return parse_routing_headers(
+            call.headers, limits, call.principal, user=request.user, priority=request.priority
+        )
 
     def _name(self, prefix: str) -> str:
         return f"{prefix}-{self._serving.workers.world.ids()}"

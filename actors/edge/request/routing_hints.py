@@ -11,7 +11,9 @@
     x-headwater-deadline-ms              milliseconds for the first token; the request is refused if that cannot be met
     priority (a field of the body)       lower is served first; passed to the engine too, if it supports priorities
 
-The edge does not check API keys. To keep clients from choosing a tenant, a tier or a policy, set these headers in a gateway.
+With authentication, the tenant is that of the credential: x-headwater-tenant may repeat it and not differ from it. The
+tier, the worker, tolerations, the policy, its temperature and the priority each require a scope, and sessions of different
+tenants are different sessions. Without authentication any client may send any of these; a gateway can remove them.
 """
 
 import math
@@ -21,6 +23,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headwater.actors.edge.access.principal import ANONYMOUS, Principal
+from headwater.actors.edge.access.refusals import forbidden
 from headwater.actors.edge.request.settings import ClientLimits
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.errors import bad_request
@@ -34,6 +38,7 @@ from headwater.schemas.constraints import (
 )
 from headwater.schemas.events.route import RouteQuery
 from headwater.schemas.names import InvalidName, token
+from headwater.schemas.tables.api_key import Permission
 
 DIRECT: Final = "direct"
 """The policy of requests that name their worker."""
@@ -84,11 +89,25 @@ def _override(hinted: Constraints, own: Constraints) -> Constraints:
 
 
 def parse_routing_headers(
-    headers: Headers, limits: ClientLimits, *, user: str | None = None, priority: int | None = None
+    headers: Headers,
+    limits: ClientLimits,
+    principal: Principal = ANONYMOUS,
+    *,
+    user: str | None = None,
+    priority: int | None = None,
 ) -> RoutingHints:
-    """The hints in a request's headers and fields. Raises `ApiError` 400 that names the header at fault."""
+    """The hints in a request's headers and fields.
+
+    Raises `ApiError` that names the header at fault: 400, and 403 where its sender may not choose.
+    """
     given = _HeaderReader(headers)
+    if principal.authenticated:
+        _require_scopes(given, principal, priority)
     session = given.text("x-headwater-session") or given.text("x-session-id")
+    if not session and user:
+        session = _digest("user", user.encode())
+    if session and principal.authenticated:
+        session = _digest("session", f"{principal.tenant} {session}".encode())
     return RoutingHints(
         Constraints(
             pinned=_worker(given, limits),
@@ -98,14 +117,37 @@ def parse_routing_headers(
         Preferences(
             policy=given.one_of("x-headwater-policy", limits.policies),
             temperature=given.number("x-headwater-router-temperature", limits.temperature_max),
-            session=session or (_digest("user", user.encode()) if user else ""),
+            session=session,
         ),
         FlowControl(
             priority=priority or 0,
-            tenant=given.text("x-headwater-tenant") or _tenant_by_key(given),
+            tenant=principal.tenant or given.text("x-headwater-tenant") or _tenant_by_key(given),
             deadline_ms=given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX),
         ),
     )
+
+
+SCOPES: Final[tuple[tuple[str, Permission], ...]] = (
+    ("x-headwater-tier", "tier"),
+    ("x-headwater-worker", "worker"),
+    ("x-headwater-tolerates", "toleration"),
+    ("x-headwater-policy", "policy"),
+    ("x-headwater-router-temperature", "policy"),
+)
+"""Headers that override a decision of the router, and the scope that each requires."""
+
+
+def _require_scopes(given: "_HeaderReader", principal: Principal, priority: int | None) -> None:
+    for header, permission in SCOPES:
+        if given.has(header):
+            principal.require(permission, header)
+    if priority:
+        principal.require("priority", "priority")
+    if given.has("x-headwater-tenant") and given.text("x-headwater-tenant") != principal.tenant:
+        raise forbidden(
+            "x-headwater-tenant is not the tenant of this key. The tenant comes from the key; leave the header out.",
+            param="x-headwater-tenant",
+        )
 
 
 def _worker(given: "_HeaderReader", limits: ClientLimits) -> str:
@@ -128,6 +170,9 @@ class _HeaderReader:
 
     def raw(self, name: str) -> bytes:
         return self._raw.get(name.encode(), b"")
+
+    def has(self, name: str) -> bool:
+        return name.encode() in self._raw
 
     def text(self, name: str) -> str:
         raw = self._raw.get(name.encode())

@@ -14,8 +14,7 @@ from nats.aio.client import Client
 
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
-from tests.support import tiny_model
-from tests.support.nats import NatsServer
+from tests.support.engines import tiny_model
 from tests.support.ports.buses import BusCase, memory_bus, nats_bus
 from tests.support.ports.engines import (
     EngineCase,
@@ -29,6 +28,7 @@ from tests.support.ports.engines import (
 )
 from tests.support.ports.guarded import Guarded, guarded_server
 from tests.support.ports.logs import LogCase, jetstream_case, memory_case
+from tests.support.servers.nats import NatsServer
 
 _numbers = count(1)
 

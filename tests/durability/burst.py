@@ -26,7 +26,7 @@ from headwater.schemas.clock import SystemClock
 from tests.durability.history import LogContent, Violation
 from tests.durability.report import Report, command
 from tests.durability.workload import NS, POOL
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
 
 ROOT = Path(__file__).parents[2]
 WHOLE_BYTES = 1024**3

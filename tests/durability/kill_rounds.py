@@ -18,8 +18,8 @@ from headwater.events.jetstream.streams.ensure import ensure_pool
 from tests.durability.history import Violation, check
 from tests.durability.report import Report, command
 from tests.durability.workload import NS, POOL, STREAM, Client, Follower, read_content, settle, until
-from tests.support.nats import NatsServer
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats import NatsServer
 
 WRITERS = 4
 SETTLE_S = 60.0

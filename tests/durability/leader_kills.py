@@ -27,8 +27,8 @@ from tests.durability.workload import (
     read_content,
     settle,
 )
-from tests.support.nats_cluster import NatsCluster
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats_cluster import NatsCluster
 
 WRITERS = 4
 DOWN_S = 2.0

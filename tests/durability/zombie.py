@@ -24,7 +24,7 @@ from headwater.schemas import subjects
 from tests.durability.report import Report, command
 from tests.durability.worker_pair import POOL, Wire, WorkerPair, ask_for_ever
 from tests.durability.workload import NS, read_content
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
 
 LEASES = 3
 START_S = 120.0

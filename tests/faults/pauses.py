@@ -17,8 +17,8 @@ import httpx
 
 from tests.faults.answers import PACE, client_of, settle, start, succeeds, under_way, unserved
 from tests.faults.report import Report, Violation, command
-from tests.support.fleet import FleetProcess, fleet
-from tests.support.processes import until_healthy
+from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.restarted import until_healthy
 
 STALLED_S_MAX = 30.0
 BEYOND_S = 4.0

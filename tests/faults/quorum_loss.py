@@ -22,9 +22,9 @@ from headwater.events.jetstream.streams.ensure import stream_names
 from headwater.schemas import subjects
 from tests.faults.answers import PACE, Answer, client_of, settle, start, succeeds, under_way, unserved
 from tests.faults.report import Report, Violation, command
-from tests.support.fleet import FleetProcess, fleet
-from tests.support.nats import NatsServer
-from tests.support.nats_cluster import READY_S, NatsCluster
+from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats_cluster import READY_S, NatsCluster
 
 Meanwhile = Literal["nothing", "a worker joins", "a router restarts", "a hand-off is open"]
 

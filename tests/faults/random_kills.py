@@ -20,8 +20,8 @@ import httpx
 
 from tests.faults.answers import PACE, Answer, client_of, succeeds
 from tests.faults.report import Report, Violation, command
-from tests.support.fleet import FleetProcess, command_line, fleet
-from tests.support.processes import kept_edge, kept_router, until_healthy, until_ready
+from tests.support.processes.fleet import FleetProcess, command_line, fleet
+from tests.support.processes.restarted import kept_edge, kept_router, until_healthy, until_ready
 
 AGAIN = 0.2
 """Probability that the next process killed is the one killed last: its next life may not be ready yet."""

@@ -17,8 +17,7 @@ import httpx
 
 from tests.faults.answers import PACE, Answer, client_of, expected, request_body, settle, start, under_way
 from tests.faults.report import Report, Violation, command
-from tests.support.nats import NatsServer
-from tests.support.processes import (
+from tests.support.processes.restarted import (
     KeptProcess,
     kept_edge,
     kept_router,
@@ -26,6 +25,7 @@ from tests.support.processes import (
     until_healthy,
     until_ready,
 )
+from tests.support.servers.nats import NatsServer
 
 EDGES, ROUTERS, WORKERS = 2, 2, 2
 READY = {"edge": EDGES, "router": ROUTERS, "worker": WORKERS}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import model_folder, tiny_model
-from tests.support.commands import Ended, ended
+from tests.support.engines import model_folder, tiny_model
+from tests.support.processes.commands import Ended, ended
 
 FREE = ("--port", "0", "--nats-port", "0")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headwater.ops.process.sockets import free_range
-from tests.support.commands import Ended, ended, launched
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.processes.commands import Ended, ended, launched
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes]
 

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from headwater.engines.sim.model import TEMPLATE, tokenizer
-from tests.support import prompts
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.clients import prompts
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
     pytest.mark.processes,

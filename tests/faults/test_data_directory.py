@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Ended, ended, launched
-from tests.support.disk import disk
-from tests.support.fleet import fleet, stream_text
-from tests.support.traffic import answer
+from tests.support.clients.traffic import answer
+from tests.support.processes.commands import Ended, ended, launched
+from tests.support.processes.fleet import fleet, stream_text
+from tests.support.servers.disk import disk
 
 pytestmark = [pytest.mark.processes]
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disk import disk
-from tests.support.fleet import FleetProcess, fleet
-from tests.support.nats import NatsServer
-from tests.support.traffic import (
+from tests.support.clients.traffic import (
     Traffic,
     recorded,
     stalled_s,
@@ -18,6 +15,9 @@ from tests.support.traffic import (
     until_async,
     until_health,
 )
+from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.servers.disk import disk
+from tests.support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.processes]
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from tests.support import raw_http
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.clients import raw_http
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
     pytest.mark.processes,

@@ -7,8 +7,8 @@ import pytest
 
 from headwater.actors.runtime.lease import RENEW_S, TTL_S
 from tests.faults.answers import Answer, client_of, settle, succeeds, under_way
-from tests.support.fleet import fleet
-from tests.support.processes import kept_edge, until_healthy
+from tests.support.processes.fleet import fleet
+from tests.support.processes.restarted import kept_edge, until_healthy
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -12,7 +12,7 @@ from headwater.events.jetstream.api import api
 from headwater.schemas import subjects
 from headwater.schemas.tables.lease import Lease
 from tests.faults.answers import client_of, settle, start, succeeds, under_way, unserved
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

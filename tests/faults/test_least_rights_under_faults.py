@@ -10,9 +10,9 @@ import pytest
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.server import free_port
-from tests.support.fleet import FleetProcess, fleet
-from tests.support.nats import NatsServer
-from tests.support.traffic import answer, until_async, until_health
+from tests.support.clients.traffic import answer, until_async, until_health
+from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.soak, pytest.mark.processes]
 

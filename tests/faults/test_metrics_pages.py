@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.ops.process.sockets import free_range
-from tests.support.commands import ended
-from tests.support.fleet import fleet
+from tests.support.processes.commands import ended
+from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.processes]
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.fleet import FleetProcess, fleet
-from tests.support.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused
+from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 

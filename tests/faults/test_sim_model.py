@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import model_folder
-from tests.support.commands import ended
-from tests.support.fleet import fleet, stream_text
+from tests.support.engines import model_folder
+from tests.support.processes.commands import ended
+from tests.support.processes.fleet import fleet, stream_text
 
 pytestmark = [pytest.mark.processes]
 

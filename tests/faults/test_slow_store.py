@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.disk import immutable
-from tests.support.fleet import FleetProcess, fleet
-from tests.support.nats import NatsServer
-from tests.support.traffic import answer, recorded, traffic, until_health
+from tests.support.clients.traffic import answer, recorded, traffic, until_health
+from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.servers.disk import immutable
+from tests.support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.soak, pytest.mark.processes]
 

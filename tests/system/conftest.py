@@ -7,7 +7,7 @@ import pytest
 from nats.aio.client import Client
 
 from headwater.events.jetstream import connect
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
 
 
 @pytest.fixture

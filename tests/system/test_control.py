@@ -24,9 +24,9 @@ from headwater.ops.nats.open_ports import open_world
 from headwater.ops.nats.server import free_port
 from headwater.ops.worker import make_engine
 from headwater.schemas.clock import SystemClock
-from tests.support.commands import ended
-from tests.support.controlled import ControlledSim
-from tests.support.fleet import FleetProcess, fleet, stream_text
+from tests.support.engines.controlled import ControlledSim
+from tests.support.processes.commands import ended
+from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 from tests.system.test_least_rights import server
 
 pytestmark = [pytest.mark.processes]

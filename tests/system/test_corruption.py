@@ -25,7 +25,7 @@ from headwater.events.jetstream.streams.ensure import ensure_pool
 from headwater.ops.nats.open_ports import open_world
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.subjects import pool_kind, pool_stream
-from tests.support.fleet import FleetProcess, descendants, fleet, stream_text
+from tests.support.processes.fleet import FleetProcess, descendants, fleet, stream_text
 
 pytestmark = [pytest.mark.processes]
 

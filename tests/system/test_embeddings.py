@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes]
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleet import FleetProcess, fleet, stream_text
+from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 
 pytestmark = [pytest.mark.processes]
 

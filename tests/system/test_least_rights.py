@@ -13,10 +13,10 @@ from headwater.ops.fleet.child import child_environment
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.server import free_port
-from tests.support import zygote
-from tests.support.commands import ended
-from tests.support.fleet import FleetProcess, fleet, stream_text
-from tests.support.nats import NatsServer
+from tests.support.processes import zygote
+from tests.support.processes.commands import ended
+from tests.support.processes.fleet import FleetProcess, fleet, stream_text
+from tests.support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.processes]
 

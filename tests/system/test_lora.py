@@ -9,7 +9,7 @@ from headwater.actors.worker.lora.manager import LoraManager
 from headwater.engines.lora_files import LoraError
 from headwater.schemas.events.fleet import WorkerChanged
 from headwater.schemas.events.route import Decision
-from tests.support.lora_fleet import MODEL, Client, serving, until
+from tests.support.worlds.lora_fleet import MODEL, Client, serving, until
 
 
 async def test_requests_go_to_the_worker_that_holds_their_adapter(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.server import free_port
-from tests.support.fleet import fleet, stream_text
-from tests.support.nats import NatsServer
+from tests.support.processes.fleet import fleet, stream_text
+from tests.support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.processes]
 

@@ -19,8 +19,8 @@ from headwater.ops.process import actor
 from headwater.ops.worker.dp_ranks import rank_name, run_ranks
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.names import pool_name
-from tests.support.nats import NatsServer
-from tests.support.sim_ranks import SETTINGS, SimRanks
+from tests.support.engines.sim_ranks import SETTINGS, SimRanks
+from tests.support.servers.nats import NatsServer
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -15,8 +15,8 @@ from headwater.ops.operator.snapshots import name, snapshots
 from headwater.router.fold.state import RouterState
 from headwater.schemas.subjects import snapshot_name
 from tests.support.data.story import fold, story
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import append_one
+from tests.support.servers.nats import NatsServer
 
 RECORDS = 60
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.fleet import fleet
+from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.processes]
 

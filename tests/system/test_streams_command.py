@@ -11,8 +11,8 @@ from headwater.events.jetstream.api import SECOND_NS, api, publish
 from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool, stream_names
 from headwater.ops.operator.streams import duration, size, value
 from headwater.schemas import subjects
-from tests.support.commands import ended
-from tests.support.nats import NatsServer
+from tests.support.processes.commands import ended
+from tests.support.servers.nats import NatsServer
 
 POOL = "p"
 

@@ -12,8 +12,8 @@ from headwater.ops.operator.tree import show_tree
 from headwater.router.fold.state import RouterState
 from headwater.router.index.tree import text, tree
 from tests.support.data.story import fold, story
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import append_one
+from tests.support.servers.nats import NatsServer
 
 
 async def test_the_tree_is_that_of_snapshot_and_tail(

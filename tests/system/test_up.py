@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwater.ops.nats.server import free_port
-from tests.support.fleet import fleet, stream_text
+from tests.support.processes.fleet import fleet, stream_text
 
 pytestmark = [pytest.mark.processes]
 

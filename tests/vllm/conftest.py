@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support import tiny_model
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.engines import tiny_model
+from tests.support.processes.fleet import FleetProcess, fleet
 
 MODEL = "tiny"
 FLAGS = ("--served-model-name", MODEL, "--max-model-len", "2048", "--kv-cache-mib", "256")

@@ -22,8 +22,8 @@ from headwater.schemas.messages.inference import (
     Sampling,
     TokenFrame,
 )
-from tests.support import tiny_model
-from tests.support.fleet import FleetProcess, fleet
+from tests.support.engines import tiny_model
+from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
     pytest.mark.vllm,

@@ -13,9 +13,10 @@ from headwater.actors.worker.lifecycle.model_card import Served
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.model_files import read_model_files
 from headwater.engines.vllm import forkserver
-from tests.support import tiny_model, zygote
-from tests.support.adapters import make_adapter
-from tests.support.lora_fleet import Client, Fleet, serving, until
+from tests.support.engines import tiny_model
+from tests.support.engines.adapters import make_adapter
+from tests.support.processes import zygote
+from tests.support.worlds.lora_fleet import Client, Fleet, serving, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
 

@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 
 from headwater.ops.nats.server import free_port
-from tests.support import tiny_model, zygote
-from tests.support.fleet import fleet
+from tests.support.engines import tiny_model
+from tests.support.processes import zygote
+from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(300)]
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import tokenizers
 
-from tests.support import prompts, tiny_model
-from tests.support.fleet import FleetProcess
-from tests.support.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused, body_of
+from tests.support.clients import prompts
+from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused, body_of
+from tests.support.engines import tiny_model
+from tests.support.processes.fleet import FleetProcess
 
 pytestmark = [
     pytest.mark.vllm,

@@ -8,7 +8,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.support.fleet import FleetProcess, stream_text
+from tests.support.processes.fleet import FleetProcess, stream_text
 
 pytestmark = [
     pytest.mark.vllm,

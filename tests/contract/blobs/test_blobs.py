@@ -15,8 +15,8 @@ from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams.reconcile import ensure
 from headwater.events.jetstream.streams.spec import blob_stream
 from headwater.events.memory.stores import MemoryBlobs
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import connected
+from tests.support.servers.nats import NatsServer
 
 BIG = bytes(range(256)) * (5 * 4096)
 """5 MiB: 40 chunks."""

@@ -15,9 +15,9 @@ from headwater.events.jetstream.streams.reconcile import ensure
 from headwater.events.jetstream.streams.spec import blob_stream
 from headwater.events.memory.stores import MemoryBlobs
 from headwater.events.snapshots.store import KEEP, Snapshot, SnapshotStore
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import connected
-from tests.support.snapshots import StoppingBlobs
+from tests.support.ports.snapshots import StoppingBlobs
+from tests.support.servers.nats import NatsServer
 
 CHUNK_BYTES = 3 * 512 * 1024 + 8
 ROWS = 600_000

@@ -18,8 +18,8 @@ from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.keys import new_seed
 from headwater.ops.nats.server import free_port
 from headwater.schemas import subjects
-from tests.support.nats import NatsServer
 from tests.support.ports.guarded import NS, Guarded
+from tests.support.servers.nats import NatsServer
 
 SOON_S = 4.0
 """Waiting for a single deadline takes longer."""

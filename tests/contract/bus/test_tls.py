@@ -16,7 +16,7 @@ from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.server import free_port
 from headwater.schemas import subjects
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("openssl"), reason="certificates of these tests are made by openssl, which is not here"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.engine import EngineError, LoraAdapter, RequestRejected
-from tests.support import lora, tiny_model
+from tests.support.engines import peft, tiny_model
 from tests.support.ports.engines import EngineCase
 
 pytestmark = [
@@ -18,7 +18,7 @@ RANK = 4
 
 def adapter(folder: Path, name: str, seed: int, rank: int = RANK) -> LoraAdapter:
     """An adapter for the small model."""
-    return LoraAdapter(name, str(lora.make(folder / f"{name}-{seed}", tiny_model.ensure(), seed, rank)), rank)
+    return LoraAdapter(name, str(peft.make(folder / f"{name}-{seed}", tiny_model.ensure(), seed, rank)), rank)
 
 
 async def test_adapters_answer_each_in_its_own_way(full_case: EngineCase, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from headwater.schemas.encoding.codec import seal
 from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch, Sealed
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.subjects import pool_stream, pool_subject
-from tests.support.nats import NatsServer
-from tests.support.nats_cluster import NatsCluster
 from tests.support.ports.logs import POOL, LogCase, batch, connected, records_of
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats_cluster import NatsCluster
 
 
 class Logs(NamedTuple):

@@ -19,7 +19,6 @@ from headwater.schemas import subjects
 from headwater.schemas.encoding.codec import encode_batch
 from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.events.kv import BlocksStored
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import (
     POOL,
     append_one,
@@ -33,6 +32,7 @@ from tests.support.ports.logs import (
     take,
 )
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats import NatsServer
 
 
 @pytest.mark.ack_formats

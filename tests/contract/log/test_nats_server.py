@@ -11,9 +11,9 @@ from nats.aio.msg import Msg
 
 from headwater.events.jetstream.api import api, last_message, publish
 from headwater.events.jetstream.cursor import parse_ack
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import connected
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats import NatsServer
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,7 +70,7 @@ async def test_killed_server_comes_back_on_its_port_with_its_store(tmp_path: Pat
 async def test_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     """A test run that is killed leaves no server behind."""
     code = (
-        "import time, sys; from pathlib import Path; from tests.support.nats import NatsServer;"
+        "import time, sys; from pathlib import Path; from tests.support.servers.nats import NatsServer;"
         "server = NatsServer(Path(sys.argv[1])); server.start_now();"
         "print(server.pid, flush=True); time.sleep(600)"
     )

@@ -18,8 +18,6 @@ from headwater.schemas import subjects
 from headwater.schemas.encoding.codec import encode_batch
 from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.events.kv import BlocksStored
-from tests.support.nats import NatsServer
-from tests.support.nats_cluster import NatsCluster
 from tests.support.ports.logs import (
     POOL,
     append_surely,
@@ -33,6 +31,8 @@ from tests.support.ports.logs import (
     stored,
     take,
 )
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats_cluster import NatsCluster
 
 pytestmark = pytest.mark.ack_formats
 

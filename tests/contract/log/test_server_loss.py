@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 
 from headwater.events.log import Stored, Unknown
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import (
     LogCase,
     append_one,
@@ -21,6 +20,7 @@ from tests.support.ports.logs import (
     take,
 )
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats import NatsServer
 
 KILLS = 3
 BATCHES_BETWEEN_KILLS = 300

@@ -20,7 +20,7 @@ from headwater.events.jetstream.streams.spec import (
     pool_log_stream,
     table_stream,
 )
-from tests.support.nats_cluster import NatsCluster
+from tests.support.servers.nats_cluster import NatsCluster
 
 MESSAGES = 20
 

@@ -7,10 +7,10 @@ import pytest
 
 from headwater.events.jetstream.api import api
 from headwater.ops.nats.server import free_port
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import connected
 from tests.support.ports.tables import TTL_S, TableCase, jetstream_table, watching
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats import NatsServer
 
 
 @pytest.fixture

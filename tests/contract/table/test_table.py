@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from headwater.events.table import TableEntry
-from tests.support.nats import NatsServer
 from tests.support.ports.tables import TTL_S, TableCase, Watcher, jetstream_table, memory_table, watching
 from tests.support.ports.waiting import eventually
+from tests.support.servers.nats import NatsServer
 
 MANY = 600
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from headwater.actors.bus.core_nats import NatsBus
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import Bus, Handler, Message
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import connected
+from tests.support.servers.nats import NatsServer
 
 
 class BusCase(NamedTuple):

@@ -211,7 +211,7 @@ def full_vllm_engine(model: str) -> Engine:
         model,
         max_model_len=1024,
         kv_cache_mib=128,
-        processors={"only": "tests.support.only_token:OnlyToken"},
+        processors={"only": "tests.support.engines.only_token:OnlyToken"},
         overrides={"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "scheduling_policy": "priority"},
     )
 

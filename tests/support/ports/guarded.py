@@ -11,7 +11,7 @@ from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.server import free_port
 from headwater.schemas import subjects
 from headwater.schemas.permissions import Kind
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
 
 NS = "default"
 POOL = "p"

@@ -17,8 +17,8 @@ from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding.codec import encode_batch, seal
 from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.events.load import LoadReported
-from tests.support.nats import NatsServer
-from tests.support.nats_cluster import NatsCluster
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats_cluster import NatsCluster
 
 POOL = "p"
 

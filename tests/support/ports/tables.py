@@ -11,8 +11,8 @@ from headwater.events.jetstream.streams.reconcile import ensure
 from headwater.events.jetstream.streams.spec import table_stream
 from headwater.events.memory.stores import MemoryTable
 from headwater.events.table import Table, TableEntry
-from tests.support.nats import NatsServer
 from tests.support.ports.logs import connected
+from tests.support.servers.nats import NatsServer
 
 TTL_S = 1
 

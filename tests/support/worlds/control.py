@@ -27,7 +27,7 @@ from headwater.schemas.messages.inference import (
     StatusQuery,
     StatusReply,
 )
-from tests.support.controlled import ControlledSim
+from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.virtual import Stage, until
 
 _encode = msgspec.msgpack.Encoder().encode

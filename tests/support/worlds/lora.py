@@ -15,7 +15,7 @@ from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
 from headwater.engines.sim.engine import SimSettings
 from headwater.schemas import subjects
 from headwater.schemas.tables.card import LoraCard
-from tests.support.adapters import LoraSim, files, make_adapter
+from tests.support.engines.adapters import LoraSim, files, make_adapter
 
 POOL = "m-b16"
 

@@ -1,112 +1,18 @@
-"""Waiting at a router on a virtual clock: a fleet at its threshold, edges that wait, leave and die, routers that do."""
+"""Waiting at a router on a virtual clock: who waits, in which order they are served, and what is refused."""
 
 import asyncio
 
-import msgspec
 import pytest
 
-from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.router_client import ROUTE_TIMEOUT_S, UNANSWERED_MAX, RouterClient
 from headwater.actors.router.queue import SERVED_PER_TURN, TICK_S
-from headwater.actors.router.waiters import ABANDONED_S, HOLD_S
-from headwater.actors.runtime.ports import Ports
-from headwater.ops.sim.fleet import NAMESPACE, POOL
+from headwater.actors.router.waiters import HOLD_S
 from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission_queue import SILENCE_S
-from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
+from headwater.router.queue.limits import QueueLimits, QueueSettings
 from headwater.router.queue.saturation import UNACCEPTED_NS_MAX
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas import subjects
-from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, RouteRefused
-from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import Accepted, Cancel, GenerateReply, GenerateRequest, Sampling
-from tests.support.data.examples import packed
-from tests.support.data.queries import route_query
+from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from tests.support.worlds.queue import FULL, Asking, Edge, crowded, parked, waiting
 from tests.support.worlds.virtual import Stage, events_of, play, until
-
-Asking = asyncio.Task[Decision | RouteRefused]
-FULL = BusyLimits(0, kv=0.01)
-"""One request of two blocks is more than a hundredth of a worker's 96."""
-
-LIMITS = QueueLimits(requests=3, tenant_share=1.0)
-
-_reply: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
-
-
-class Edge:
-    """Somebody who asks, and hands requests to workers."""
-
-    def __init__(self, stage: Stage, name: str = "edge") -> None:
-        self.name = name
-        self.process, world = stage.world(name)
-        self.world: Ports = world
-        self.routing = RouterClient(world, self.process.start)
-
-    def ask(
-        self,
-        name: str,
-        tenant: str = "",
-        *,
-        priority: int = 0,
-        deadline_ms: int = 0,
-        waits: bool = True,
-        exclude: tuple[str, ...] = (),
-    ) -> Asking:
-        """Ask where a request of two blocks should go."""
-        query = route_query(
-            name,
-            32,
-            16,
-            packed(1, 2),
-            exclude=exclude,
-            priority=priority,
-            tenant=tenant,
-            deadline_ms=deadline_ms,
-            waits=waits,
-        )
-        return asyncio.ensure_future(self.routing.route(POOL, query))
-
-    async def send(self, made: Decision, tokens: int = 20) -> None:
-        """Give a request to its worker, which generates so many tokens."""
-        sampling = Sampling(tokens, ignore_eos=True)
-        request = GenerateRequest(made.request, self.name, 1, pack_tokens([7] * 32), sampling)
-        data = await self.world.bus.request(
-            subjects.engine(NAMESPACE, made.worker, made.epoch, "generate"),
-            msgspec.msgpack.encode(request),
-            timeout_s=2.0,
-        )
-        assert isinstance(_reply.decode(data), Accepted)
-
-    async def cancel(self, made: Decision) -> None:
-        """Have a worker stop."""
-        subject = subjects.engine(NAMESPACE, made.worker, made.epoch, "cancel")
-        await self.world.bus.publish(subject, msgspec.msgpack.encode(Cancel((made.request,))))
-
-
-async def crowded(stage: Stage, limits: QueueLimits = LIMITS) -> tuple[Edge, Decision]:
-    """One worker, busy with one request that takes long; one router, `r1`."""
-    await stage.engine("w1")
-    await stage.router("r1", QueueSettings(FULL, limits))
-    edge = Edge(stage)
-    made = await edge.ask("first")
-    assert isinstance(made, Decision)
-    assert made.waited_ms == 0
-    await edge.send(made, 1_400)
-    return edge, made
-
-
-def waiting(stage: Stage, router: str = "r1") -> int:
-    """How many wait at a router."""
-    count: int = stage.routers[router].stats()["waiting"]
-    return count
-
-
-async def parked(stage: Stage, edge: Edge, name: str, **wishes: object) -> Asking:
-    """Ask, and see that it waits."""
-    before = waiting(stage)
-    asking = edge.ask(name, **wishes)  # type: ignore[arg-type]
-    await until(lambda: waiting(stage) == before + 1, 1.0)
-    return asking
 
 
 def test_a_full_fleet_lets_queries_wait_serves_them_in_order_and_refuses_beyond() -> None:
@@ -188,104 +94,6 @@ def test_a_deadline_that_passes_while_it_waits() -> None:
     play(run)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "killed"])
-def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
-    """At once where its edge lives to say so, else once its edge has not asked for a while."""
-
-    async def run(stage: Stage) -> None:
-        edge, _ = await crowded(stage)
-        other = Edge(stage, "other")
-        asking = await parked(stage, other, "a")
-        began = stage.clock.time()
-        if how == "killed":
-            await stage.kill("other")
-            asking.cancel()
-        else:
-            asking.cancel()
-        took_s = await until(lambda: waiting(stage) == 0)
-        assert took_s <= (ABANDONED_S + TICK_S if how == "killed" else HOLD_S + TICK_S)
-        assert how == "killed" or stage.clock.time() - began < 2 * HOLD_S
-        assert isinstance(edge, Edge)
-
-    play(run)
-
-
-def test_a_decision_for_somebody_who_has_left_is_voided() -> None:
-    """Its answer was on the way when the client left: the next one does not wait for a request that never comes."""
-
-    async def run(stage: Stage) -> None:
-        edge, first = await crowded(stage)
-        gone = await parked(stage, edge, "gone")
-        stays = await parked(stage, edge, "stays")
-        await edge.cancel(first)
-        while waiting(stage) == 2:
-            # Shorter than any message takes.
-            await asyncio.sleep(0.00005)
-        assert not gone.done(), "the answer is on its way"
-        gone.cancel()
-        made = await stays
-        assert isinstance(made, Decision)
-        voided = events_of(await stage.records(), DecisionVoided)
-        assert [one.request for one in voided] == ["gone"]
-
-    play(run)
-
-
-def test_a_router_that_dies_with_queries_is_left_for_another() -> None:
-    """Its edge hears within its usual time limit, and asks again where another answers."""
-
-    async def run(stage: Stage) -> None:
-        edge, _ = await crowded(stage)
-        asking = await parked(stage, edge, "a")
-        began = stage.clock.time()
-        await stage.kill("r1")
-        with pytest.raises(BusError):
-            await asking
-        assert stage.clock.time() - began < UNANSWERED_MAX * ROUTE_TIMEOUT_S + 0.1
-        await stage.router("r2", QueueSettings(FULL, LIMITS))
-        again = edge.ask("a-2")
-        await until(lambda: waiting(stage, "r2") == 1, 1.0)
-        again.cancel()
-
-    play(run)
-
-
-def test_a_router_that_stops_sends_those_who_wait_to_another() -> None:
-    """At once, and not as a refusal that a client should hear."""
-
-    async def run(stage: Stage) -> None:
-        edge, _ = await crowded(stage)
-        asking = await parked(stage, edge, "a")
-        began = stage.clock.time()
-        stage.routers["r1"].stop()
-        refused = await asking
-        assert isinstance(refused, RouteRefused)
-        assert (refused.final, refused.retry_after_s) == (False, 1.0)
-        assert stage.clock.time() - began < 0.1
-
-    play(run)
-
-
-def test_lost_questions_and_answers_do_not_lose_the_place() -> None:
-    """With one message in ten lost the query is decided, once."""
-
-    async def run(stage: Stage) -> None:
-        edge, first = await crowded(stage)
-        asking = await parked(stage, edge, "a")
-        stage.fleet.network.drop = 0.1
-        await asyncio.sleep(20 * HOLD_S)
-        assert waiting(stage) == 1
-        stage.fleet.network.drop = 0.0
-        await edge.cancel(first)
-        assert isinstance(await asking, Decision)
-        made = [one.request for one in events_of(await stage.records(), Decision)]
-        await asyncio.sleep(0.5)
-        made = [one.request for one in events_of(await stage.records(), Decision)]
-        assert made == ["first", "a"]
-
-    play(run)
-
-
 def test_the_longest_wait_and_then_a_refusal() -> None:
     """A fleet that stays busy: the client hears it, with when to come again."""
 
@@ -352,24 +160,6 @@ def test_who_comes_does_not_overtake_who_waits() -> None:
         assert not any(asking.done() for asking in later)
         for asking in later:
             asking.cancel()
-
-    play(run)
-
-
-def test_with_the_log_gone_nobody_waits() -> None:
-    """Nobody could be seen to get free: what waits is decided as the fold stands, and so is what comes."""
-
-    async def run(stage: Stage) -> None:
-        edge, _ = await crowded(stage)
-        asking = await parked(stage, edge, "a")
-        stage.fleet.store.full = 1
-        began = stage.clock.time()
-        assert isinstance(await asking, Decision)
-        assert stage.clock.time() - began == pytest.approx(SILENCE_S, abs=2 * TICK_S)
-        assert isinstance(await edge.ask("b"), Decision)
-        stage.fleet.store.full = 0
-        await asyncio.sleep(2.0)
-        (await parked(stage, edge, "c")).cancel()
 
     play(run)
 

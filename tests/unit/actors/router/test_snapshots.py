@@ -23,7 +23,7 @@ from headwater.router.fold.state import RouterState
 from headwater.schemas.encoding.codec import seal
 from headwater.schemas.subjects import snapshot_name
 from tests.support.data.story import fold, story
-from tests.support.snapshots import StoppingBlobs
+from tests.support.ports.snapshots import StoppingBlobs
 from tests.support.worlds.clock import ManualClock, running, settle
 from tests.unit.events.snapshots.test_store import everything
 

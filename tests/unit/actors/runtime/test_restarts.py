@@ -8,10 +8,10 @@ import pytest
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.lease import LeaseLost
 from headwater.actors.runtime.supervisor import RestartLimitReached
-from tests.support import lives
-from tests.support.lives import Lives
+from tests.support.worlds import lives
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import memory_world
+from tests.support.worlds.lives import Lives
 
 
 class Part(Actor):

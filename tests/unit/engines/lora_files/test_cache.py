@@ -11,8 +11,8 @@ import pytest
 from headwater.engines.lora_files import LoraCache, LoraError, LoraFolder, SourceMissing
 from headwater.engines.lora_files.origins import FolderOrigin
 from headwater.engines.lora_files.peft import CONFIG
-from tests.support.adapters import files, make_adapter
 from tests.support.data.lora_archives import kept
+from tests.support.engines.adapters import files, make_adapter
 
 
 @pytest.fixture

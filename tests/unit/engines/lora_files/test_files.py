@@ -10,8 +10,8 @@ import pytest
 
 from headwater.engines.lora_files import LoraCache, LoraError, LoraFolder
 from headwater.engines.lora_files.peft import CONFIG, WEIGHTS
-from tests.support.adapters import files, make_adapter
 from tests.support.data.lora_archives import PICKLE, archive_of, kept
+from tests.support.engines.adapters import files, make_adapter
 
 
 @pytest.fixture

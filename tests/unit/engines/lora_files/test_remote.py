@@ -8,9 +8,9 @@ from huggingface_hub import constants
 
 from headwater.engines.lora_files import LoraCache, LoraError, SourceMissing
 from headwater.engines.lora_files.peft import CONFIG, FILES, WEIGHTS
-from tests.support.adapters import files, make_adapter
 from tests.support.data.lora_archives import archive_of, kept
-from tests.support.file_server import FileServer, file_server
+from tests.support.engines.adapters import files, make_adapter
+from tests.support.servers.files import FileServer, file_server
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 

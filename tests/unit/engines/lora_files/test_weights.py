@@ -6,8 +6,8 @@ import pytest
 
 from headwater.engines.lora_files import LoraCache, LoraError
 from headwater.engines.lora_files.peft import CONFIG, WEIGHTS, same_base
-from tests.support.adapters import files, make_adapter, safetensors
 from tests.support.data.lora_archives import PICKLE
+from tests.support.engines.adapters import files, make_adapter, safetensors
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from headwater.ops.config.engine import checked
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ENV_PREFIX
-from tests.support.line import settings_of
+from tests.support.processes.line import settings_of
 
 TOML = """
 [http]

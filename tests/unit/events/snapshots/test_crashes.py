@@ -8,7 +8,7 @@ import pytest
 from headwater.events.errors import LogUnavailable
 from headwater.events.memory.stores import MemoryBlobs
 from headwater.events.snapshots.store import KEEP, SnapshotStore
-from tests.support.snapshots import StoppingBlobs
+from tests.support.ports.snapshots import StoppingBlobs
 from tests.unit.events.snapshots.test_store import CHUNK_BYTES, everything, same, small_store, snapshot
 
 OBJECTS = 4

@@ -17,7 +17,7 @@ from headwater.events.snapshots.format import Manifest, decode_manifest, encode_
 from headwater.events.snapshots.store import KEEP, Snapshot, SnapshotStore, UnreadableSnapshot
 from headwater.schemas.subjects import snapshot_chunk_prefix, snapshot_name
 from tests.support.data.examples import texts
-from tests.support.snapshots import saved_and_read
+from tests.support.ports.snapshots import saved_and_read
 
 facts = st.dictionaries(
     texts, st.integers(0, 2**63) | texts | st.booleans() | st.lists(st.integers(0, 9), max_size=4), max_size=5

@@ -32,7 +32,7 @@ from headwater.ops.config.tree import (
 from headwater.router.decision.names import PolicyName
 from headwater.router.decision.policies import POLICIES
 from headwater.router.queue.limits import BusyLimits, QueueLimits
-from tests.support.line import settings_of
+from tests.support.processes.line import settings_of
 
 SETTINGS = all_settings()
 

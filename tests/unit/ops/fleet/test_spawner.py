@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from headwater.ops.fleet.spawner import SpawnedProcess, Spawner, SpawnerLost
-from tests.support.fleet import command_line
+from tests.support.processes.fleet import command_line
 
 
 def run(arguments: Sequence[str]) -> int:

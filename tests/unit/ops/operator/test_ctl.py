@@ -14,7 +14,7 @@ from headwater.ops.config.processes import AdminProcess
 from headwater.ops.operator import ctl
 from headwater.ops.process import admin
 from headwater.schemas.messages.control import Command
-from tests.support.line import settings_of
+from tests.support.processes.line import settings_of
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from headwater.ops.whatif.workers import shapes
 from headwater.router.queue.limits import BusyLimits
 from headwater.schemas.events.route import Weights
 from tests.support.data.whatif_traces import conversations, written
-from tests.support.line import arguments
+from tests.support.processes.line import arguments
 
 SVG = "{http://www.w3.org/2000/svg}"
 

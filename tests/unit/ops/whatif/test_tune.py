@@ -18,7 +18,7 @@ from headwater.ops.whatif.tune import RunSetups, TuneFigures, figures_of, score,
 from headwater.ops.whatif.tune_command import as_text, check
 from headwater.schemas.events.route import Weights
 from tests.support.data.whatif_traces import conversations, written
-from tests.support.line import arguments
+from tests.support.processes.line import arguments
 
 TRACE = conversations(1, 50)
 BEFORE = TuneFigures(200.0, 100.0, 1_000.0, 7.0, 2_000.0, 0.3)

@@ -10,8 +10,8 @@ from headwater.engines.lora_files import LoraError
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.worker.adapters import adapters_of
-from tests.support.adapters import make_adapter
-from tests.support.line import settings_of
+from tests.support.engines.adapters import make_adapter
+from tests.support.processes.line import settings_of
 
 
 def test_without_sources_nothing_can_be_loaded() -> None:

@@ -11,7 +11,7 @@ from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.tree import process_words, with_settings
 from headwater.ops.process.sockets import free_range
 from headwater.ops.worker import plan as workers
-from tests.support.line import settings_of
+from tests.support.processes.line import settings_of
 
 
 def made(values: dict[str, Any]) -> EngineProcess:

@@ -17,7 +17,7 @@ from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Candidate, RouteQuery, Weights
 from tests.support.data.examples import joined, keys, packed, record
 from tests.support.data.story import decided, fold, story
-from tests.support.snapshots import saved_and_read
+from tests.support.ports.snapshots import saved_and_read
 from tests.support.worlds.clock import WALL_NS
 
 numbers = st.integers(0, 10_000)

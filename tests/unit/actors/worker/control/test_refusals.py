@@ -11,8 +11,8 @@ from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import NAMESPACE
 from headwater.schemas import subjects
 from headwater.schemas.messages.control import COMMANDS, Command, ControlReply, ControlRequest
-from tests.support.controlled import ControlledSim
 from tests.support.data.control_records import audited
+from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import Worker, ready
 from tests.support.worlds.virtual import Stage, play
 

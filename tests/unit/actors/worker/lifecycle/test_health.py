@@ -14,7 +14,7 @@ from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
 from headwater.schemas.messages.inference import EmbedRequest
-from tests.support.controlled import ControlledSim, SilentSim
+from tests.support.engines.controlled import ControlledSim, SilentSim
 from tests.support.worlds.control import ready, start
 from tests.support.worlds.health import QUICK, lease_of
 from tests.support.worlds.virtual import Stage, events_of, play, until

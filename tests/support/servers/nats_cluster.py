@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from headwater.events.errors import LogError
 from headwater.events.jetstream.api import api
 from headwater.ops.nats.server import free_port
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
 
 SIZE = 3
 READY_S = 60.0

@@ -18,7 +18,7 @@ import nats
 from nats.aio.client import Client
 
 from headwater.schemas import subjects
-from tests.support import zygote
+from tests.support.processes import zygote
 
 SILENCE_S = 0.3
 GRACE_S = 0.05

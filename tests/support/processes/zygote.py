@@ -129,7 +129,7 @@ def _listening(vllm: bool) -> str:
     listener.bind(path)
     listener.listen(64)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.zygote", str(listener.fileno()), *["vllm"] * vllm],
+        [sys.executable, "-m", "tests.support.processes.zygote", str(listener.fileno()), *["vllm"] * vllm],
         pass_fds=[listener.fileno()],
         stdin=subprocess.PIPE,
         env=child_environment(),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from headwater.ops.fleet.child import child_environment
-from tests.support import zygote
-from tests.support.fleet import READY, FleetProcess, descendants
+from tests.support.processes import zygote
+from tests.support.processes.fleet import READY, FleetProcess, descendants
 
 NO_ENVIRON: Mapping[str, str] = {}
 

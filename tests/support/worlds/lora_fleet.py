@@ -34,9 +34,9 @@ from headwater.schemas.clock import SystemClock
 from headwater.schemas.events.event import Event
 from headwater.schemas.names import pool_name
 from headwater.schemas.subjects import InboxKind
-from tests.support.adapters import LoraSim, files, make_adapter
-from tests.support.lives import Lives
-from tests.support.nats import NatsServer
+from tests.support.engines.adapters import LoraSim, files, make_adapter
+from tests.support.servers.nats import NatsServer
+from tests.support.worlds.lives import Lives
 
 MODEL = "sim"
 FILES = sim_model_files(MODEL)

@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.events.jetstream import connect
 from headwater.ops.nats.server import free_port
-from tests.support import zygote
+from tests.support.processes import zygote
 
 STOP_S = 40.0
 RESTART_S = 0.2

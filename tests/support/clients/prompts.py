@@ -9,7 +9,7 @@ from nats.aio.client import Client
 
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.messages.inference import GenerateRequest
-from tests.support.fleet import FleetProcess
+from tests.support.processes.fleet import FleetProcess
 
 _generate = msgspec.msgpack.Decoder(GenerateRequest)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.support.fleet import FleetProcess
+from tests.support.processes.fleet import FleetProcess
 
 ANSWER_S = 3.0
 

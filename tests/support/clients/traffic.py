@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.fleet import FleetProcess, stream_text
+from tests.support.processes.fleet import FleetProcess, stream_text
 
 SHORT: dict[str, Any] = {"model": "sim", "prompt": "Where does a river begin? ", "max_tokens": 4}
 

@@ -1,22 +1,27 @@
-"""What a parser finds in the text of a choice, in order, and the protocol of parsers."""
+"""What an output parser yields: deltas of text and reasoning, and tool calls in pieces."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 
 class TextDelta(NamedTuple):
-    """Text of the answer."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 class ReasoningDelta(NamedTuple):
-    """Text that the model thought before its answer."""
+    """A piece of the answer's reasoning."""
 
     text: str
 
 
 class ToolCallStart(NamedTuple):
-    """A tool call begins. `call` counts from 0; `id` is empty unless the model writes ids of its own."""
+    """A tool call begins.
+
+    `call` counts the answer's calls from 0. `id` is the one that the model wrote (Kimi K2, Mistral), or "": then the
+    edge makes one.
+    """
 
     call: int
     name: str
@@ -24,14 +29,18 @@ class ToolCallStart(NamedTuple):
 
 
 class ToolArgumentsDelta(NamedTuple):
-    """A piece of a call's arguments as JSON text. The pieces of a whole call concatenate to a JSON object."""
+    """A piece of a call's arguments, as JSON text.
+
+    The pieces of a call that has a `ToolCallEnd` are, put together, a valid JSON object. Of a call that was cut off or
+    is malformed they are what can be said so far, or the text as the model wrote it.
+    """
 
     call: int
     text: str
 
 
 class ToolCallEnd(NamedTuple):
-    """The call has all its arguments."""
+    """A tool call ended properly. A call that the answer's end cut off, or that is malformed, has none."""
 
     call: int
 
@@ -40,12 +49,60 @@ OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta | 
 
 
 class OutputParser(Protocol):
-    """Finds events in the text of one choice. The events, with neighbouring deltas joined, do not depend on its pieces."""
+    """Turns the text of one answer into events, piece by piece."""
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Events that are certain after this text, which spells out special tokens."""
+        """Take the next piece of the answer and return the events it completes.
+
+        The text has its special tokens spelled out, apart from the one that ends the turn. Pieces may be cut anywhere,
+        also inside a marker: the events, with adjacent deltas merged, do not depend on the cuts. Never raises.
+        """
         ...
 
     def finish(self) -> list[OutputEvent]:
-        """The rest, at the end of the choice."""
+        """Return the remaining events: the answer has ended."""
         ...
+
+
+class ParsedCall(NamedTuple):
+    """A tool call as a whole. `complete`: whether it ended properly."""
+
+    name: str
+    id: str
+    arguments: str
+    complete: bool
+
+
+class ParsedOutput(NamedTuple):
+    """An answer as a whole."""
+
+    text: str
+    reasoning: str
+    calls: tuple[ParsedCall, ...]
+
+
+def collect(events: Iterable[OutputEvent]) -> ParsedOutput:
+    """Put the events of one answer together."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    starts: list[ToolCallStart] = []
+    arguments: list[list[str]] = []
+    ended: set[int] = set()
+    for event in events:
+        match event:
+            case TextDelta(piece):
+                text.append(piece)
+            case ReasoningDelta(piece):
+                reasoning.append(piece)
+            case ToolCallStart():
+                starts.append(event)
+                arguments.append([])
+            case ToolArgumentsDelta(call, piece):
+                arguments[call].append(piece)
+            case ToolCallEnd(call):
+                ended.add(call)
+    calls = tuple(
+        ParsedCall(start.name, start.id, "".join(arguments[start.call]), start.call in ended)
+        for start in starts
+    )
+    return ParsedOutput("".join(text), "".join(reasoning), calls)

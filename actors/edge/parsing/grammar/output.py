@@ -1,0 +1,120 @@
+"""What a grammar writes to: the events, with whitespace next to markup dropped."""
+
+from typing import Final
+
+from headwater.actors.edge.parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+
+class Trimmed:
+    """A run of text whose characters `trim`, next to markup, belong to the markup.
+
+    Templates put newlines around their markers, and models write them so. Such characters are held back until it is
+    known what follows them: text keeps them, markup takes them.
+    """
+
+    __slots__ = ("_held", "_lead", "_make", "_out", "_trim", "written")
+
+    def __init__(
+        self, out: list[OutputEvent], make: type[TextDelta] | type[ReasoningDelta], trim: str
+    ) -> None:
+        self._out = out
+        self._make: Final = make
+        self._trim: Final = trim
+        self._held: list[str] = []
+        self._lead = ""
+        self.written = False
+        """Whether anything but whitespace was written since `start`."""
+
+    def start(self, lead: str = "") -> None:
+        """Begin a run. Characters `lead` at its beginning belong to the markup before it."""
+        self._held = []
+        self._lead = lead
+        self.written = False
+
+    def write(self, piece: str) -> None:
+        """Append text of the run."""
+        if self._lead:
+            piece = piece.lstrip(self._lead)
+            if not piece:
+                return
+            self._lead = ""
+        trim = self._trim
+        if not trim:
+            if piece:
+                self.written = self.written or not piece.isspace()
+                self._out.append(self._make(piece))
+            return
+        body = piece.rstrip(trim)
+        if not body:
+            if piece:
+                self._held.append(piece)
+            return
+        if self._held:
+            text = "".join([*self._held, body])
+            self._held = []
+        else:
+            text = body
+        if len(body) < len(piece):
+            self._held.append(piece[len(body) :])
+        self.written = True
+        self._out.append(self._make(text))
+
+    def drop_held(self) -> None:
+        """Markup follows: what was held back belongs to it."""
+        self._held = []
+
+    def keep_held(self) -> None:
+        """Text follows, or the answer ends: what was held back is text."""
+        if self._held:
+            self.written = True
+            self._out.append(self._make("".join(self._held)))
+            self._held = []
+
+
+class Output:
+    """The events of an answer, as a grammar writes them."""
+
+    __slots__ = ("_call", "events", "reasoning", "text")
+
+    def __init__(self, trim: str, reasoning_trim: str, *, parse_reasoning: bool) -> None:
+        self.events: list[OutputEvent] = []
+        self.text = Trimmed(self.events, TextDelta, trim)
+        self.reasoning = (
+            Trimmed(self.events, ReasoningDelta, reasoning_trim)
+            if parse_reasoning
+            else Trimmed(self.events, TextDelta, "")
+        )
+        self._call = -1
+
+    @property
+    def calls(self) -> int:
+        """How many calls began."""
+        return self._call + 1
+
+    def take(self) -> list[OutputEvent]:
+        """Return the events written since the last call."""
+        events = self.events[:]
+        self.events.clear()
+        return events
+
+    def start_call(self, name: str, call_id: str = "") -> None:
+        """Begin the next call. Whitespace before it belongs to its markup."""
+        self.text.drop_held()
+        self._call += 1
+        self.events.append(ToolCallStart(self._call, name, call_id))
+
+    def write_arguments(self, text: str) -> None:
+        """Append to the current call's arguments."""
+        if text:
+            self.events.append(ToolArgumentsDelta(self._call, text))
+
+    def end_call(self) -> None:
+        """The current call ended properly."""
+        self.events.append(ToolCallEnd(self._call))

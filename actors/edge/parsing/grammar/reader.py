@@ -1,0 +1,198 @@
+"""Reading from text that arrives in pieces."""
+
+import re
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]
+"""A step of a grammar that returns T: it yields whenever it needs more text."""
+
+Write = Callable[[str], None]
+
+WHITESPACE: Final = " \t\r\n"
+
+HEADER_MAX: Final = 2_048
+"""Characters of a call's header (its name, its id); with more it is not one."""
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+class Markers:
+    """A set of literals that is searched for in text. Where one is the beginning of another, the longer one wins."""
+
+    __slots__ = ("_longer", "_one_first", "_pattern", "_start", "_tail_max", "literals")
+
+    def __init__(self, literals: tuple[str, ...]) -> None:
+        self.literals: Final = tuple(sorted(set(literals), key=lambda literal: (-len(literal), literal)))
+        self._pattern: Final = re.compile("|".join(map(re.escape, self.literals)) or r"(?!)")
+        firsts = sorted({literal[0] for literal in self.literals})
+        self._one_first: Final = firsts[0] if len(firsts) == 1 else ""
+        self._start: Final = re.compile("[" + "".join(map(re.escape, firsts)) + "]" if firsts else r"(?!)")
+        self._tail_max: Final = max(map(len, self.literals), default=1) - 1
+        self._longer: Final = {
+            short: tuple(long for long in self.literals if long != short and long.startswith(short))
+            for short in self.literals
+        }
+
+    def find(self, text: str, at: int, *, ended: bool) -> tuple[int, str]:
+        """Return how far `text` is free of markers, from `at` on, and the marker there ("" if none is complete)."""
+        if self._one_first:
+            if text.find(self._one_first, at) < 0:
+                return len(text), ""
+        elif self._start.search(text, at) is None:
+            return len(text), ""
+        found = self._pattern.search(text, at)
+        if found is not None:
+            start, marker = found.start(), found.group()
+            if not ended and any(
+                long.startswith(text[start : start + len(long)]) for long in self._longer[marker]
+            ):
+                return start, ""
+            return start, marker
+        return (len(text) if ended else self._find_partial(text, at)), ""
+
+    def _find_partial(self, text: str, at: int) -> int:
+        """Return where a marker begins that the end of `text` cuts."""
+        at = max(at, len(text) - self._tail_max)
+        while (start := self._start.search(text, at)) is not None:
+            at = start.start()
+            rest = text[at:]
+            if any(literal.startswith(rest) for literal in self.literals):
+                return at
+            at += 1
+        return len(text)
+
+
+class Reader:
+    """The unread text of an answer: `text` from `at` on. `ended` says that no more comes."""
+
+    __slots__ = ("_recorded", "_recording_from", "at", "ended", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+        self._recording_from = -1
+        self._recorded: list[str] = []
+
+    def feed(self, text: str) -> None:
+        """Append the next piece."""
+        if self._recording_from >= 0:
+            self._recorded.append(self.text[self._recording_from : self.at])
+            self._recording_from = 0
+        self.text = self.text[self.at :] + text if self.at < len(self.text) else text
+        self.at = 0
+
+    def record(self) -> None:
+        """Keep what is read from here on, so that it can be given back."""
+        self._recorded = []
+        self._recording_from = self.at
+
+    def take_record(self) -> str:
+        """Return what was read since `record`, and keep no more."""
+        if self._recording_from >= 0:
+            self._recorded.append(self.text[self._recording_from : self.at])
+        self._recording_from = -1
+        recorded, self._recorded = "".join(self._recorded), []
+        return recorded
+
+    def peek(self) -> Steps[str]:
+        """Return the next character without reading it; "" at the end."""
+        while self.at >= len(self.text):
+            if self.ended:
+                return ""
+            yield
+        return self.text[self.at]
+
+    def skip_space(self) -> Steps[str]:
+        """Read whitespace and return what follows it, as `peek` does."""
+        while True:
+            found = _SPACE.match(self.text, self.at)
+            assert found is not None
+            self.at = found.end()
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended:
+                return ""
+            yield
+
+    def accept(self, markers: Markers) -> Steps[str]:
+        """Read the marker that follows, if one does, and return it; otherwise read nothing and return ""."""
+        marker = yield from self.look(markers)
+        self.at += len(marker)
+        return marker
+
+    def look(self, markers: Markers) -> Steps[str]:
+        """Return the marker that follows, "" if none does, and read nothing."""
+        while True:
+            matched = ""
+            undecided = False
+            for literal in markers.literals:
+                if self.text.startswith(literal, self.at):
+                    matched = literal
+                    break
+                if not self.ended and literal.startswith(self.text[self.at :]):
+                    undecided = True
+                    break
+            if not undecided:
+                return matched
+            yield
+
+    def accept_after_space(self, markers: Markers) -> Steps[str]:
+        """Read whitespace and a marker, if they follow, and return the marker; otherwise read nothing.
+
+        With more whitespace than `HEADER_MAX` no marker follows.
+        """
+        while True:
+            found = _SPACE.match(self.text, self.at)
+            assert found is not None
+            end = found.end()
+            if end - self.at > HEADER_MAX:
+                return ""
+            if end < len(self.text) or self.ended:
+                marker = self._starts_with(markers, end)
+                if marker is not None:
+                    if marker:
+                        self.at = end + len(marker)
+                    return marker
+            yield
+
+    def _starts_with(self, markers: Markers, at: int) -> str | None:
+        """Return the marker at `at`, "" if none is there, None if that needs more text."""
+        for literal in markers.literals:
+            if self.text.startswith(literal, at):
+                return literal
+            if not self.ended and literal.startswith(self.text[at:]):
+                return None
+        return ""
+
+    def copy_until(self, markers: Markers, write: Write) -> Steps[str]:
+        """Write the text up to the next marker, read the marker and return it; "" if the answer ends first."""
+        while True:
+            end, marker = markers.find(self.text, self.at, ended=self.ended)
+            if end > self.at:
+                write(self.text[self.at : end])
+            self.at = end + len(marker)
+            if marker or (self.ended and self.at >= len(self.text)):
+                return marker
+            yield
+
+    def read_until(self, markers: Markers) -> Steps[tuple[str, str]]:
+        """Return the text up to the next marker, and the marker, which is read too.
+
+        The marker is "" if the answer ends first or more than `HEADER_MAX` characters pass.
+        """
+        pieces: list[str] = []
+        room = HEADER_MAX
+        while True:
+            end, marker = markers.find(self.text, self.at, ended=self.ended)
+            if end - self.at > room:
+                end, marker = self.at + room, ""
+            pieces.append(self.text[self.at : end])
+            room -= end - self.at
+            self.at = end + len(marker)
+            if marker or not room or (self.ended and self.at >= len(self.text)):
+                return "".join(pieces), marker
+            yield

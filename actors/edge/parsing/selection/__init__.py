@@ -1,0 +1,1 @@
+"""Which parser an answer gets: by the names of formats, by other servers' names for them, by a model's folder."""

@@ -10,7 +10,8 @@ import msgspec
 from docs._reference.markdown import code, table
 from docs._reference.structs import fields
 from headwater.actors.admin import app as admin
-from headwater.actors.edge.api import openai_types, pooling_types
+from headwater.actors.edge.api import pooling_types
+from headwater.actors.edge.api.openai import types as openai_types
 from headwater.actors.edge.request import routing_hints
 from headwater.actors.edge.request.fields import NEUTRAL_VALUES, ReservedFields, UnsupportedFields
 from headwater.schemas.messages.control import COMMANDS

@@ -11,11 +11,12 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.edge.access.control import AccessControl
 from headwater.actors.edge.access.models import permitted_model, permitted_models
-from headwater.actors.edge.api.completions import Completions
-from headwater.actors.edge.api.context import Call, Serving, trace_of
+from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.pooling import PoolingApi
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.generation.generate import Generator
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
+from headwater.actors.edge.request.context import Call, Serving, trace_of
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.settings import ClientLimits
@@ -71,10 +72,10 @@ class App:
             limits or ClientLimits(),
             special_tokens_in_text,
         )
-        generation, pooling = Completions(serving), PoolingApi(serving)
+        openai, pooling = OpenAiApi(serving, Generator(serving)), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
-            "/v1/chat/completions": generation.chat,
-            "/v1/completions": generation.complete,
+            "/v1/chat/completions": openai.chat,
+            "/v1/completions": openai.complete,
             "/v1/embeddings": pooling.embeddings,
             "/v1/classify": pooling.classify,
             "/v1/score": pooling.score,

@@ -7,8 +7,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from headwater.actors.edge.api.completions import tokens_of
-from headwater.actors.edge.api.context import Call, Serving
 from headwater.actors.edge.api.pooling_types import (
     PoolingCommon,
     decode_classify,
@@ -19,7 +17,9 @@ from headwater.actors.edge.api.pooling_types import (
     entries,
     floats,
 )
+from headwater.actors.edge.generation.prompts import tokens_of
 from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.pooling import Pooling, PoolingJob
 from headwater.actors.edge.request.routing_hints import RoutingHints, parse_routing_headers
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, respond

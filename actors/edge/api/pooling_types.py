@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 import numpy as np
 
-from headwater.actors.edge.api.openai_types import Priority, decode_body
+from headwater.actors.edge.api.openai.types import Priority
 from headwater.actors.edge.request.fields import UnsupportedFields
+from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
 
 INPUTS_MAX: Final = 2_048

@@ -36,8 +36,8 @@ class ResponseEncoder(Protocol):
         """Reasoning, or a piece of a tool call. Every `ToolCallStart` has its id."""
         ...
 
-    def progress(self, usage: TokenUsage) -> bytes:
-        """TokenUsage so far: called after each delta if `wants_progress`."""
+    def progress(self, usage: TokenUsage) -> None:
+        """Usage with the tokens of the next delta: called before each if `wants_progress`."""
         ...
 
     @property

@@ -159,10 +159,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `max_tokens` None: as many as the context allows. `choices` are returned of `best_of` generated per prompt.
     `guide` constrains the answer and `guide_param` names the field that asked for it. `param` names, in errors, the
     field that holds the prompt. `raw_answer`: no tool calls or reasoning are parsed.
+
+    `endpoint` names the API in the request log and in metrics. `id_prefix` begins the request's name there, which
+    ends with `id`, made if empty.
     """
 
     model: str
     param: str
+    endpoint: str = "chat"
+    id_prefix: str = ""
+    id: str = ""
     messages: tuple[Turn, ...] = ()
     prompts: tuple[str | list[int], ...] = ()
     suffix: str = ""
@@ -173,6 +179,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingFields = DEFAULT_SAMPLING
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
+    logprobs_param: str = "logprobs"
     choices: int = 1
     best_of: int = 1
     stops: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors import metrics
-from headwater.actors.edge.api.openai_types import ChatRequest, CompletionRequest
+from headwater.actors.edge.api.openai.types import ChatRequest, CompletionRequest
 from headwater.actors.edge.request.fields import (
     NAMES,
     FieldChecker,

@@ -8,8 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.api import responses
-from headwater.actors.edge.api.responses import ChunkWriter, Endpoint
+from headwater.actors.edge.api.openai.chunks import Endpoint, event
+from headwater.actors.edge.api.openai.encoders import (
+    ChatEncoder,
+    CompletionEncoder,
+    OpenAiEncoder,
+    ShownParts,
+)
+from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
+from headwater.actors.edge.generation.events import (
+    ChoiceEnd,
+    ChoiceResult,
+    GenerationResult,
+    GenerationStart,
+    PromptDetail,
+    TokenDetail,
+    TokenUsage,
+)
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.http.errors import ApiError, no_model, overloaded
 from headwater.engines.sim.model import tokenizer as sim_tokenizer
@@ -42,21 +57,31 @@ def expected(
     }
 
 
+def started(encoder: OpenAiEncoder, request: str, model: str) -> bytes:
+    """What an encoder sends before the first token of choice 2."""
+    parts = [encoder.start(GenerationStart(request, model, 123, TokenUsage(10, 0)))]
+    parts += [encoder.start_choice(index, None) for index in range(3)]
+    return parts[-1]
+
+
 @given(any_text, any_text, any_text, st.booleans())
 def test_chat_chunks_are_the_documents_that_clients_expect(
     request: str, model: str, text: str, usage: bool
 ) -> None:
     """Role, text and end; whatever the id, the model's name and the text hold."""
-    chunks = ChunkWriter("chat", request, 123, model, 2, usage)
+    encoder = ChatEncoder(TOKENIZER, ShownParts(logprobs=True, usage=usage))
 
     def chunk(choice: dict[str, Any]) -> dict[str, Any]:
-        return expected("chat", request, model, choice, usage=usage)
+        return expected("chat", "chatcmpl-" + request, model, choice, usage=usage)
 
-    assert read(chunks.role()) == chunk({"delta": {"role": "assistant", "content": ""}})
-    assert read(chunks.text(text)) == chunk({"delta": {"content": text}})
-    logprobs = {"content": [{"token": text}]}
-    assert read(chunks.text(text, logprobs)) == chunk({"delta": {"content": text}, "logprobs": logprobs})
-    assert read(chunks.finish("stop")) == chunk({"delta": {}, "finish_reason": "stop"})
+    role = started(encoder, request, model)
+    assert read(role) == chunk({"delta": {"role": "assistant", "content": ""}})
+    assert read(encoder.text(2, text, None)) == chunk({"delta": {"content": text}})
+    logprobs: dict[str, Any] = {"content": [], "refusal": None}
+    assert read(encoder.text(2, text, TokenDetail())) == chunk(
+        {"delta": {"content": text}, "logprobs": logprobs}
+    )
+    assert read(encoder.end_choice(2, ChoiceEnd("stop"))) == chunk({"delta": {}, "finish_reason": "stop"})
 
 
 @given(any_text, any_text, any_text, st.booleans())
@@ -64,50 +89,67 @@ def test_completion_chunks_are_the_documents_that_clients_expect(
     request: str, model: str, text: str, usage: bool
 ) -> None:
     """The same for the older endpoint, which has no roles."""
-    chunks = ChunkWriter("completions", request, 123, model, 2, usage)
+    encoder = CompletionEncoder(TOKENIZER, ShownParts(logprobs=True, usage=usage))
 
     def chunk(choice: dict[str, Any]) -> dict[str, Any]:
-        return expected("completions", request, model, choice, usage=usage)
+        return expected("completions", "cmpl-" + request, model, choice, usage=usage)
 
-    assert chunks.role() == b""
-    assert read(chunks.text(text)) == chunk({"text": text})
-    logprobs = {"tokens": [text]}
-    assert read(chunks.text(text, logprobs)) == chunk({"text": text, "logprobs": logprobs})
-    assert read(chunks.finish("length")) == chunk({"text": "", "finish_reason": "length"})
+    assert started(encoder, request, model) == b""
+    assert read(encoder.text(2, text, None)) == chunk({"text": text})
+    logprobs: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    assert read(encoder.text(2, text, TokenDetail())) == chunk({"text": text, "logprobs": logprobs})
+    end = encoder.end_choice(2, ChoiceEnd("length"))
+    assert read(end) == chunk({"text": "", "finish_reason": "length"})
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "kind"), [("chat", "chat.completion"), ("completions", "text_completion")]
+    ("encoder", "kind", "choice"),
+    [
+        (
+            ChatEncoder(TOKENIZER, ShownParts(usage=True)),
+            "chat.completion",
+            {"message": {"role": "assistant", "content": "hi", "refusal": None}},
+        ),
+        (CompletionEncoder(TOKENIZER, ShownParts(usage=True)), "text_completion", {"text": "hi"}),
+    ],
 )
-def test_a_whole_answer_and_its_usage_have_openais_shape(endpoint: Endpoint, kind: str) -> None:
-    """Counts add up; the cached part of the prompt is told, never below zero."""
-    counts = responses.usage(10, 4, 8)
-    document = msgspec.json.decode(responses.whole(endpoint, "id", 123, "m", [{"index": 0}], counts))
+def test_a_whole_answer_and_its_usage_have_openais_shape(
+    encoder: OpenAiEncoder, kind: str, choice: dict[str, Any]
+) -> None:
+    """Counts add up; the cached part of the prompt is told."""
+    usage = TokenUsage(10, 4, 8)
+    start = GenerationStart("id", "m", 123, usage)
+    one = ChoiceResult(0, 0, "hi", "", (), ChoiceEnd("stop"), TokenDetail(), PromptDetail())
+    result = GenerationResult(start, (one,), usage)
     wanted = {
         "prompt_tokens": 10,
         "completion_tokens": 4,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 8},
     }
-    assert document == {
-        "id": "id",
+    assert msgspec.json.decode(encoder.encode_result(result)) == {
+        "id": encoder.prefix + "id",
         "object": kind,
         "created": 123,
         "model": "m",
-        "choices": [{"index": 0}],
+        "choices": [{"index": 0, **choice, "logprobs": None, "finish_reason": "stop"}],
         "usage": wanted,
     }
-    chunk = read(responses.usage_chunk(endpoint, "id", 123, "m", counts))
+    encoder.start(start)
+    usage_event, done, rest = encoder.end(result).split(b"\n\n")
+    chunk = read(usage_event + b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
     assert (chunk["choices"], chunk["usage"]) == ([], wanted)
-    assert chunk["object"] == ("chat.completion.chunk" if endpoint == "chat" else "text_completion")
-    assert responses.usage(1, 1, -1).prompt_tokens_details == {"cached_tokens": 0}
+    assert chunk["object"] == ("chat.completion.chunk" if kind.startswith("chat") else "text_completion")
 
 
 def test_chat_logprobs_show_text_and_bytes_of_each_token() -> None:
     """Half characters as U+FFFD in text and as bytes beside it; minus infinity as a number that JSON has."""
     tokens = tuple(TOKENIZER.reference.encode("aé").ids)
     logprobs = tuple(TokenLogprob(value, ((tokens[0], value),)) for value in (-0.25, -math.inf, -1.0))
-    document = msgspec.json.decode(msgspec.json.encode(responses.chat_logprobs(TOKENIZER, tokens, logprobs)))
+    document = msgspec.json.decode(
+        msgspec.json.encode(chat_logprobs(TOKENIZER, TokenDetail(tokens, logprobs)))
+    )
     first, second, third = document["content"]
     assert first == {
         "token": "a",
@@ -124,7 +166,9 @@ def test_completion_logprobs_count_offsets_in_the_text() -> None:
     """Four lists of one length; offsets go on from what was sent before."""
     tokens = tuple(TOKENIZER.reference.encode("abc").ids)
     logprobs = tuple(TokenLogprob(-1.0, ((token, -1.0), (tokens[0], -2.0))) for token in tokens)
-    document = responses.completion_logprobs(TOKENIZER, tokens, logprobs, 5)
+    shown = CompletionLogprobs(TOKENIZER)
+    shown.offset = 5
+    document = shown.document(TokenDetail(tokens, logprobs))
     assert document["tokens"] == ["a", "b", "c"]
     assert document["token_logprobs"] == [-1.0] * 3
     assert document["text_offset"] == [5, 6, 7]
@@ -146,4 +190,4 @@ def test_errors_have_openais_shape() -> None:
     busy = overloaded("no worker", 2.5)
     assert (busy.status, busy.retry_after_s, busy.document()["error"]["type"]) == (503, 2.5, "server_error")
     assert no_model("x", ["a", "b"]).status == 404
-    assert read(responses.event(error.document()))["error"]["code"] == "bad"
+    assert read(event(error.document()))["error"]["code"] == "bad"

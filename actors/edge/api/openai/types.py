@@ -4,13 +4,13 @@ An engine gets only the fields that are read here by name. Unknown fields are ig
 fields are ignored and counted, and known but unsupported ones are refused when they would change the answer (`fields`).
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
 from headwater.actors.edge.guided.structured_output import Guided
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.errors import bad_request
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
@@ -132,23 +132,6 @@ class ChatRequest(CompletionCommon, kw_only=True):
             raise bad_request("top_logprobs needs logprobs to be true.", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def plain_messages(self) -> list[dict[str, Any]]:
-        """Messages as plain JSON types, text parts joined."""
-        plain: list[dict[str, Any]] = []
-        for message in self.messages:
-            entry: dict[str, Any] = msgspec.to_builtins(message)
-            entry["content"] = _text_of(message)
-            plain.append(entry)
-        return plain
-
-    def texts(self) -> Iterator[str]:
-        """The text of all messages."""
-        for message in self.messages:
-            if isinstance(message.content, str):
-                yield message.content
-            else:
-                yield from (part.text or "" for part in message.content or ())
-
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""
         super().refuse_unsupported()
@@ -209,35 +192,3 @@ def decode_chat(body: bytes) -> ChatRequest:
 def decode_completion(body: bytes) -> CompletionRequest:
     """Read and check a completion request. Raises `ApiError` 400 naming the field."""
     return cast(CompletionRequest, decode_body(_completion, body))
-
-
-def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """Read a body. Raises `ApiError` 400 naming the field."""
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        param = where.rstrip("`").lstrip(".") or None
-        raise bad_request(f"{message}" + (f" (at {param})" if param else ""), param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from error
-
-
-def _text_of(message: ChatMessage) -> str | None:
-    if not isinstance(message.content, list):
-        return message.content
-    for part in message.content:
-        if part.type != "text" or part.text is None:
-            raise bad_request(
-                f"Content of type {part.type!r} is not supported by this model.", param="messages"
-            )
-    return "".join(part.text or "" for part in message.content)
-
-
-__all__ = [
-    "ApiError",
-    "ChatRequest",
-    "CompletionRequest",
-    "decode_chat",
-    "decode_completion",
-]

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.api import openai_types
-from headwater.actors.edge.api.completions import sampling_of
-from headwater.actors.edge.api.openai_types import ChatRequest, decode_chat, decode_completion
+from headwater.actors.edge.api.openai.translate import chat_request, completion_request
+from headwater.actors.edge.api.openai.types import (
+    ChatRequest,
+    CompletionCommon,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+)
+from headwater.actors.edge.generation.prompts import template_message
+from headwater.actors.edge.generation.request import TextPart
+from headwater.actors.edge.generation.sampling import sampling_of
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 
@@ -23,20 +31,16 @@ def chat(**changes: Any) -> ChatRequest:
     return decode_chat(json.dumps({**CHAT, **changes}).encode())
 
 
-def read_all(request: openai_types.CompletionCommon, limit: int = 100) -> Sampling:
+def read_all(request: CompletionCommon, limit: int = 100) -> Sampling:
     """Everything the edge checks in a request."""
-    if isinstance(request, openai_types.ChatRequest):
-        request.refuse_unsupported()
-        request.plain_messages()
-        logprobs = request.logprob_count()
+    request.refuse_unsupported()
+    if isinstance(request, ChatRequest):
+        wanted = chat_request(request)
+        assert all(isinstance(part, TextPart) for turn in wanted.messages for part in turn.parts)
     else:
-        assert isinstance(request, openai_types.CompletionRequest)
-        request.refuse_unsupported()
-        request.prompts()
-        logprobs = request.logprobs
-    request.stops()
-    guided = request.guide()
-    return sampling_of(request, limit=limit, logprobs=logprobs, guide=guided[1] if guided else None)
+        assert isinstance(request, CompletionRequest)
+        wanted = completion_request(request)
+    return sampling_of(wanted.sampling, limit=limit, guide=wanted.guide)
 
 
 @pytest.mark.parametrize(
@@ -172,19 +176,30 @@ def test_a_request_becomes_what_an_engine_understands() -> None:
 
 def test_the_newer_name_of_the_limit_wins() -> None:
     """`max_completion_tokens` replaced `max_tokens`."""
-    assert chat(max_tokens=5).limit() == 5
-    assert chat(max_tokens=5, max_completion_tokens=7).limit() == 7
-    assert chat().limit() is None
+    assert chat_request(chat(max_tokens=5)).max_tokens == 5
+    assert chat_request(chat(max_tokens=5, max_completion_tokens=7)).max_tokens == 7
+    assert chat_request(chat()).max_tokens is None
 
 
 def test_content_parts_are_joined_and_nothing_else_of_a_message_is_changed() -> None:
     """Templates get plain JSON types; text parts become one text."""
+    function = {"name": "f", "arguments": '{"a": 1}'}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": function}],
+        },
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
-    assert chat(messages=messages).plain_messages() == [{"role": "user", "content": "ab"}, *messages[1:]]
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    turns = chat_request(chat(messages=messages)).messages
+    assert [template_message(turn) for turn in turns] == [
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+    ]
 
 
 @pytest.mark.parametrize(

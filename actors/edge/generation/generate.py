@@ -1,0 +1,57 @@
+"""Runs generation requests, whatever their API: from the internal request to the last byte of the response."""
+
+from headwater.actors.edge.generation.encoder import ResponseEncoder
+from headwater.actors.edge.generation.events import GenerationResult
+from headwater.actors.edge.generation.prepare import prepare
+from headwater.actors.edge.generation.request import GenerationRequest
+from headwater.actors.edge.generation.run import Generation
+from headwater.actors.edge.generation.sink import ByteSink, HttpSink
+from headwater.actors.edge.request.context import Call, Serving
+from headwater.actors.edge.request.routing_hints import parse_routing_headers
+from headwater.actors.http.asgi import Disconnect
+
+
+class Generator:
+    """One per edge."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def run(
+        self, request: GenerationRequest, encoder: ResponseEncoder, call: Call, sink: ByteSink | None = None
+    ) -> GenerationResult | None:
+        """Answer a request, streamed or whole, through `sink` (by default as the HTTP response of `call`).
+
+        Returns the whole answer, None if the client disconnected before its end or if it ended with an error after the
+        headers of a stream were sent. Raises `ApiError` before anything was sent.
+        """
+        serving = self._serving
+        model = serving.model(request.model, call.principal)
+        prepared = await prepare(request, model, special_tokens_in_text=serving.special_tokens_in_text)
+        serving.require_open()
+        hints = parse_routing_headers(
+            call.headers,
+            serving.limits,
+            call.principal,
+            user=request.hints.user,
+            priority=request.hints.priority,
+        )
+        id_ = request.id or serving.workers.world.ids()
+        name = request.id_prefix + id_
+        answers = len(prepared.prompts) * request.choices
+        record = serving.record(name, model, request.endpoint, call.trace, answers=answers)
+        generation = Generation(
+            serving.workers, prepared, encoder, sink or HttpSink(call.send), record, id_, hints=hints
+        )
+        record.accepted(
+            prepared.prompt_tokens,
+            answers,
+            call.body,
+            max_tokens=prepared.sampling.max_tokens,
+            stream=request.stream,
+        )
+        client = Disconnect(call.receive)
+        try:
+            return await generation.run(client)
+        finally:
+            client.stop()

@@ -1,0 +1,287 @@
+"""One generation request from prepared prompts to the last byte: its choices, its response, its terminal event."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.generation.choice import ChoiceWriter
+from headwater.actors.edge.generation.encoder import ResponseEncoder
+from headwater.actors.edge.generation.events import ChoiceEnd, GenerationResult, GenerationStart, TokenUsage
+from headwater.actors.edge.generation.headers import routing_headers
+from headwater.actors.edge.generation.prepare import Prepared
+from headwater.actors.edge.generation.sink import ByteSink
+from headwater.actors.edge.model.stop_strings import StopStringMatcher
+from headwater.actors.edge.request.dispatch import ChoiceMessages, Dispatcher
+from headwater.actors.edge.request.driver import ChoiceDriver
+from headwater.actors.edge.request.record import RequestLogWriter
+from headwater.actors.edge.request.routing_hints import NO_HINTS, RoutingHints
+from headwater.actors.edge.request.saga_types import ChoiceSpec
+from headwater.actors.http.asgi import PING_S, Disconnect
+from headwater.actors.http.errors import ApiError
+from headwater.schemas.constraints import Constraints
+from headwater.schemas.messages.inference import Sampling, TokenLogprob
+from headwater.schemas.tables.capability import required_capabilities
+
+HEADERS_S: Final = 2.0
+"""Seconds that a stream's headers wait for its first token, so that an early error gets an HTTP status of its own."""
+
+
+class Generation:
+    """See the module. It is the `ChoiceOutput` of its choices' drivers."""
+
+    def __init__(
+        self,
+        workers: WorkerRegistry,
+        prepared: Prepared,
+        encoder: ResponseEncoder,
+        sink: ByteSink,
+        record: RequestLogWriter,
+        id_: str,
+        *,
+        hints: RoutingHints = NO_HINTS,
+    ) -> None:
+        request = prepared.request
+        self.name = request.id_prefix + id_
+        self._id = id_
+        self._workers = workers
+        self._clock = workers.world.clock
+        self._prepared = prepared
+        self._encoder = encoder
+        self._sink = sink
+        self._record = record
+        self._streams = request.stream
+        self._wants_progress = request.stream and encoder.wants_progress
+        self._created_s = self._clock.wall_ns() // 1_000_000_000
+        self._begun = False
+        loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = loop.create_future()
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._dispatching: asyncio.Future[None] | None = None
+        self._drivers: list[ChoiceDriver] = []
+        self._choices: list[ChoiceWriter] = []
+        self._add_choices(hints)
+        self._open = len(self._drivers)
+
+    def _add_choices(self, hints: RoutingHints) -> None:
+        request, model, sampling = self._prepared.request, self._prepared.model, self._prepared.sampling
+        card = model.card
+        dispatcher = Dispatcher(self._workers, card.pool, hints)
+        constraints = Constraints(lora_name=model.lora_name, needs=required_capabilities(sampling))
+        # A hint: engines without priorities ignore it.
+        priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
+        stops = list(request.stops)
+        detailed = request.return_token_ids or sampling.logprobs is not None
+        encoder = self._encoder if request.stream else None
+        for prompt in self._prepared.prompts:
+            for number in range(request.choices):
+                index = len(self._drivers)
+                # Equal seeds would give equal choices.
+                one = _with_seed(sampling, number) if request.choices > 1 else sampling
+                spec = ChoiceSpec(
+                    self.name,
+                    index,
+                    one,
+                    constraints,
+                    request.guide_param,
+                    request.hints.cache_salt,
+                    priority,
+                )
+                messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher)
+                self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
+                matcher = StopStringMatcher(model.tokenizer.decoder(), stops)
+                self._choices.append(ChoiceWriter(index, matcher, encoder, detailed=detailed))
+
+    async def run(self, client: Disconnect) -> GenerationResult | None:
+        """Place every choice, then stream or collect until all ended or the client disconnected: see `Generator.run`."""
+        error: ApiError | None = None
+        self._workers.calls.add(self)
+        try:
+            if not await self._place(client):
+                return None
+            if self._streams:
+                return await self._run_stream(client)
+            return await self._run_whole(client)
+        except ApiError as raised:
+            error = raised
+            raise
+        finally:
+            self._workers.calls.discard(self)
+            for driver in self._drivers:
+                driver.cancel()
+            self._record_end(error)
+
+    def abort(self, error: ApiError) -> None:
+        """See `headwater.actors.edge.clients.workers.ClientCall`."""
+        for driver in self._drivers:
+            driver.abort(error)
+        if self._dispatching is not None and not self._dispatching.done():
+            self._dispatching.cancel()
+
+    # To the workers.
+
+    async def _place(self, client: Disconnect) -> bool:
+        """False if the client disconnected before every choice was placed."""
+        dispatching = self._dispatching = asyncio.ensure_future(self._place_all())
+        try:
+            disconnected = await client.or_done(dispatching)
+        finally:
+            if not dispatching.done():
+                dispatching.cancel()
+                await asyncio.gather(dispatching, return_exceptions=True)
+        if disconnected:
+            return False
+        if dispatching.cancelled():
+            raise next(driver.error for driver in self._drivers if driver.error)
+        dispatching.result()
+        return True
+
+    async def _place_all(self) -> None:
+        """The choices of one prompt go to the worker of its first choice, which has the prompt cached."""
+        pinned = ""
+        for index, driver in enumerate(self._drivers):
+            await driver.place(pinned if index % self._prepared.request.choices else "")
+            pinned = driver.saga.attempt.worker
+
+    # The response.
+
+    async def _run_stream(self, client: Disconnect) -> GenerationResult | None:
+        # An engine rejects a request within milliseconds of accepting it; while no headers are sent, as an HTTP status.
+        if await client.or_done(self._started, HEADERS_S):
+            return None
+        failed = self._failure()
+        if failed is not None and not any(driver.emitted for driver in self._drivers):
+            raise failed
+        sink, encoder = self._sink, self._encoder
+        self._begin()
+        await sink.start(routing_headers(self.name, self._drivers[0].saga))
+        while not self._done.done():
+            disconnected = await client.or_done(self._done, PING_S)
+            if disconnected or sink.cut:
+                return None
+            if not self._done.done():
+                sink.write(encoder.ping())
+        failed = self._failure()
+        result = None
+        if failed is not None:
+            sink.write(encoder.fail(failed), last=True)
+        else:
+            result = self._result()
+            sink.write(encoder.end(result), last=True)
+        await sink.settle()
+        return result
+
+    def _begin(self) -> None:
+        """The first events of a stream. They are written before its headers are sent if a token arrives before."""
+        if self._begun:
+            return
+        self._begun = True
+        encoder = self._encoder
+        parts = [encoder.start(self._start())]
+        parts += [encoder.start_choice(index, None) for index in range(len(self._choices))]
+        if head := b"".join(parts):
+            self._sink.write(head)
+
+    async def _run_whole(self, client: Disconnect) -> GenerationResult | None:
+        if not self._done.done() and await client.or_done(self._done):
+            return None
+        failed = self._failure()
+        if failed is not None:
+            raise failed
+        result = self._result()
+        headers = routing_headers(self.name, self._drivers[0].saga)
+        await self._sink.respond(self._encoder.encode_result(result), headers)
+        return result
+
+    # From the drivers.
+
+    def write_tokens(self, index: int, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        """See `ChoiceOutput.write_tokens`."""
+        choice, driver = self._choices[index], self._drivers[index]
+        if len(driver.emitted) == len(tokens):
+            self._write_start(choice, driver)
+        if self._wants_progress:
+            self._encoder.progress(self._usage())
+        text, data = choice.push(tokens, logprobs)
+        self._record.generated(index, driver.emitted, text)
+        if data:
+            self._sink.write(data)
+        if choice.stopped:
+            driver.stop()
+
+    def _write_start(self, choice: ChoiceWriter, driver: ChoiceDriver) -> None:
+        choice.first_token_s = self._clock.monotonic_s()
+        attempt = driver.saga.attempt
+        self._record.started(driver.saga.spec.index, attempt.worker, attempt.epoch, driver.saga.cached_tokens)
+        if self._streams:
+            self._begin()
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def write_end(self, index: int) -> None:
+        """See `ChoiceOutput.write_end`."""
+        choice, driver = self._choices[index], self._drivers[index]
+        if driver.saga.end in ("stop", "length"):
+            rest, data = choice.finish()
+            if rest:
+                self._record.generated(index, driver.emitted, rest)
+            if self._streams:
+                self._begin()
+                self._sink.write(data + self._encoder.end_choice(index, self._end_of(index)))
+        self._open -= 1
+        if (self._open == 0 or driver.error) and not self._done.done():
+            self._done.set_result(None)
+            if not self._started.done():
+                self._started.set_result(None)
+
+    # Accounts.
+
+    def _start(self) -> GenerationStart:
+        return GenerationStart(self._id, self._prepared.model.card.name, self._created_s, self._usage())
+
+    def _end_of(self, index: int) -> ChoiceEnd:
+        return ChoiceEnd("length" if self._drivers[index].saga.end == "length" else "stop")
+
+    def _result(self) -> GenerationResult:
+        per_prompt = self._prepared.request.choices
+        choices = tuple(
+            choice.result(index, index // per_prompt, self._end_of(index))
+            for index, choice in enumerate(self._choices)
+        )
+        return GenerationResult(self._start(), choices, self._usage())
+
+    def _failure(self) -> ApiError | None:
+        return next((driver.error for driver in self._drivers if driver.error), None)
+
+    def _usage(self) -> TokenUsage:
+        return TokenUsage(self._prepared.prompt_tokens, self._completion_tokens(), self._cached_tokens())
+
+    def _completion_tokens(self) -> int:
+        return sum(len(driver.emitted) for driver in self._drivers)
+
+    def _cached_tokens(self) -> int:
+        return sum(max(0, driver.saga.cached_tokens) for driver in self._drivers)
+
+    def _record_end(self, error: ApiError | None) -> None:
+        """Write the one terminal event."""
+        failure = error or self._failure()
+        ends = {driver.saga.end for driver in self._drivers}
+        reason = next((e for e in ("error", "cancelled", "length", "stop") if e in ends), "error")
+        first_s = min((c.first_token_s for c in self._choices if c.first_token_s), default=0.0)
+        self._record.ended(
+            "error" if failure is not None else reason,
+            str(failure) if failure else "",
+            completion_tokens=self._completion_tokens(),
+            cached_tokens=self._cached_tokens(),
+            migrations=sum(driver.saga.migrations for driver in self._drivers),
+            ttft_s=first_s - self._record.began_s if first_s else 0.0,
+        )
+
+
+def _with_seed(sampling: Sampling, number: int) -> Sampling:
+    """The sampling of one choice: seeds count up from the client's, and wrap around after the greatest."""
+    if sampling.seed is None:
+        return sampling
+    seed = (sampling.seed + number + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(sampling, seed=seed)

@@ -1,0 +1,116 @@
+"""From the sampling fields of a request to what engines get, checked against the model. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from headwater.actors.edge.generation.request import GenerationRequest, SamplingFields
+from headwater.actors.edge.guided.logits_processors import processors_of
+from headwater.actors.edge.model.catalog import Model
+from headwater.actors.http.errors import bad_request
+from headwater.schemas.messages.inference import Guide, Sampling
+from headwater.schemas.tables.capability import Capability, needs_of
+from headwater.schemas.tables.card import ModelCard
+
+REPETITION_PENALTY_MAX: Final = 10.0
+"""Engines take any positive number, but a value far from 1 destroys the distribution."""
+
+NO_DEFAULTS: Final[Mapping[str, float]] = {}
+
+
+def sampling_for(request: GenerationRequest, model: Model, longest: int) -> Sampling:
+    """How the engine samples for a request whose longest prompt has so many tokens. Raises `ApiError` 400."""
+    card, fields = model.card, request.sampling
+    context = card.context_length
+    limit = request.max_tokens
+    if longest + (limit or 1) > context:
+        raise bad_request(
+            f"This model's context is {context} tokens; the request has {longest} in the prompt"
+            f" and asks for {limit or 1}.",
+            param=request.param,
+            code="context_length_exceeded",
+        )
+    if not limit:
+        limit = min(context - longest, int(card.default_sampling.get("max_tokens", context)))
+    sampling = sampling_of(
+        fields,
+        limit=limit,
+        guide=request.guide,
+        processors=processors_of(fields.processors, card.logits_processors),
+        defaults=card.default_sampling,
+    )
+    # An engine without cache salts would share the prompt's blocks with other clients.
+    for need in needs_of(sampling, cache_salt=request.hints.cache_salt):
+        require(card, need.capability, request.guide_param if need.capability == "guide" else need.param)
+    if fields.logprobs is not None and fields.logprobs > card.logprobs_max:
+        param = request.logprobs_param
+        raise bad_request(f"{param} must be from 0 to {card.logprobs_max} for this model.", param=param)
+    vocabulary = card.vocabulary or model.tokenizer.vocabulary
+    _check_tokens(sampling.stop_token_ids, vocabulary, "stop_token_ids")
+    _check_tokens(sampling.logit_bias, vocabulary, "logit_bias")
+    return sampling
+
+
+def sampling_of(
+    fields: SamplingFields,
+    *,
+    limit: int,
+    guide: Guide | None = None,
+    processors: dict[str, dict[str, Any]] | None = None,
+    defaults: Mapping[str, float] = NO_DEFAULTS,
+) -> Sampling:
+    """How the engine samples. `limit` is the number of tokens that may be generated.
+
+    `defaults` are the model's own values of fields that the request leaves out. Raises `ApiError` 400.
+    """
+
+    def chosen(name: str, otherwise: float) -> float:
+        value: float | None = getattr(fields, name)
+        return float(defaults.get(name, otherwise)) if value is None else value
+
+    if fields.top_p == 0:
+        raise bad_request(
+            "top_p must be above 0: temperature 0 always selects the most likely token.", param="top_p"
+        )
+    penalty = fields.repetition_penalty
+    if penalty is not None and not 0 < penalty <= REPETITION_PENALTY_MAX:
+        raise bad_request(
+            f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}.",
+            param="repetition_penalty",
+        )
+    if fields.min_tokens is not None and fields.min_tokens > limit:
+        raise bad_request(f"min_tokens must be from 0 to {limit}.", param="min_tokens")
+    return Sampling(
+        max_tokens=limit,
+        temperature=chosen("temperature", 1.0),
+        top_p=chosen("top_p", 1.0),
+        top_k=max(0, int(chosen("top_k", 0))),
+        min_p=chosen("min_p", 0.0),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=chosen("repetition_penalty", 1.0),
+        seed=fields.seed,
+        min_tokens=fields.min_tokens or 0,
+        ignore_eos=fields.ignore_eos,
+        stop_token_ids=fields.stop_token_ids,
+        logprobs=fields.logprobs,
+        logit_bias=fields.logit_bias,
+        guide=guide,
+        processors=processors or {},
+    )
+
+
+def require(card: ModelCard, capability: Capability, param: str) -> None:
+    """Raises `ApiError` 400 naming the field and the capability that the engine lacks."""
+    if capability not in card.capabilities:
+        raise bad_request(
+            f"{param} is not supported for {card.name}: its engine, {card.engine}, lacks capability {capability!r}.",
+            param=param,
+        )
+
+
+def _check_tokens(tokens: Iterable[int], vocabulary: int, param: str) -> None:
+    for token in tokens:
+        if token >= vocabulary:
+            raise bad_request(
+                f"{param}: token id {token} is outside the vocabulary of {vocabulary}.", param=param
+            )

@@ -1,0 +1,19 @@
+"""Reads JSON bodies into msgspec types; errors name the field."""
+
+from typing import Any
+
+import msgspec
+
+from headwater.actors.http.errors import bad_request
+
+
+def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Read a body. Raises `ApiError` 400 naming the field."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        param = where.rstrip("`").lstrip(".") or None
+        raise bad_request(f"{message}" + (f" (at {param})" if param else ""), param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from error

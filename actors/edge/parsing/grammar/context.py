@@ -10,11 +10,14 @@ from headwater.actors.edge.parsing.grammar.reader import Reader, Steps
 class Context:
     """The state of one answer's parser that its grammar shares."""
 
-    __slots__ = ("offered", "out", "reader")
+    __slots__ = ("offered", "out", "parse_tools", "reader")
 
-    def __init__(self, reader: Reader, out: Output, offered: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, reader: Reader, out: Output, offered: Mapping[str, Mapping[str, Any]], *, parse_tools: bool
+    ) -> None:
         self.reader = reader
         self.out = out
+        self.parse_tools = parse_tools
         self.offered = offered
         """The parameters' schemas of each tool that the request offers, by name."""
 

@@ -12,13 +12,17 @@ class ReasoningFormat:
 
     `open` and `close` are the markers; the characters `trim` next to them belong to them. `starts` says when an
     answer begins inside reasoning: "prompt" if the rendered prompt ends inside it, "always" if the model never writes
-    the opening marker.
+    the opening marker. `framing` and `ends_before` are as `framing` and `end_reasoning` of tool formats, for markers that
+    are there without tools as well, and so is `whole`.
     """
 
     open: tuple[str, ...] = ("<think>",)
     close: tuple[str, ...] = ("</think>",)
     trim: str = "\n"
     starts: str = "prompt"
+    framing: tuple[str, ...] = ()
+    ends_before: tuple[str, ...] = ()
+    whole: CallGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +39,4 @@ class ToolFormat:
     trim: str = "\n"
     end_reasoning: tuple[str, ...] = ()
     whole: CallGrammar | None = None
-    """What the answer, apart from reasoning, consists of: calls that structured output enforces."""
+    """What the answer, apart from reasoning, consists of."""

@@ -81,7 +81,7 @@ class Trimmed:
 class Output:
     """The events of an answer, as a grammar writes them."""
 
-    __slots__ = ("_call", "events", "reasoning", "text")
+    __slots__ = ("_call", "_ended", "events", "reasoning", "text")
 
     def __init__(self, trim: str, reasoning_trim: str, *, parse_reasoning: bool) -> None:
         self.events: list[OutputEvent] = []
@@ -92,6 +92,7 @@ class Output:
             else Trimmed(self.events, TextDelta, "")
         )
         self._call = -1
+        self._ended = False
 
     @property
     def calls(self) -> int:
@@ -106,6 +107,7 @@ class Output:
 
     def start_call(self, name: str, call_id: str = "") -> None:
         """Begin the next call. Whitespace before it belongs to its markup."""
+        self._ended = False
         self.text.drop_held()
         self._call += 1
         self.events.append(ToolCallStart(self._call, name, call_id))
@@ -115,6 +117,14 @@ class Output:
         if text:
             self.events.append(ToolArgumentsDelta(self._call, text))
 
+    def write_trailing(self, text: str) -> None:
+        """Append to a call that did not end properly; behind one that did, only whitespace can be dropped."""
+        if not self._ended:
+            self.write_arguments(text)
+        else:
+            self.text.write(text)
+
     def end_call(self) -> None:
         """The current call ended properly."""
+        self._ended = True
         self.events.append(ToolCallEnd(self._call))

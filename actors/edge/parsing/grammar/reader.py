@@ -118,6 +118,18 @@ class Reader:
                 return ""
             yield
 
+    def read_run(self, characters: re.Pattern[str]) -> Steps[str]:
+        """Return the characters that follow, as far as the pattern matches them, but at most `HEADER_MAX` of them."""
+        while True:
+            found = characters.match(self.text, self.at, self.at + HEADER_MAX)
+            end = found.end() if found is not None else self.at
+            if end < len(self.text) or self.ended:
+                break
+            yield
+        run = self.text[self.at : end]
+        self.at = end
+        return run
+
     def accept(self, markers: Markers) -> Steps[str]:
         """Read the marker that follows, if one does, and return it; otherwise read nothing and return ""."""
         marker = yield from self.look(markers)
@@ -145,18 +157,31 @@ class Reader:
 
         With more whitespace than `HEADER_MAX` no marker follows.
         """
+        end, marker = yield from self._find_after_space(markers)
+        if marker:
+            self.at = end + len(marker)
+        return marker
+
+    def look_after_space(self, markers: Markers) -> Steps[str]:
+        """Return the marker that follows, perhaps after whitespace, as `accept_after_space` does, and read nothing."""
+        _end, marker = yield from self._find_after_space(markers)
+        return marker
+
+    def only_space_follows(self) -> bool:
+        """Return whether the answer has ended, but for whitespace."""
+        return self.ended and not self.text[self.at :].strip()
+
+    def _find_after_space(self, markers: Markers) -> Steps[tuple[int, str]]:
         while True:
             found = _SPACE.match(self.text, self.at)
             assert found is not None
             end = found.end()
             if end - self.at > HEADER_MAX:
-                return ""
+                return end, ""
             if end < len(self.text) or self.ended:
                 marker = self._starts_with(markers, end)
                 if marker is not None:
-                    if marker:
-                        self.at = end + len(marker)
-                    return marker
+                    return end, marker
             yield
 
     def _starts_with(self, markers: Markers, at: int) -> str | None:

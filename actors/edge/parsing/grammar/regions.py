@@ -61,13 +61,13 @@ class Regions:
         self._context: Final = context
         self._reasoning: Final = reasoning if reasoning is not None else ReasoningFormat(open=(), close=())
         self._calls: Final = tools.calls if tools is not None else {}
-        self._whole: Final = tools.whole if tools is not None else None
-        framing = tools.framing if tools is not None else ()
-        end_reasoning = tools.end_reasoning if tools is not None else ()
+        self._whole: Final = tools.whole if tools is not None and tools.whole else self._reasoning.whole
+        framing = (*self._reasoning.framing, *(tools.framing if tools is not None else ()))
+        ends = (*self._reasoning.ends_before, *(tools.end_reasoning if tools is not None else ()))
         self._in_text: Final = Markers(
             (*self._calls, *framing, *self._reasoning.open, *self._reasoning.close)
         )
-        self._in_reasoning: Final = Markers((*self._reasoning.close, *end_reasoning))
+        self._in_reasoning: Final = Markers((*self._reasoning.close, *ends))
         self._show: Final = not parse_reasoning
 
     def read(self, *, inside: bool) -> Steps[None]:

@@ -36,6 +36,6 @@ def make_parser(
         reasoning.trim if reasoning is not None else "",
         parse_reasoning=parse_reasoning,
     )
-    context = Context(reader, out, offered_tools(tools))
+    context = Context(reader, out, offered_tools(tools), parse_tools=tool is not None)
     grammar = Regions(context, tool, reasoning, parse_reasoning=parse_reasoning)
     return GrammarParser(reader, out, grammar.read(inside=starts_in_reasoning and reasoning is not None))

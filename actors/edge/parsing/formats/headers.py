@@ -1,0 +1,66 @@
+"""Calls as a header and JSON."""
+
+from typing import Final
+
+from headwater.actors.edge.parsing.grammar.format import ToolFormat
+from headwater.actors.edge.parsing.grammar.headed_calls import ByFirstCharacter, HeadedCalls, Header
+from headwater.actors.edge.parsing.grammar.json_calls import JsonCalls
+
+_DEEPSEEK_FRAMING: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>")
+
+DEEPSEEK_V3: Final = ToolFormat(
+    calls={
+        "<｜tool▁call▁begin｜>": HeadedCalls(
+            header=Header(
+                ends=("```json", "{"), pattern=r"\s*(?:function)?\s*<｜tool▁sep｜>\s*(?P<name>[^\s`{]+)\s*"
+            ),
+            close=("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "```"),
+        )
+    },
+    framing=_DEEPSEEK_FRAMING,
+)
+"""`function<｜tool▁sep｜>name` and the arguments in a fenced block: DeepSeek V3 and R1."""
+
+DEEPSEEK_V31: Final = ToolFormat(
+    calls={
+        "<｜tool▁call▁begin｜>": HeadedCalls(
+            header=Header(ends=("<｜tool▁sep｜>",), pattern=r"\s*(?P<name>[^\s{]+)\s*"),
+            close=("<｜tool▁call▁end｜>",),
+        )
+    },
+    framing=_DEEPSEEK_FRAMING,
+)
+"""`name<｜tool▁sep｜>{…}`: DeepSeek V3.1."""
+
+KIMI_K2: Final = ToolFormat(
+    calls={
+        "<|tool_call_begin|>": HeadedCalls(
+            header=Header(
+                ends=("<|tool_call_argument_begin|>",),
+                pattern=r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:]+)(?::\d+)?)\s*",
+            ),
+            close=("<|tool_call_end|>",),
+        )
+    },
+    framing=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
+    trim="",
+    end_reasoning=("<|tool_calls_section_begin|>",),
+)
+"""`functions.name:0<|tool_call_argument_begin|>{…}`, where the header is the call's id: Kimi K2."""
+
+MISTRAL: Final = ToolFormat(
+    calls={
+        "[TOOL_CALLS]": ByFirstCharacter(
+            json=JsonCalls(),
+            otherwise=HeadedCalls(
+                header=Header(
+                    ends=("[ARGS]", "{"),
+                    pattern=r"\s*(?P<name>[^\s\[{]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?",
+                ),
+                close=(),
+            ),
+        )
+    },
+    trim="",
+)
+"""`[TOOL_CALLS]` with an array of objects (up to 2024), or with `name[CALL_ID]id[ARGS]{…}` for each call: Mistral."""

@@ -1,0 +1,243 @@
+"""Calls as Python: `[f(a=1), g(b='x')]`. Llama 4, OLMo 3. Arguments are rewritten as JSON while they arrive."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.actors.edge.parsing.casting import escape, quote
+from headwater.actors.edge.parsing.grammar.context import Context
+from headwater.actors.edge.parsing.grammar.reader import Markers, Reader, Steps, Write
+
+DEPTH_MAX: Final = 64
+"""Nesting of a value; with more it is malformed."""
+
+_NAME: Final = re.compile(r"[\w.\-]+")
+_IDENTIFIER: Final = re.compile(r"\w+")
+_WORD: Final = re.compile(r"[-+.\w]+")
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_PLAIN: Final = {quote_mark: re.compile(rf"[^\\{quote_mark}]*") for quote_mark in "'\""}
+
+_WORDS: Final[Mapping[str, str]] = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+
+_ESCAPES: Final[Mapping[str, str]] = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "0": "\0",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+}
+
+_HEX_DIGITS: Final[Mapping[str, int]] = {"x": 2, "u": 4, "U": 8}
+
+_SURROGATES: Final = range(0xD800, 0xE000)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonicCalls:
+    """Calls between brackets, separated by commas; behind a marker also without brackets, one a line.
+
+    With `strict` no marker opens them: a call is then one of an offered tool.
+    """
+
+    close: tuple[str, ...] = ()
+    strict: bool = False
+
+    def read(self, context: Context, marker: str) -> Steps[None]:
+        """Read the calls that `marker` opens."""
+        reader = context.reader
+        close = Markers(self.close)
+        bracket = marker == "["
+        if not bracket and (yield from reader.skip_space()) == "[":
+            reader.at += 1
+            bracket = True
+        while (yield from self._read_call(context)):
+            following = yield from reader.skip_space()
+            if following == ",":
+                reader.at += 1
+            elif following == "]" and bracket:
+                reader.at += 1
+                break
+            elif bracket or not following or (yield from reader.look(close)):
+                break
+            reader.record()
+        reader.take_record()
+        yield from reader.accept_after_space(close)
+
+    def _read_call(self, context: Context) -> Steps[bool]:
+        """Read one call; return whether it is whole. If not, what was read has been dealt with."""
+        reader, out = context.reader, context.out
+        yield from reader.skip_space()
+        name = yield from reader.read_run(_NAME)
+        known = bool(name) and not (self.strict and name not in context.offered)
+        if not known or (yield from reader.skip_space()) != "(":
+            self._reject(context)
+            return False
+        reader.at += 1
+        started = False
+        while (yield from reader.skip_space()) != ")":
+            key = yield from reader.read_run(_IDENTIFIER)
+            if not key or (yield from reader.skip_space()) != "=":
+                break
+            reader.at += 1
+            if started:
+                out.write_arguments(f", {quote(key)}: ")
+            else:
+                started = True
+                reader.take_record()
+                out.start_call(name)
+                out.write_arguments(f"{{{quote(key)}: ")
+            yield from reader.skip_space()
+            if not (yield from copy_python(reader, out.write_arguments, DEPTH_MAX)):
+                break
+            if (yield from reader.skip_space()) == ",":
+                reader.at += 1
+        if (yield from reader.peek()) == ")":
+            reader.at += 1
+            if not started:
+                reader.take_record()
+                out.start_call(name)
+                out.write_arguments("{")
+            out.write_arguments("}")
+            out.end_call()
+            return True
+        if started:
+            yield from reader.copy_until(Markers(self.close), out.write_arguments)
+        else:
+            self._reject(context)
+        return False
+
+    def _reject(self, context: Context) -> None:
+        if self.strict:
+            context.give_back()
+        else:
+            context.abandon()
+
+
+def copy_python(reader: Reader, write: Write, depth: int) -> Steps[bool]:
+    """Write the Python literal that follows as JSON; return whether it is one, nested no deeper than `depth`."""
+    first = yield from reader.peek()
+    if first in ("'", '"'):
+        reader.at += 1
+        write('"')
+        if not (yield from _copy_string(reader, write, first)):
+            return False
+        write('"')
+        return True
+    if first == "{":
+        return (yield from _copy_items(reader, write, depth, "}", keys=True))
+    if first in ("[", "("):
+        return (yield from _copy_items(reader, write, depth, "]" if first == "[" else ")", keys=False))
+    word = yield from reader.read_run(_WORD)
+    value = _WORDS.get(word) or _number(word)
+    write(value or word)
+    return bool(value)
+
+
+def _copy_items(reader: Reader, write: Write, depth: int, end: str, *, keys: bool) -> Steps[bool]:
+    """Write a dict, list or tuple, whose opening bracket follows."""
+    if not depth:
+        return False
+    reader.at += 1
+    write("{" if keys else "[")
+    first = True
+    while (following := (yield from reader.skip_space())) != end:
+        if not first:
+            write(", ")
+        first = False
+        if keys:
+            if following not in ("'", '"'):
+                return False
+            if not (yield from copy_python(reader, write, 0)) or (yield from reader.skip_space()) != ":":
+                return False
+            reader.at += 1
+            write(": ")
+            yield from reader.skip_space()
+        if not (yield from copy_python(reader, write, depth - 1)):
+            return False
+        following = yield from reader.skip_space()
+        if following == ",":
+            reader.at += 1
+        elif following != end:
+            return False
+    reader.at += 1
+    write("}" if keys else "]")
+    return True
+
+
+def _copy_string(reader: Reader, write: Write, quote_mark: str) -> Steps[bool]:
+    """Write what is inside a string, up to its end, escaped as JSON wants it."""
+    plain = _PLAIN[quote_mark]
+    while True:
+        found = plain.match(reader.text, reader.at)
+        assert found is not None
+        if found.group():
+            write(escape(found.group()))
+        reader.at = found.end()
+        char = yield from reader.peek()
+        if not char:
+            return False
+        if char == quote_mark:
+            reader.at += 1
+            return True
+        if char == "\\":
+            reader.at += 1
+            if not (yield from _copy_escape(reader, write)):
+                return False
+
+
+def _copy_escape(reader: Reader, write: Write) -> Steps[bool]:
+    """Write the character that an escape stands for; its backslash has been read."""
+    char = yield from reader.peek()
+    if not char:
+        return False
+    reader.at += 1
+    digits = _HEX_DIGITS.get(char, 0)
+    if not digits:
+        write(escape(_ESCAPES.get(char, "\\" + char)))
+        return True
+    code = ""
+    while (
+        len(code) < digits
+        and (following := (yield from reader.peek()))
+        and following in "0123456789abcdefABCDEF"
+    ):
+        code += following
+        reader.at += 1
+    number = int(code, 16) if len(code) == digits else -1
+    if 0 <= number <= 0x10FFFF and number not in _SURROGATES:
+        write(escape(chr(number)))
+    elif number in _SURROGATES:
+        write(f"\\u{number:04x}")  # half of a pair, as JSON writes it too
+    else:
+        write(escape("\\" + char + code))
+    return True
+
+
+def _number(word: str) -> str:
+    """Return a Python number as JSON has it; "" if it is none."""
+    if _NUMBER.fullmatch(word):
+        return word
+    try:
+        return str(int(word, 0))
+    except ValueError:
+        pass
+    try:
+        value = float(word)
+    except ValueError:
+        return ""
+    return repr(value) if value - value == 0 else ""

@@ -19,6 +19,7 @@ _QWEN: Final = XmlCalls(
     value_end="</parameter>",
     close=("</function>", "</tool_call>"),
     after=("</tool_call>",),
+    missing_end={"\n<parameter=": (), "\n</function>": ("</tool_call>",)},
     newlines=True,
 )
 
@@ -35,6 +36,7 @@ _GLM: Final = XmlCalls(
     key=Header(ends=("<arg_value>",), pattern=r"\s*(?P<key>.*?)\s*</arg_key>\s*"),
     value_end="</arg_value>",
     close=("</tool_call>",),
+    missing_end={"</tool_call>": ("<tool_call>",)},
 )
 
 GLM: Final = ToolFormat(calls={"<tool_call>": _GLM}, framing=("</tool_call>",), trim=WHITESPACE)
@@ -92,6 +94,7 @@ KIMI_K3: Final = ToolFormat(
             ),
             value_end="<|close|>argument<|sep|>",
             close=("<|close|>call<|sep|>",),
+            entities=True,
             types={kind: frozenset({kind}) for kind in _KIMI_TYPES},
         )
     },

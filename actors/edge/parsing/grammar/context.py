@@ -30,10 +30,9 @@ class Context:
 
         A call that was cut off before its first argument says nothing that a client could use.
         """
-        if self.reader.ended and self.reader.at >= len(self.reader.text):
-            self.reader.take_record()
-        else:
-            self.give_back()
+        text = self.reader.take_record()
+        if not (self.reader.ended and self.reader.at >= len(self.reader.text)) or text.isspace():
+            self.out.text.write(text)
 
 
 class CallGrammar(Protocol):

@@ -11,14 +11,27 @@ from typing import Final
 
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.json_value import copy_value
-from headwater.actors.edge.parsing.grammar.reader import Markers, Steps
+from headwater.actors.edge.parsing.grammar.reader import Markers, Steps, Write
 
 _START: Final = Markers(("<|start|>",))
 _HEADER_BEGINS: Final = Markers(("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="))
 _HEADER_ENDS: Final = Markers(("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>"))
-_TEXT_ENDS: Final = Markers(("<|start|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"))
+_CHANNELS: Final = ("analysis", "commentary", "final")
+_NEXT: Final = (
+    "<|start|>",
+    *(
+        f"<|channel|>{channel}{rest}"
+        for channel in _CHANNELS
+        for rest in ("<|message|>", " to=", "<|constrain|>")
+    ),
+)
+_BODY_ENDS: Final = Markers((*_NEXT, "<|end|>", "<|call|>", "<|return|>"))
+_AFTER_BODY: Final = Markers(("<|start|>", "<|channel|>"))
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_UNFINISHED: Final = re.compile(
+    r"\w*\s*(?:to=\S*?)?\s*(?:<\|channel\|>\s*\w*\s*(?:to=\S*?)?\s*(?:<\|constrain\|>)?\w*\s*)?"
+)
 _MARKUP: Final = re.compile(r"<\|\w+\|>")
 _FUNCTIONS: Final = "functions."
 
@@ -32,18 +45,18 @@ class Harmony:
         reader = context.reader
         reader.take_record()
         while (yield from reader.peek()):
-            if (yield from reader.look_after_space(_HEADER_BEGINS)):
-                yield from reader.accept_after_space(_START)
-                header, end = yield from reader.read_until(_HEADER_ENDS)
-                if end == "<|message|>":
-                    yield from self._read_body(context, header)
-                    continue
+            if not (yield from reader.look_after_space(_HEADER_BEGINS)):
+                yield from self._copy_body(context, context.out.text.write)
+                continue
+            yield from reader.accept_after_space(_START)
+            header, end = yield from reader.read_until(_HEADER_ENDS)
+            if end == "<|message|>":
+                yield from self._read_body(context, header)
+            elif end or not _UNFINISHED.fullmatch(header):
                 # A header that never comes to its body: what it says besides markup is text.
                 context.out.text.write(_MARKUP.sub("", header))
-            else:
-                end = yield from reader.copy_until(_TEXT_ENDS, context.out.text.write)
-            if end in ("<|start|>", "<|channel|>"):
-                reader.at -= len(end)
+                if end == "<|start|>":
+                    reader.at -= len(end)
 
     def _read_body(self, context: Context, header: str) -> Steps[None]:
         reader, out = context.reader, context.out
@@ -55,14 +68,22 @@ class Harmony:
             if (yield from reader.skip_space()) == "{":
                 if (yield from copy_value(reader, out.write_arguments)):
                     out.end_call()
-            elif (yield from reader.look(_TEXT_ENDS)):
+            elif (yield from reader.look(_BODY_ENDS)):
                 out.write_arguments("{}")
                 out.end_call()
-            end = yield from reader.copy_until(_TEXT_ENDS, out.write_trailing)
+            yield from self._copy_body(context, out.write_trailing)
         else:
             channel = _CHANNEL.search(header)
             thinking = bool(recipient) or (channel is not None and channel[1] == "analysis")
-            write = (out.reasoning if thinking else out.text).write
-            end = yield from reader.copy_until(_TEXT_ENDS, write)
-        if end in ("<|start|>", "<|channel|>"):
-            reader.at -= len(end)
+            yield from self._copy_body(context, (out.reasoning if thinking else out.text).write)
+
+    def _copy_body(self, context: Context, write: Write) -> Steps[None]:
+        """Copy a body up to its end: a marker behind which the next message begins, or the answer's end."""
+        reader = context.reader
+        while end := (yield from reader.copy_until(_BODY_ENDS, write)):
+            if end in _NEXT:
+                reader.at -= len(end)
+                return
+            if (yield from reader.look_after_space(_AFTER_BODY)) or reader.only_space_follows():
+                return
+            write(end)

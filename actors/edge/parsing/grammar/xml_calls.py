@@ -3,6 +3,7 @@
 The markup has no types. A parameter that the tool's schema declares a string is streamed; others are cast once whole.
 """
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,8 @@ class XmlCalls:
     each side of a value belongs to the markup.
 
     A value ends at a `value_end` behind which the markup continues: what only looks like one is part of the value.
+    Models forget `value_end`; `missing_end` maps markers that end a value nevertheless to what must follow them (or the
+    answer's end; with nothing named anything may follow). With `entities` names and keys are escaped as in XML.
     """
 
     name: Header
@@ -34,7 +37,9 @@ class XmlCalls:
     close: tuple[str, ...]
     after: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
+    missing_end: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     newlines: bool = False
+    entities: bool = False
     types: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def read(self, context: Context, marker: str) -> Steps[None]:
@@ -48,7 +53,7 @@ class XmlCalls:
         if found is None:
             context.abandon()
             return
-        call = _Call(self, context, found["name"])
+        call = _Call(self, context, self.unescape(found["name"]))
         if end.endswith("/>"):
             call.end()
         else:
@@ -57,11 +62,24 @@ class XmlCalls:
             yield from call.read()
         yield from reader.accept_after_space(Markers(self.after))
 
+    def unescape(self, text: str) -> str:
+        """Return a name or key as it is meant."""
+        return html.unescape(text) if self.entities else text
+
 
 class _Call:
     """Reads the parameters of one call and writes them as JSON."""
 
-    __slots__ = ("_context", "_grammar", "_name", "_next", "_schema", "_started", "_value_end")
+    __slots__ = (
+        "_context",
+        "_grammar",
+        "_missing_end",
+        "_name",
+        "_next",
+        "_schema",
+        "_started",
+        "_value_end",
+    )
 
     def __init__(self, grammar: XmlCalls, context: Context, name: str) -> None:
         self._grammar: Final = grammar
@@ -69,7 +87,10 @@ class _Call:
         self._name: Final = name
         self._schema: Final = context.offered.get(name, {})
         self._next: Final = Markers((grammar.parameter, *grammar.close))
-        self._value_end: Final = Markers((grammar.value_end,))
+        self._value_end: Final = Markers((grammar.value_end, *grammar.missing_end))
+        self._missing_end: Final = {
+            marker: Markers(following) for marker, following in grammar.missing_end.items()
+        }
         self._started = False
 
     def read(self) -> Steps[None]:
@@ -105,10 +126,11 @@ class _Call:
         found, _end = yield from self._grammar.key.read(self._context)
         if found is None:
             return False
+        key = self._grammar.unescape(found["key"])
         types = self._grammar.types.get(found.groupdict().get("type") or "")
         if types is None:
-            types = types_of_parameter(self._schema, found["key"])
-        member = quote(found["key"]) + ": "
+            types = types_of_parameter(self._schema, key)
+        member = quote(key) + ": "
         if self._started:
             self._context.out.write_arguments(", " + member)
         else:
@@ -131,11 +153,19 @@ class _Call:
         value = _Value(write) if self._grammar.newlines else None
         take = write if value is None else value.write
         while True:
-            if not (yield from reader.copy_until(self._value_end, take)):
+            marker = yield from reader.copy_until(self._value_end, take)
+            if not marker:
                 return False
-            if (yield from reader.look_after_space(self._next)) or reader.only_space_follows():
+            following = self._missing_end.get(marker, self._next)
+            if (
+                not following.literals
+                or (yield from reader.look_after_space(following))
+                or reader.only_space_follows()
+            ):
+                if marker in self._missing_end:
+                    reader.at -= len(marker)
                 return True
-            take(self._grammar.value_end)
+            take(marker)
 
 
 class _Value:

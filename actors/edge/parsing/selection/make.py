@@ -39,3 +39,17 @@ def make_parser(
     context = Context(reader, out, offered_tools(tools), parse_tools=tool is not None)
     grammar = Regions(context, tool, reasoning, parse_reasoning=parse_reasoning)
     return GrammarParser(reader, out, grammar.read(inside=starts_in_reasoning and reasoning is not None))
+
+
+def starts_in_reasoning(reasoning_format: str, prompt: str) -> bool:
+    """Return whether an answer to this rendered prompt begins inside reasoning.
+
+    Only the prompt's end matters: its last hundred characters are enough. Text of users cannot be there.
+    """
+    reasoning = REASONING_FORMATS.get(reasoning_format)
+    if reasoning is None or reasoning.starts == "never":
+        return False
+    end = prompt.rstrip()
+    if end.endswith(reasoning.open):
+        return True
+    return reasoning.starts == "always" and not end.endswith(reasoning.close)

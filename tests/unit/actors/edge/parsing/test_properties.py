@@ -1,0 +1,155 @@
+"""Properties of every format: cuts do not matter, nothing raises, no text is lost, complete arguments are JSON."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.actors.edge.parsing.events import ParsedOutput, collect
+from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from tests.unit.actors.edge.parsing.support import parse_pieces, tool
+
+TOOLS = [
+    tool("f", s={"type": "string"}, n={"type": "integer"}, x={}),
+    tool("g", o={"type": "object"}, u={"anyOf": [{"type": "number"}, {"type": "null"}]}),
+]
+
+PAIRS = [
+    ("", "think"),
+    ("hermes", "think"),
+    ("llama3_json", ""),
+    ("pythonic", ""),
+    ("mistral", "mistral"),
+    ("deepseek_v3", "think"),
+    ("deepseek_v31", "think"),
+    ("deepseek_v32", "think"),
+    ("qwen3_coder", "think"),
+    ("glm", "think"),
+    ("kimi_k2", "think"),
+    ("kimi_k3", "kimi_k3"),
+    ("minimax_m2", "think"),
+    ("gemma4", "gemma4"),
+    ("harmony", "harmony"),
+    ("forced_call", "think"),
+    ("forced_calls", "think_opened"),
+]
+
+JSON_PIECES = [
+    '{"name": "f", "arguments": ',
+    '{"s": "a',
+    '", "n": 1}',
+    "}",
+    "]",
+    ",",
+    "{",
+    "[",
+    '"',
+    "\\",
+    ": ",
+    "null",
+]
+
+PIECES = {
+    "hermes": ["<tool_call>", "</tool_call>", "<think>", "</think>"],
+    "llama3_json": ["<|python_tag|>", '{"name": "f", "parameters": {"s": 1}}', ";"],
+    "pythonic": ["[f(", "s='a", "n=1, ", "', ", ")", "]", "<|python_start|>", "\\x4", "\\u00e9", '"'],
+    "mistral": ["[TOOL_CALLS]", "f[ARGS]", "[CALL_ID]1", "[THINK]", "[/THINK]"],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>f\n```json\n", "\n```", "<｜tool▁call▁end｜>"],
+    "deepseek_v31": ["<｜tool▁call▁begin｜>", "f<｜tool▁sep｜>", "<｜tool▁call▁end｜>"],
+    "deepseek_v32": ['<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="s" string="true">', "</｜DSML｜parameter>", "</｜DSML｜invoke>", '<｜DSML｜invoke name="g"/>'],
+    "qwen3_coder": ["<tool_call>\n", "<function=f>\n", "<parameter=s>\n", "<parameter=n>", "\n</parameter>", "</function>", "</tool_call>"],
+    "glm": ["<tool_call>f", "<arg_key>s</arg_key>", "<arg_key>n</arg_key>\n", "<arg_value>", "</arg_value>", "</tool_call>"],
+    "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+    "kimi_k3": ["<|open|>response<|sep|>", '<|open|>call tool="f"<|sep|>', '<|open|>argument key="s" type="string"<|sep|>', "<|close|>argument<|sep|>", "<|close|>call<|sep|>", "<|open|>tools<|sep|>"],
+    "minimax_m2": ["<minimax:tool_call>", '<invoke name="f">', '<parameter name="s">', "</parameter>", "</invoke>"],
+    "gemma4": ["<|tool_call>call:f{", "s:", '<|"|>', "n:1", "}", "]", "[", ",", "<tool_call|>", "<|channel>thought", "<channel|>"],
+    "harmony": ["<|start|>assistant", "<|channel|>analysis", "<|channel|>final", " to=functions.f", "<|message|>", "<|end|>", "<|call|>"],
+}  # fmt: skip
+
+PLAIN = ["word ", "\n", " ", "é🌸", "a < b", "<", "|", "\x00"]
+
+
+def fragments(tool_format: str) -> st.SearchStrategy[str]:
+    """Texts made of the format's own markup, broken JSON and prose, in any order."""
+    pieces = [*PIECES.get(tool_format, []), *JSON_PIECES, *PLAIN, "<think>", "</think>"]
+    return st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=4)), max_size=14).map("".join)
+
+
+def cut(text: str, sizes: list[int]) -> list[str]:
+    """Cut `text` into pieces of these sizes, over and over."""
+    pieces = []
+    at = turn = 0
+    while at < len(text):
+        pieces.append(text[at : at + sizes[turn % len(sizes)]])
+        at += len(pieces[-1])
+        turn += 1
+    return pieces
+
+
+def test_every_format_is_covered() -> None:
+    assert {pair[0] for pair in PAIRS} - {""} == set(TOOL_FORMATS)
+    assert {pair[1] for pair in PAIRS} - {""} == set(REASONING_FORMATS)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "+".join(pair))
+@given(data=st.data(), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), inside=st.booleans())
+def test_cuts_do_not_matter(
+    pair: tuple[str, str], data: st.DataObject, sizes: list[int], inside: bool
+) -> None:
+    text = data.draw(fragments(pair[0]))
+    tools, reasoning = data.draw(st.booleans()), data.draw(st.booleans())
+
+    def parse(pieces: list[str]) -> ParsedOutput:
+        return parse_pieces(
+            pieces, *pair, tools=TOOLS, inside=inside, parse_tools=tools, parse_reasoning=reasoning
+        )
+
+    whole = parse([text])
+    assert parse(cut(text, sizes)) == whole
+    for call in whole.calls:
+        assert call.name
+        if call.complete:
+            assert isinstance(json.loads(call.arguments), dict)
+    json.dumps(whole, ensure_ascii=False).encode()  # everything can be sent on
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "+".join(pair))
+@given(
+    text=st.text(st.characters(exclude_characters="<[{|", exclude_categories=["Cs"])), size=st.integers(1, 9)
+)
+def test_text_without_markup_is_unchanged(pair: tuple[str, str], text: str, size: int) -> None:
+    if not re.match(r"\s*to=", text):
+        parsed = parse_pieces(cut(text, [size]), *pair, tools=TOOLS)
+        assert parsed == ParsedOutput(text, "", ())
+
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"n": 1}}',
+    "pythonic": "[f(n=1)]",
+    "mistral": '[TOOL_CALLS]f[ARGS]{"n": 1}',
+    "deepseek_v31": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜>',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "kimi_k2": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"n": 1}<|tool_call_end|>',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>\n</minimax:tool_call>',
+    "gemma4": "<|tool_call>call:f{n:1}<tool_call|>",
+}
+
+
+@pytest.mark.parametrize("tool_format", CALLS)
+@given(texts=st.lists(st.text("ab é.\n", min_size=1), min_size=1, max_size=4), size=st.integers(1, 9))
+def test_text_around_calls_is_kept(tool_format: str, texts: list[str], size: int) -> None:
+    """Up to whitespace next to the calls, which belongs to them in some formats."""
+    parsed = parse_pieces(cut(CALLS[tool_format].join(texts), [size]), tool_format, tools=TOOLS)
+    assert re.sub(r"\s", "", parsed.text) == re.sub(r"\s", "", "".join(texts))
+    assert [(call.name, json.loads(call.arguments), call.complete) for call in parsed.calls] == [
+        ("f", {"n": 1}, True)
+    ] * (len(texts) - 1)
+
+
+def test_events_of_nothing() -> None:
+    for pair in PAIRS:
+        assert parse_pieces([], *pair, tools=TOOLS) == collect([])

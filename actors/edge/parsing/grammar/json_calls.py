@@ -34,7 +34,7 @@ class JsonCalls:
             yield from self._read_array(context)
         elif first == "{":
             separators = Markers(self.separators)
-            while (yield from _Call(self, context).read()):
+            while (yield from _JsonCall(self, context).read()):
                 if not self.separators or not (yield from reader.accept_after_space(separators)):
                     break
                 reader.record()
@@ -49,7 +49,7 @@ class JsonCalls:
     def _read_array(self, context: Context) -> Steps[None]:
         reader = context.reader
         while (following := (yield from reader.skip_space())) == "{":
-            if not (yield from _Call(self, context).read()):
+            if not (yield from _JsonCall(self, context).read()):
                 return
             following = yield from reader.skip_space()
             if following != ",":
@@ -63,7 +63,7 @@ class JsonCalls:
             context.abandon()
 
 
-class _Call:
+class _JsonCall:
     """Reads one object."""
 
     __slots__ = ("_arguments_whole", "_context", "_early", "_grammar", "_id", "_name", "_started")

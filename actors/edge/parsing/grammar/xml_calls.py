@@ -53,7 +53,7 @@ class XmlCalls:
         if found is None:
             context.abandon()
             return
-        call = _Call(self, context, self.unescape(found["name"]))
+        call = _XmlCall(self, context, self.unescape(found["name"]))
         if end.endswith("/>"):
             call.end()
         else:
@@ -67,7 +67,7 @@ class XmlCalls:
         return html.unescape(text) if self.entities else text
 
 
-class _Call:
+class _XmlCall:
     """Reads the parameters of one call and writes them as JSON."""
 
     __slots__ = (
@@ -150,7 +150,7 @@ class _Call:
     def _read_value(self, write: Write) -> Steps[bool]:
         """Read a value up to its end; return whether that was reached."""
         reader = self._context.reader
-        value = _Value(write) if self._grammar.newlines else None
+        value = _TrimmedValue(write) if self._grammar.newlines else None
         take = write if value is None else value.write
         while True:
             marker = yield from reader.copy_until(self._value_end, take)
@@ -168,7 +168,7 @@ class _Call:
             take(marker)
 
 
-class _Value:
+class _TrimmedValue:
     """A value between newlines that are not part of it."""
 
     __slots__ = ("_begun", "_newline", "_write")

@@ -16,12 +16,13 @@ Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "obser
 KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "shadow", "worker", "operator", "admin", "observer")
 
 DUTIES: Final[dict[Kind, str]] = {
-    "edge": "query routers and workers, write and read the request log, read leases, model cards and their files",
+    "edge": "query routers and workers, write and read the request log, read leases, model cards and their files, "
+    "API keys and shared secrets",
     "router": "answer route queries, write route and fleet events, read the pool log, write snapshots",
     "shadow": "write shadow events, read the pool log and the routers' snapshots",
     "worker": "accept requests, send tokens, hand off KV, write its fleet, kv and load events, write and read cards",
-    "operator": "create and change streams, read everything, control workers; writes no events, only empty messages "
-    "that probe whether a log accepts any",
+    "operator": "create and change streams, read everything except shared secrets, control workers, write API keys; "
+    "writes no events, only empty messages that probe whether a log accepts any",
     "admin": "control workers, read leases; for the admin port, which must not have an operator's key",
     "observer": "read streams and statistics; writes nothing",
 }
@@ -45,6 +46,8 @@ class _Streams(NamedTuple):
 
     leases: str
     cards: str
+    api_keys: str
+    secrets: str
     blobs: str
     requests: str
     pools: tuple[str, ...]
@@ -71,6 +74,14 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
 def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
     verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed")
+    everything = (
+        streams.leases,
+        streams.cards,
+        streams.api_keys,
+        streams.secrets,
+        streams.blobs,
+        streams.requests,
+    )
     return Rights(
         publish=(
             *(subjects.route_query(ns, pool) for pool in pools or (ANY,)),
@@ -78,8 +89,9 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *(subjects.engine(ns, ANY, ANY, verb) for verb in verbs),
             subjects.request_subject(ns, client),
             _lease(ns, "edge", client),
-            *_look_up(streams.leases, streams.cards, streams.blobs, streams.requests),
-            *_read(streams.leases, streams.cards, streams.blobs, streams.requests),
+            subjects.table_subject(subjects.secret_bucket(ns), subjects.SALT_KEY),
+            *_look_up(*everything),
+            *_read(*everything),
             *_reply(ns, "operator", "observer"),
         ),
         subscribe=(_inbox(ns, "edge", client), subjects.edge_frames(ns, client), *_services("edge", client)),
@@ -97,7 +109,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.object_subjects(subjects.blob_bucket(ns)),
             _purge(streams.blobs),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            _info(streams.requests),
+            *_exist(streams.requests, streams.api_keys, streams.secrets),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_reply(ns, "edge", "operator", "observer"),
         ),
@@ -108,7 +120,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *(subjects.route_wait(ns, pool, client, ANY) for pool in pools or (ANY,)),
             *_services("router", client),
         ),
-        deny_publish=_no_reading(streams.requests),
+        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets),
     )
 
 
@@ -120,12 +132,12 @@ def _shadow(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_events(ns, pools, ("shadow",), client),
             _lease(ns, "shadow", client),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            _info(streams.requests),
+            *_exist(streams.requests, streams.api_keys, streams.secrets),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_reply(ns, "operator", "observer"),
         ),
         subscribe=(_inbox(ns, "shadow", client), *_services("shadow", client)),
-        deny_publish=_no_reading(streams.requests),
+        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets),
     )
 
 
@@ -148,7 +160,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             # A worker follows the cards: a LoRA adapter that is removed is removed on all workers.
             *_read(streams.cards),
-            _info(streams.requests),
+            *_exist(streams.requests, streams.api_keys, streams.secrets),
         ),
         subscribe=(
             _inbox(ns, "worker", client),
@@ -156,7 +168,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.worker_requests(ns, client),
             *_services("worker", client),
         ),
-        deny_publish=_no_reading(streams.requests),
+        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets),
         # Exact, and affordable only here: the server records every message with a reply subject, and each one
         # read from a stream has one. A worker reads no log, only the few cards.
         answers=True,
@@ -164,13 +176,15 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
 
 
 def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
-    del pools
+    streams = _streams(ns, pools)
     verbs: tuple[EngineVerb, ...] = ("cancel", "status", "drain")
     return Rights(
         publish=(
             "$JS.API.>",
             subjects.table_subject(subjects.lease_bucket(ns), ">"),
             subjects.table_subject(subjects.card_bucket(ns), ">"),
+            subjects.table_subject(subjects.api_key_bucket(ns), ">"),
+            subjects.table_subject(subjects.secret_bucket(ns), ">"),
             subjects.object_subjects(subjects.blob_bucket(ns)),
             # See headwater.events.jetstream.streams.probe.
             subjects.pool_subject(ns, ANY, "load", PROBE),
@@ -182,6 +196,7 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "operator", client), "$JS.EVENT.>"),
+        deny_publish=_no_reading(streams.secrets),
     )
 
 
@@ -193,7 +208,7 @@ def _admin(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases),
             *_read(streams.leases),
             # Whether they exist, which every process checks when it starts.
-            *(_info(stream) for stream in (streams.cards, streams.blobs, streams.requests)),
+            *_exist(streams.cards, streams.blobs, streams.requests, streams.api_keys, streams.secrets),
         ),
         subscribe=(_inbox(ns, "admin", client),),
     )
@@ -209,9 +224,11 @@ def _observer(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             "$JS.API.STREAM.LIST",
             *_look_up(*everything),
             *_read(*everything),
+            *_exist(streams.api_keys, streams.secrets),
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "observer", client), "$JS.EVENT.>"),
+        deny_publish=_no_reading(streams.api_keys, streams.secrets),
     )
 
 
@@ -219,6 +236,8 @@ def _streams(ns: str, pools: tuple[str, ...]) -> _Streams:
     return _Streams(
         subjects.table_stream(subjects.lease_bucket(ns)),
         subjects.table_stream(subjects.card_bucket(ns)),
+        subjects.table_stream(subjects.api_key_bucket(ns)),
+        subjects.table_stream(subjects.secret_bucket(ns)),
         subjects.object_stream(subjects.blob_bucket(ns)),
         subjects.request_stream(ns),
         tuple(subjects.pool_stream(ns, pool) for pool in pools) or (ANY,),
@@ -253,6 +272,11 @@ def _info(stream: str) -> str:
     return f"$JS.API.STREAM.INFO.{stream}"
 
 
+def _exist(*streams: str) -> tuple[str, ...]:
+    """Whether streams exist, and no more."""
+    return tuple(_info(stream) for stream in streams)
+
+
 def _purge(stream: str) -> str:
     return f"$JS.API.STREAM.PURGE.{stream}"
 
@@ -285,6 +309,8 @@ def _read(*streams: str) -> tuple[str, ...]:
     )
 
 
-def _no_reading(stream: str) -> tuple[str, ...]:
+def _no_reading(*streams: str) -> tuple[str, ...]:
     """What to deny where `*` stands for pools whose names are not known."""
-    return tuple(right for right in (*_look_up(stream), *_read(stream)) if right != _info(stream))
+    return tuple(
+        right for stream in streams for right in (*_look_up(stream), *_read(stream)) if right != _info(stream)
+    )

@@ -177,6 +177,20 @@ def card_pool(key: str) -> str:
     return "" if "." in key else key
 
 
+def api_key_bucket(ns: str) -> str:
+    """KV bucket of API keys, by id. It has digests of secrets, no secrets."""
+    return f"HW_{token('namespace', ns)}_APIKEY"
+
+
+def secret_bucket(ns: str) -> str:
+    """KV bucket of secrets that all edges of a namespace share. No other kind of client may read it."""
+    return f"HW_{token('namespace', ns)}_SECRET"
+
+
+SALT_KEY: Final = "cache-salt"
+"""Key of the secret that the cache salts of tenants are derived from."""
+
+
 def table_stream(bucket: str) -> str:
     """Stream behind a KV bucket."""
     return f"KV_{bucket}"

@@ -1,7 +1,7 @@
 """The edge actor: HTTP in, tokens out.
 
 Subjects in
-    hw.<ns>.edge.<edge>.frames; the lease and card tables
+    hw.<ns>.edge.<edge>.frames; the tables of leases, cards and API keys
 Subjects out
     hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status}; the request log
 State
@@ -11,7 +11,7 @@ On lag
 On loss of the log
     continues to serve; request events wait in a bounded queue, and near its bound requests are refused (503)
 On loss of NATS
-    streams pause; after reconnecting, each request queries its worker for what it missed, or moves
+    API keys known last stay valid; streams pause; after reconnecting, each request queries its worker for what it missed, or moves
 On failure
     ends each open request with an error before the next incarnation of the actor listens
 On stop
@@ -22,6 +22,8 @@ import asyncio
 from typing import Any
 
 from headwater.actors.bus.port import Subscription
+from headwater.actors.edge.access.control import AccessServices
+from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.api.app import App
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import ModelCatalog
@@ -58,6 +60,7 @@ class EdgeActor(Actor):
         limits: ClientLimits | None = None,
         bodies: BodyLimits | None = None,
         special_tokens_in_text: bool = False,
+        access: AccessSettings | None = None,
         probe_s: float = 0.0,
     ) -> None:
         super().__init__(world, name)
@@ -68,6 +71,7 @@ class EdgeActor(Actor):
         self._bodies = bodies
         self._special_tokens_in_text = special_tokens_in_text
         self._probe_s = probe_s
+        self._access = AccessServices(access or AccessSettings(), world)
         self._persistence = Persistence(world.clock, self.log)
         self._models = ModelCatalog(world)
         self._workers = WorkerRegistry(world, name, self.spawn)
@@ -109,6 +113,9 @@ class EdgeActor(Actor):
         self.spawn(self._models.run(), "models")
         self.spawn(self._workers.watch_leases(), "leases")
         self.spawn(self._workers.watch_silence(), "silence")
+        for loop, name in self._access.loops():
+            self.spawn(loop, name)
+        await self._access.prepare()
         await self._models.known.wait()
         self._app = App(
             self._workers,
@@ -120,6 +127,7 @@ class EdgeActor(Actor):
             self._bodies,
             special_tokens_in_text=self._special_tokens_in_text,
             persistence=self._persistence,
+            access=self._access.control,
         )
         self._serving = self.spawn(self._server.serve(self._app), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())

@@ -14,6 +14,7 @@ from headwater.schemas.clock import Clock
 class Ports(NamedTuple):
     """The ports of one namespace.
 
+    `api_keys` and `secrets` are tables of edges: of other processes only an operator's may write them.
     `pool_log` opens the log of a pool and creates it where it is missing; `ids` makes short unique names. `cache`
     is this machine's copy of the newest snapshot's bulk data, None for none.
     """
@@ -22,6 +23,8 @@ class Ports(NamedTuple):
     bus: Bus
     leases: Table
     cards: Table
+    api_keys: Table
+    secrets: Table
     blobs: Blobs
     requests: Log
     pool_log: Callable[[str], Awaitable[Log]]

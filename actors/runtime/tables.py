@@ -1,7 +1,7 @@
-"""Typed access to the lease table and the card table: the one place that decodes their values.
+"""Typed access to the tables of leases, cards and API keys: the one place that decodes their values.
 
 A value that cannot be decoded (of another release, or written by hand) is logged and skipped: whatever was known
-under its key before stays known.
+under its key before stays known. An API key that cannot be decoded is not valid.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -13,6 +13,7 @@ import structlog
 
 from headwater.events.table import Table, TableEntry
 from headwater.schemas import subjects
+from headwater.schemas.tables.api_key import ApiKey
 from headwater.schemas.tables.card import LoraCard, ModelCard
 from headwater.schemas.tables.lease import Lease, LeaseKind
 
@@ -41,6 +42,13 @@ class LoraCardChange(NamedTuple):
 
     key: str
     card: LoraCard | None
+
+
+class ApiKeyChange(NamedTuple):
+    """A change of one API key. `key` is None where it was revoked or cannot be decoded."""
+
+    id: str
+    key: ApiKey | None
 
 
 CardChange = ModelCardChange | LoraCardChange
@@ -151,6 +159,53 @@ class CardTable:
     async def delete_lora(self, pool: str, name: str) -> None:
         """Remove the card of a LoRA adapter. Again is fine."""
         await self._table.delete(subjects.lora_key(pool, name))
+
+
+class ApiKeyTable:
+    """API keys by id. Every method raises `LogError` where the table does not answer."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def watch(self) -> AsyncIterator[list[ApiKeyChange]]:
+        """Yield the present keys at once (an empty list where there are none), then every change."""
+        async with _closing(self._table.watch()) as watch:
+            async for entries in watch:
+                yield [_api_key_change(entry) for entry in entries]
+
+    async def read_all(self) -> list[ApiKey]:
+        """The present keys, by tenant and name."""
+        keys = [change.key for change in await _first(self.watch()) if change.key is not None]
+        return sorted(keys, key=lambda key: (key.tenant, key.name, key.id))
+
+    async def create(self, key: ApiKey) -> bool:
+        """Write a new key; False where there is one with its id."""
+        return await self._table.create(key.id, msgspec.json.encode(key)) is not None
+
+    async def get(self, key_id: str) -> tuple[ApiKey, int] | None:
+        """A key with its revision. Raises `DecodeError`."""
+        entry = await self._table.get(key_id)
+        if entry is None or entry.value is None:
+            return None
+        return msgspec.json.decode(entry.value, type=ApiKey), entry.revision
+
+    async def replace(self, key: ApiKey, revision: int) -> bool:
+        """Write a key if it still has this revision."""
+        return await self._table.update(key.id, msgspec.json.encode(key), revision=revision) is not None
+
+    async def delete(self, key_id: str) -> None:
+        """Revoke a key. Again is fine."""
+        await self._table.delete(key_id)
+
+
+def _api_key_change(entry: TableEntry) -> ApiKeyChange:
+    key = None
+    if entry.value is not None:
+        try:
+            key = msgspec.json.decode(entry.value, type=ApiKey)
+        except msgspec.DecodeError as error:
+            _log.error("api_key_unreadable", key=entry.key, reason=str(error))
+    return ApiKeyChange(entry.key, key)
 
 
 def _card_change(entry: TableEntry) -> CardChange:

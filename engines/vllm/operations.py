@@ -77,6 +77,7 @@ class VllmControl(EngineBase):
         for tokens in prompts:
             if not 0 < len(tokens) <= self._context_length:
                 raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._context_length} are possible")
+        salted = {"cache_salt": request.cache_salt} if request.cache_salt else {}
         settings: dict[str, Any] = {"task": task}
         if request.dimensions:
             settings["dimensions"] = request.dimensions
@@ -86,7 +87,10 @@ class VllmControl(EngineBase):
             # New each time: vLLM completes them in place.
             params = PoolingParams(**settings)
             stream = self._engine.encode(
-                {"prompt_token_ids": tokens}, params, f"{request.request}/{number}", lora_request=lora
+                {"prompt_token_ids": tokens, **salted},
+                params,
+                f"{request.request}/{number}",
+                lora_request=lora,
             )
             async for output in stream:
                 pooled = output.outputs

@@ -1,11 +1,14 @@
 """Settings of edges and of the admin port."""
 
+from ipaddress import ip_address
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from headwater.actors.edge.access.settings import AccessSettings, check_jwks_url
 from headwater.actors.edge.request.settings import ClientLimits
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
+from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag, Prefix
 from headwater.schemas.events.request import PayloadKind
 
@@ -45,6 +48,36 @@ class EdgeSettings(NamedTuple):
         Meta(description="control tokens spelled in clients' messages act as control tokens, not as text"),
     ] = False
     client: Annotated[ClientLimits, Prefix("client")] = ClientLimits()
+
+
+def check_access(access: AccessSettings, host: str) -> None:
+    """Raises `ConfigError` for an edge that every client on the network could use, and for incomplete settings of OIDC."""
+    if access.mode == "none" and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: without authentication an edge listens on a loopback address only. Give --auth keys, and "
+            "create a key with `headwater keys create --tenant NAME`"
+        )
+    oidc = access.oidc
+    if "oidc" not in access.mode.split(","):
+        return
+    for flag, value in (("--oidc-issuer", oidc.issuer), ("--oidc-audience", oidc.audience)):
+        if not value:
+            raise ConfigError(f"--auth {access.mode}: {flag} is missing")
+    if bool(oidc.jwks_url) == bool(oidc.jwks_file):
+        raise ConfigError(f"--auth {access.mode}: give either --oidc-jwks-url or --oidc-jwks-file")
+    if oidc.jwks_url:
+        try:
+            check_jwks_url(oidc.jwks_url)
+        except ValueError as error:
+            raise ConfigError(f"--oidc-jwks-url {oidc.jwks_url}: {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches servers that listen on this address. Names are not looked up."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class AdminSettings(NamedTuple):

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
 from headwater.ops.config.nats import NatsSettings
@@ -19,6 +20,7 @@ class EdgeProcess(NamedTuple):
     drain_timeout: DrainTimeout = DEFAULTS.drain_timeout
     http: HttpSettings = DEFAULTS.http
     edge: EdgeSettings = DEFAULTS.edge
+    auth: AccessSettings = DEFAULTS.auth
     nats: NatsSettings = DEFAULTS.nats
     metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
@@ -93,6 +95,7 @@ class LocalFleetSettings(NamedTuple):
     queue: QueueLimits = DEFAULTS.queue
     http: HttpSettings = DEFAULTS.http
     edge: EdgeSettings = DEFAULTS.edge
+    auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
     nats: NatsSettings = DEFAULTS.nats
     metrics: MetricsSettings = DEFAULTS.metrics

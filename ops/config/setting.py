@@ -44,12 +44,13 @@ class Flag(NamedTuple):
 class Prefix(NamedTuple):
     """Annotation of a section: what its flags begin with, and names that differ from those of its fields.
 
-    `inline`: its keys are those of the section that contains it.
+    `inline`: its keys are those of the section that contains it. `flags`: whole flags by field, as `Flag` has them.
     """
 
     prefix: str = ""
     names: Mapping[str, str] = {}
     inline: bool = False
+    flags: Mapping[str, str] = {}
 
 
 class Text(NamedTuple):
@@ -246,7 +247,7 @@ def setting_of(
     name: str, kind: Any, default: Any, *, key: str, group: str, how: Prefix, path: tuple[str, ...]
 ) -> Setting:
     """One setting of a section."""
-    own = marker(kind, Flag)
+    own = marker(kind, Flag) or (Flag(how.flags[name]) if name in how.flags else None)
     name = how.names.get(name, name.replace("_", "-"))
     flag = own.name if own is not None else f"{how.prefix}-{name}" if how.prefix else name
     return Setting(

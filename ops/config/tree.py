@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from msgspec import Meta
 
+from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
@@ -57,6 +58,7 @@ class Settings(NamedTuple):
     queue: QueueLimits = QueueLimits()
     http: Annotated[HttpSettings, Prefix("")] = HttpSettings()
     edge: EdgeSettings = EdgeSettings()
+    auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     nats: NatsSettings = NatsSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -80,6 +82,7 @@ GROUPS = {
     "queue": "Admission control",
     "http": "HTTP",
     "edge": "Requests",
+    "auth": "Authentication",
     "admin": "Admin port",
     "nats": "NATS",
     "metrics": "Metrics",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.actors.runtime.tables import CardTable
+from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import LocalFleetSettings
 from headwater.ops.fleet.up import LocalFleet
@@ -29,6 +30,10 @@ QUESTIONS = (
 
 async def demo(settings: LocalFleetSettings, stop: asyncio.Event) -> int:
     """Run the demonstration; 0 if all questions were answered and can be explained."""
+    if settings.auth.mode != "none":
+        raise ConfigError(
+            f"--auth {settings.auth.mode}: the demo asks its questions without a key; use `headwater up`"
+        )
     began = time.monotonic()
     fleet = LocalFleet(settings)
     try:

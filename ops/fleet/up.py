@@ -23,10 +23,11 @@ import msgspec
 import structlog
 
 from headwater.actors.runtime.supervisor import RestartLimitReached, RestartPolicy, supervise
+from headwater.actors.runtime.tables import CardTable
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams.ensure import ensure_namespace
-from headwater.ops.config.edge import HttpSettings
+from headwater.ops.config.edge import HttpSettings, check_access
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import AdminProcess, EdgeProcess, LocalFleetSettings, RouterProcess
@@ -105,6 +106,7 @@ class LocalFleet:
         make_engine.check_model(settings.worker, settings.vllm)
         if settings.admin.port:
             admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
+        check_access(settings.auth, settings.http.host)
         listener = bind(settings.http.host, settings.http.port)
         host, port = listener.getsockname()[:2]
         listener.close()
@@ -151,6 +153,7 @@ class LocalFleet:
             drain_timeout=settings.drain_timeout,
             http=http,
             edge=settings.edge,
+            auth=settings.auth,
             nats=self._access,
             metrics=self._metrics["edge-0"],
             log=settings.log,
@@ -276,14 +279,20 @@ class LocalFleet:
                 print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
             await asyncio.sleep(READY_POLL_S)
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients must show a credential."""
+        return self._settings.auth.mode != "none"
+
     def pid(self, name: str) -> int:
         """Process id of a child, 0 while it is down."""
         return next(child.pid for child, _ in self._children if child.name == name)
 
     async def model(self) -> str:
         """Name of a served model."""
-        document = await _get(self.url, "/v1/models")
-        return str(document["data"][0]["id"])
+        assert self._client is not None
+        cards = CardTable(JetStreamTable(self._client, subjects.card_bucket(self.nats.namespace)))
+        return min(card.name for card in await cards.models())
 
     async def stop(self) -> None:
         """End every process, in order."""
@@ -322,7 +331,7 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
         if ready.done():
             ready.result()
             print(
-                _greeting(fleet.url, fleet.nats.url, await fleet.model(), time.monotonic() - began),
+                _greeting(fleet, await fleet.model(), time.monotonic() - began),
                 flush=True,
             )
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -338,13 +347,15 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
             await fleet.stop()
 
 
-def _greeting(url: str, nats: str, model: str, seconds: float) -> str:
+def _greeting(fleet: LocalFleet, model: str, seconds: float) -> str:
     body = msgspec.json.encode(
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     ).decode()
+    url, nats = fleet.url, fleet.nats.url
+    key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
     return (
         f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {without_secret(nats)})\n"
-        f"try: curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+        f"try: curl -N {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
     )
 
 

@@ -85,6 +85,8 @@ async def open_world(
             bus=NatsBus(core),
             leases=JetStreamTable(store, subjects.lease_bucket(ns)),
             cards=JetStreamTable(store, subjects.card_bucket(ns)),
+            api_keys=JetStreamTable(store, subjects.api_key_bucket(ns)),
+            secrets=JetStreamTable(store, subjects.secret_bucket(ns)),
             blobs=JetStreamBlobs(store, subjects.blob_bucket(ns)),
             requests=JetStreamLog(store, subjects.request_stream(ns)),
             pool_log=pool_log,

@@ -8,6 +8,7 @@ from headwater.actors.http.server import UvicornServer
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import PROBE_S
 from headwater.actors.runtime.ports import Ports
+from headwater.ops.config.edge import check_access
 from headwater.ops.config.processes import EdgeProcess
 from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.sockets import bind
@@ -16,6 +17,7 @@ from headwater.ops.process.sockets import bind
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     """Run an edge until stopped. Raises `ConfigError` if its address is taken."""
     http, edge = settings.http, settings.edge
+    check_access(settings.auth, http.host)
     listener = bind(http.host, http.port)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
 
@@ -31,6 +33,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             limits=edge.client,
             bodies=http.bodies,
             special_tokens_in_text=edge.allow_special_tokens_in_text,
+            access=settings.auth,
             probe_s=PROBE_S,
         )
 

@@ -194,6 +194,8 @@ class SimFleet:
             bus=SimBus(self.network, process),
             leases=SimTable(store, store.leases, process),
             cards=SimTable(store, store.cards, process),
+            api_keys=SimTable(store, store.api_keys, process),
+            secrets=SimTable(store, store.secrets, process),
             blobs=SimBlobs(store, process),
             requests=SimLog(store, store.requests, process, "requests"),
             pool_log=pool_log,

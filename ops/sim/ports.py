@@ -33,6 +33,8 @@ class Store:
         self.pools: dict[str, MemoryLog] = {}
         self.leases = MemoryTable(self.clock)
         self.cards = MemoryTable(self.clock)
+        self.api_keys = MemoryTable(self.clock)
+        self.secrets = MemoryTable(self.clock)
         self.blobs = MemoryBlobs()
         self.loop = loop
         self.network = network

@@ -150,6 +150,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, array_like=True):
     lora_name: str = ""
     dimensions: int = 0
     segments: tuple[int, ...] = ()
+    cache_salt: str = ""
 
 
 class Embedded(msgspec.Struct, frozen=True, array_like=True, tag="vectors"):

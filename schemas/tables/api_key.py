@@ -43,7 +43,8 @@ class Scopes(msgspec.Struct, frozen=True):
 
     models: tuple[str, ...] = (EVERY,)
     endpoints: tuple[str, ...] = (EVERY,)
-    permissions: tuple[Permission, ...] = ()
+    permissions: tuple[str, ...] = ()
+    """Each a `Permission`, or one of a later release, which this one ignores."""
 
 
 class UsageLimits(msgspec.Struct, frozen=True):

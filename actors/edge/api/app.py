@@ -71,6 +71,7 @@ class App:
             FieldChecker(),
             limits or ClientLimits(),
             special_tokens_in_text,
+            self._access.salts,
         )
         openai, pooling = OpenAiApi(serving, Generator(serving)), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {

@@ -138,6 +138,8 @@ class PoolingApi:
     async def _run(self, endpoint: str, job: PoolingJob, call: Call, param: str) -> list[bytes]:
         """Compute the vectors, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
         _check(job, param)
+        salt = self._serving.salts.salt_of(call.principal, job.model.card)
+        job = job._replace(cache_salt=salt.value)
         self._serving.require_open()
         tokens = sum(len(prompt) for prompt in job.prompts)
         record = self._serving.record(job.request, job.model, endpoint, call.trace)

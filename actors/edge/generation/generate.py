@@ -27,7 +27,8 @@ class Generator:
         """
         serving = self._serving
         model = serving.model(request.model, call.principal)
-        prepared = await prepare(request, model, special_tokens_in_text=serving.special_tokens_in_text)
+        salt = serving.salts.salt_of(call.principal, model.card, request.hints.cache_salt, request.system)
+        prepared = await prepare(request, model, salt, special_tokens_in_text=serving.special_tokens_in_text)
         serving.require_open()
         hints = parse_routing_headers(
             call.headers,

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
 from headwater.actors.edge.generation.prompts import prompts_of
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
@@ -21,6 +22,7 @@ class Prepared(NamedTuple):
     model: Model
     prompts: list[U32]
     sampling: Sampling
+    salt: CacheSalt = NO_SALT
 
     @property
     def prompt_tokens(self) -> int:
@@ -29,7 +31,11 @@ class Prepared(NamedTuple):
 
 
 async def prepare(
-    request: GenerationRequest, model: Model, *, special_tokens_in_text: bool = False
+    request: GenerationRequest,
+    model: Model,
+    salt: CacheSalt = NO_SALT,
+    *,
+    special_tokens_in_text: bool = False,
 ) -> Prepared:
     """Check a request against its model, and encode its prompts. Raises `ApiError` 400."""
     if "generate" not in model.card.capabilities:
@@ -38,4 +44,4 @@ async def prepare(
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
     prompts = await prompts_of(request, model, special_tokens_in_text=special_tokens_in_text)
     sampling = sampling_for(request, model, max(len(prompt) for prompt in prompts))
-    return Prepared(request, model, prompts, sampling)
+    return Prepared(request, model, prompts, sampling, salt)

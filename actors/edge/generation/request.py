@@ -193,3 +193,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     raw_answer: bool = False
     hints: Hints = NO_HINTS
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt: the text of the first message, if that is one and has only text."""
+        first = self.messages[0] if self.messages else None
+        if first is None or first.role not in ("system", "developer"):
+            return None
+        return first.text() if all(isinstance(part, TextPart) for part in first.parts) else None

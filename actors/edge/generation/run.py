@@ -18,7 +18,7 @@ from headwater.actors.edge.request.driver import ChoiceDriver
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import NO_HINTS, RoutingHints
 from headwater.actors.edge.request.saga_types import ChoiceSpec
-from headwater.actors.http.asgi import PING_S, Disconnect
+from headwater.actors.http.asgi import PING_S, Disconnect, Headers
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.messages.inference import Sampling, TokenLogprob
@@ -85,7 +85,7 @@ class Generation:
                     one,
                     constraints,
                     request.guide_param,
-                    request.hints.cache_salt,
+                    self._prepared.salt.value,
                     priority,
                 )
                 messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher)
@@ -146,6 +146,10 @@ class Generation:
 
     # The response.
 
+    def _headers(self) -> Headers:
+        hides = self._prepared.salt.hides_usage
+        return routing_headers(self.name, self._drivers[0].saga, hides_cached=hides)
+
     async def _run_stream(self, client: Disconnect) -> GenerationResult | None:
         # An engine rejects a request within milliseconds of accepting it; while no headers are sent, as an HTTP status.
         if await client.or_done(self._started, HEADERS_S):
@@ -155,7 +159,7 @@ class Generation:
             raise failed
         sink, encoder = self._sink, self._encoder
         self._begin()
-        await sink.start(routing_headers(self.name, self._drivers[0].saga))
+        await sink.start(self._headers())
         while not self._done.done():
             disconnected = await client.or_done(self._done, PING_S)
             if disconnected or sink.cut:
@@ -190,7 +194,7 @@ class Generation:
         if failed is not None:
             raise failed
         result = self._result()
-        headers = routing_headers(self.name, self._drivers[0].saga)
+        headers = self._headers()
         await self._sink.respond(self._encoder.encode_result(result), headers)
         return result
 
@@ -255,7 +259,10 @@ class Generation:
         return next((driver.error for driver in self._drivers if driver.error), None)
 
     def _usage(self) -> TokenUsage:
-        return TokenUsage(self._prepared.prompt_tokens, self._completion_tokens(), self._cached_tokens())
+        prompt_tokens, completion_tokens = self._prepared.prompt_tokens, self._completion_tokens()
+        if self._prepared.salt.hides_usage:
+            return TokenUsage(prompt_tokens, completion_tokens, None, None)
+        return TokenUsage(prompt_tokens, completion_tokens, self._cached_tokens())
 
     def _completion_tokens(self) -> int:
         return sum(len(driver.emitted) for driver in self._drivers)

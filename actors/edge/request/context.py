@@ -1,10 +1,11 @@
 """The parts of an edge that its endpoints share, and one HTTP call to them."""
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.actors.edge.access.models import permitted_model
 from headwater.actors.edge.access.principal import ANONYMOUS, Principal
+from headwater.actors.edge.access.salts import CacheSalts
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.fields import FieldChecker
@@ -19,6 +20,10 @@ _TRACEPARENT = re.compile(
     rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
     rb"(?P<more>-.*)?"
 )
+
+
+NO_SALTS: Final = CacheSalts()
+"""Salts without authentication: the clients' own."""
 
 
 class Call(NamedTuple):
@@ -36,7 +41,7 @@ class Serving(NamedTuple):
     """The parts of one edge. `payload`: what of requests is recorded.
 
     `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
-    in messages count as such.
+    in messages count as such. `salts` keep the cached prompts of tenants apart.
     """
 
     workers: WorkerRegistry
@@ -46,6 +51,7 @@ class Serving(NamedTuple):
     fields: FieldChecker
     limits: ClientLimits = ClientLimits()
     special_tokens_in_text: bool = False
+    salts: CacheSalts = NO_SALTS
 
     def model(self, name: str, principal: Principal) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""

@@ -53,6 +53,7 @@ class PoolingJob(NamedTuple):
     dimensions: int = 0
     segments: tuple[int, ...] = ()
     hints: RoutingHints = NO_HINTS
+    cache_salt: str = ""
 
 
 def messages(lengths: Sequence[int], vector_bytes: int, first: int = 0) -> list[range]:
@@ -168,6 +169,7 @@ class Pooling:
             job.model.lora_name,
             job.dimensions,
             tuple(job.segments[one] for one in prompts) if any(job.segments) else (),
+            job.cache_salt,
         )
         worker, epoch = decision.worker, decision.epoch
         try:

@@ -35,7 +35,7 @@ def capabilities(
         if can_hand_over(config):
             found.add("handoff")
     if pooling_tasks(tasks):
-        found.add("embed")
+        found |= {"embed", "cache_salt"}
     events = config.kv_events_config
     if config.cache_config.enable_prefix_caching and events and events.enable_kv_cache_events:
         found |= {"kv_events", "kv_dump", "clear_kv"}

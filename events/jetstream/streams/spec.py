@@ -15,7 +15,7 @@ DUPLICATE_WINDOW_S = 30
 
 UNLIMITED = -1
 
-What = Literal["pool log", "request log", "leases", "model cards", "objects"]
+What = Literal["pool log", "request log", "leases", "model cards", "API keys", "secrets", "objects"]
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +113,8 @@ def namespace_streams(ns: str, replicas: int) -> list[StreamSpec]:
     return [
         table_stream(subjects.lease_bucket(ns), replicas, "leases"),
         table_stream(subjects.card_bucket(ns), replicas, "model cards"),
+        table_stream(subjects.api_key_bucket(ns), replicas, "API keys"),
+        table_stream(subjects.secret_bucket(ns), replicas, "secrets"),
         blob_stream(subjects.blob_bucket(ns), replicas),
         log_stream(
             subjects.request_stream(ns),

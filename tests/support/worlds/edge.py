@@ -89,6 +89,8 @@ def memory_world(clock: ManualClock) -> Ports:
         MemoryBus(),
         MemoryTable(clock),
         MemoryTable(clock),
+        MemoryTable(clock),
+        MemoryTable(clock),
         MemoryBlobs(),
         MemoryLog(clock),
         pool_log,

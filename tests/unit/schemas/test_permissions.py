@@ -67,6 +67,10 @@ def lease(kind: str) -> str:
 
 CARD = f"$KV.{subjects.card_bucket(NS)}.{subjects.card_key('p')}"
 ADAPTER = f"$KV.{subjects.card_bucket(NS)}.{subjects.lora_key('p', 'some/adapter')}"
+API_KEYS = f"KV_{subjects.api_key_bucket(NS)}"
+API_KEY = f"$KV.{subjects.api_key_bucket(NS)}.0123456789ab"
+SECRETS = f"KV_{subjects.secret_bucket(NS)}"
+SECRET = f"$KV.{subjects.secret_bucket(NS)}.{subjects.SALT_KEY}"
 CARDS = f"KV_{subjects.card_bucket(NS)}"
 BLOB = f"$O.{subjects.blob_bucket(NS)}.C.abc"
 
@@ -100,12 +104,16 @@ EVERYTHING = {
     *reads(REQUESTS),
     *reads(LEASES),
     *reads(CARDS),
+    API_KEY,
+    SECRET,
+    *reads(API_KEYS),
+    *reads(SECRETS),
 }
 
 WRITES: dict[Kind, set[str]] = {
     "edge": {
         ROUTE, WAIT, ENGINE["generate"], ENGINE["cancel"], ENGINE["status"], REQUEST, lease("edge"),
-        *reads(REQUESTS), *reads(LEASES), *reads(CARDS),
+        *reads(REQUESTS), *reads(LEASES), *reads(CARDS), *reads(API_KEYS), *reads(SECRETS), SECRET,
     },
     "router": {
         EVENTS["route"], EVENTS["fleet"], RESYNC, DIGESTS, lease("router"), BLOB, f"$JS.API.STREAM.PURGE.{BLOBS}",
@@ -119,7 +127,8 @@ WRITES: dict[Kind, set[str]] = {
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
-    "operator": EVERYTHING - {*EVENTS.values(), REQUEST, FRAMES, WAIT, ENGINE["generate"], DIGESTS},
+    "operator": EVERYTHING
+    - {*EVENTS.values(), REQUEST, FRAMES, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
     "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip

@@ -81,6 +81,8 @@ class Case:
             MemoryBus(),
             MemoryTable(self.clock),
             MemoryTable(self.clock),
+            MemoryTable(self.clock),
+            MemoryTable(self.clock),
             self.blobs,
             MemoryLog(self.clock),
             pool_log,

@@ -1,0 +1,131 @@
+"""`headwater keys`: API keys of clients."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from headwater.ops.config.command import command, group
+from headwater.ops.config.processes import ClientSettings
+from headwater.ops.config.setting import Flag
+from headwater.schemas.tables.api_key import ENDPOINTS, EVERY, PERMISSIONS
+
+NOTES = "\n".join(
+    (
+        "Endpoints: " + ", ".join(ENDPOINTS) + ".",
+        "",
+        "Permissions:",
+        "",
+        *(f"  {name:11} {text}" for name, text in PERMISSIONS.items()),
+        "",
+        "For example:",
+        "",
+        "  headwater keys create --tenant acme --name ci --models m-small --expires 90d",
+        "  headwater keys create --tenant acme --allow priority,tier --model-limits m-large:requests_per_minute=10",
+    )
+)
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+@command(defaults={"log.level": "warning"}, notes=NOTES)
+def create(
+    *,
+    tenant: Annotated[str, Meta(description="owner of the key: its requests, data and cached prompts")],
+    name: Annotated[str, Meta(description="what the key is for, as the list shows it")] = "",
+    models: Annotated[
+        tuple[str, ...], Meta(description="models that it may use, comma-separated (default: all)")
+    ] = (),
+    endpoints: Annotated[
+        tuple[str, ...], Meta(description="endpoints that it may use, comma-separated (default: all)")
+    ] = (),
+    allow: Annotated[
+        tuple[str, ...], Meta(description="permissions, comma-separated; see below (default: none)")
+    ] = (),
+    expires: Annotated[str, Meta(description="how long it is valid, such as 90d, 12h, 30m or 60s")] = "",
+    requests_per_minute: Annotated[Count, Meta(description="requests per minute; 0: no limit")] = 0,
+    tokens_per_minute: Annotated[
+        Count, Meta(description="tokens of prompts and outputs per minute; 0: no limit")
+    ] = 0,
+    concurrent_requests: Annotated[Count, Meta(description="requests in progress; 0: no limit")] = 0,
+    context_tokens: Annotated[
+        Count, Meta(description="tokens of a prompt with its output; 0: the model's context")
+    ] = 0,
+    model_limits: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="limits for one model, such as NAME:requests_per_minute=10; comma-separated, repeatable"
+        ),
+    ] = (),
+    cache_sharing: Annotated[
+        bool,
+        Meta(
+            description="share cached prompts with other tenants for the operator's published system prompts"
+        ),
+    ] = False,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    settings: ClientSettings,
+) -> int:
+    """Create an API key, and print it: it is shown once, only a digest is stored."""
+    from headwater.ops.operator import keys as operator
+    from headwater.ops.process import signals
+    from headwater.schemas.tables.api_key import UsageLimits
+
+    wanted = operator.WantedKey(
+        tenant,
+        name,
+        operator.words_of(models) or (EVERY,),
+        operator.words_of(endpoints) or (EVERY,),
+        operator.words_of(allow),
+        operator.seconds_of(expires, "--expires") if expires else 0,
+        UsageLimits(requests_per_minute, tokens_per_minute, concurrent_requests, context_tokens),
+        operator.model_limits_of(operator.words_of(model_limits)),
+        cache_sharing,
+    )
+    return signals.run(lambda _: operator.create(settings.nats, wanted, as_json=as_json))
+
+
+@command(defaults={"log.level": "warning"})
+def list_keys(
+    *,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, one line per key")] = False,
+    settings: ClientSettings,
+) -> int:
+    """List the API keys: ids, tenants, scopes and expiry. Secrets are not known to Headwater."""
+    from headwater.ops.operator import keys as operator
+    from headwater.ops.process import signals
+
+    return signals.run(lambda _: operator.show(settings.nats, as_json=as_json))
+
+
+@command(defaults={"log.level": "warning"})
+def revoke(
+    *ids: Annotated[str, Meta(description="ids of keys, as the list shows them")],
+    settings: ClientSettings,
+) -> int:
+    """Revoke API keys: every edge refuses them within a second. Requests in progress are finished."""
+    from headwater.ops.operator import keys as operator
+    from headwater.ops.process import signals
+
+    return signals.run(lambda _: operator.revoke(settings.nats, ids))
+
+
+@command(defaults={"log.level": "warning"})
+def rotate(
+    key: Annotated[str, Flag("ID"), Meta(description="id of the key, as the list shows it")],
+    /,
+    *,
+    grace: Annotated[
+        str, Meta(description="how long the present secret stays valid, such as 24h; 0s: not at all")
+    ] = "24h",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    settings: ClientSettings,
+) -> int:
+    """Give an API key a new secret, and print it. Its id, tenant, scopes and limits stay."""
+    from headwater.ops.operator import keys as operator
+    from headwater.ops.process import signals
+
+    grace_s = operator.seconds_of(grace, "--grace")
+    return signals.run(lambda _: operator.rotate(settings.nats, key, grace_s, as_json=as_json))
+
+
+keys = group("keys", None, create=create, list=list_keys, revoke=revoke, rotate=rotate)

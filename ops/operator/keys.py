@@ -1,0 +1,227 @@
+"""`headwater keys`: creates, lists, revokes and rotates API keys in the table that all edges watch."""
+
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headwater.actors.edge.access.scope_words import write_scopes
+from headwater.actors.edge.access.secret import digest_of, key_text, new_id, new_secret
+from headwater.actors.runtime.tables import ApiKeyTable
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.nats.connect import world_of
+from headwater.ops.process.text_table import table
+from headwater.schemas.tables.api_key import (
+    ENDPOINTS,
+    EVERY,
+    PERMISSIONS,
+    ApiKey,
+    Scopes,
+    SecretDigest,
+    UsageLimits,
+)
+
+TEXT_MAX: Final = 128
+GRACE_S_MAX: Final = 366 * 86_400
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION: Final = re.compile(r"(\d{1,9})([smhd])")
+_ID: Final = re.compile(r"(?:hw-)?([0-9a-f]{12})")
+
+
+class WantedKey(NamedTuple):
+    """A key to be created. `expires_in_s` 0: never."""
+
+    tenant: str
+    name: str = ""
+    models: tuple[str, ...] = (EVERY,)
+    endpoints: tuple[str, ...] = (EVERY,)
+    permissions: tuple[str, ...] = ()
+    expires_in_s: int = 0
+    limits: UsageLimits = UsageLimits()
+    model_limits: Mapping[str, UsageLimits] = {}
+    cache_sharing: bool = False
+
+
+def new_key(wanted: WantedKey, now_s: int) -> tuple[ApiKey, str]:
+    """A key and its secret. Raises `ConfigError` naming the option at fault."""
+    for option, text in (("--tenant", wanted.tenant), ("--name", wanted.name or "-")):
+        if not text or len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()) or " " in text:
+            raise ConfigError(
+                f"{option} {text!r}: use 1 to {TEXT_MAX} printable ASCII characters without spaces"
+            )
+    _check_known("--endpoints", wanted.endpoints, (EVERY, *ENDPOINTS))
+    _check_known("--allow", wanted.permissions, tuple(PERMISSIONS))
+    key_id, secret = new_id(), new_secret()
+    key = ApiKey(
+        id=key_id,
+        name=wanted.name,
+        tenant=wanted.tenant,
+        digests=(SecretDigest(digest_of(key_id, secret.encode())),),
+        created_s=now_s,
+        expires_s=now_s + wanted.expires_in_s if wanted.expires_in_s else 0,
+        scopes=Scopes(wanted.models, wanted.endpoints, wanted.permissions),
+        limits=wanted.limits,
+        model_limits=dict(wanted.model_limits),
+        cache_sharing=wanted.cache_sharing,
+    )
+    return key, secret
+
+
+def with_new_secret(key: ApiKey, grace_s: int, now_s: int) -> tuple[ApiKey, str]:
+    """The key with a new secret; those before it stay valid for `grace_s` at most."""
+    secret, until_s = new_secret(), now_s + grace_s
+    kept = tuple(
+        SecretDigest(one.digest, min(one.until_s or until_s, until_s))
+        for one in key.digests
+        if grace_s and not (one.until_s and one.until_s <= now_s)
+    )
+    digests = (SecretDigest(digest_of(key.id, secret.encode())), *kept)
+    return msgspec.structs.replace(key, digests=digests), secret
+
+
+def words_of(values: Sequence[str]) -> tuple[str, ...]:
+    """The words of a comma-separated option that may be repeated."""
+    return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+
+
+def seconds_of(text: str, option: str) -> int:
+    """Seconds of a duration such as 90d or 12h. Raises `ConfigError`."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{option} {text}: write a number and s, m, h or d, such as 90d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def model_limits_of(words: Sequence[str]) -> dict[str, UsageLimits]:
+    """Limits by model, of words such as NAME:requests_per_minute=10. Raises `ConfigError`."""
+    found: dict[str, UsageLimits] = {}
+    names = UsageLimits.__struct_fields__
+    for word in words:
+        model, _, limit = word.rpartition(":")
+        name, _, number = limit.partition("=")
+        if not model or name not in names or not number.isdigit():
+            raise ConfigError(
+                f"--model-limits {word}: write NAME:LIMIT=NUMBER, where LIMIT is one of {', '.join(names)}"
+            )
+        present = found.get(model, UsageLimits())
+        found[model] = msgspec.structs.replace(present, **{name: int(number[:12])})
+    return found
+
+
+def _check_known(option: str, words: Sequence[str], known: Sequence[str]) -> None:
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{option} {word}: choose from {', '.join(known)}")
+
+
+async def create(nats: NatsSettings, wanted: WantedKey, *, as_json: bool = False) -> int:
+    """Create a key and print it. Raises `ConfigError` and `LogError`."""
+    key, secret = new_key(wanted, int(time.time()))
+    async with _keys(nats) as keys:
+        while not await keys.create(key):
+            key, secret = new_key(wanted, int(time.time()))
+    _print_secret(key, secret, "is valid", as_json=as_json)
+    return 0
+
+
+async def show(nats: NatsSettings, *, as_json: bool = False) -> int:
+    """List the keys."""
+    async with _keys(nats) as keys:
+        found = await keys.read_all()
+    if as_json:
+        for key in found:
+            print(msgspec.json.encode(_described(key)).decode())
+        return 0
+    rows = [
+        (
+            key.id,
+            key.tenant,
+            key.name,
+            " ".join(write_scopes(key.scopes)),
+            _date(key.created_s),
+            _date(key.expires_s) if key.expires_s else "never",
+            sum(one.until_s == 0 or one.until_s > time.time() for one in key.digests),
+        )
+        for key in found
+    ]
+    print(table(("id", "tenant", "name", "scopes", "created", "expires", "secrets"), rows))
+    return 0
+
+
+async def revoke(nats: NatsSettings, ids: Sequence[str]) -> int:
+    """Remove keys. Raises `ConfigError` if one does not exist; the others are revoked all the same."""
+    if not ids:
+        raise ConfigError("keys revoke: give the id of a key, as `headwater keys list` shows it")
+    missing = []
+    async with _keys(nats) as keys:
+        known = {key.id for key in await keys.read_all()}
+        for key_id in map(_id_of, ids):
+            if key_id in known:
+                await keys.delete(key_id)
+                print(f"revoked {key_id}")
+            else:
+                missing.append(key_id)
+    if missing:
+        raise ConfigError(f"keys revoke: there is no key {', '.join(missing)}; see `headwater keys list`")
+    return 0
+
+
+async def rotate(nats: NatsSettings, key_id: str, grace_s: int, *, as_json: bool = False) -> int:
+    """Give a key a new secret and print it. Raises `ConfigError` if there is no such key."""
+    if grace_s > GRACE_S_MAX:
+        raise ConfigError(f"--grace: at most {GRACE_S_MAX // 86_400}d")
+    key_id = _id_of(key_id)
+    async with _keys(nats) as keys:
+        while True:
+            found = await keys.get(key_id)
+            if found is None:
+                raise ConfigError(f"keys rotate: there is no key {key_id}; see `headwater keys list`")
+            key, secret = with_new_secret(found[0], grace_s, int(time.time()))
+            if await keys.replace(key, found[1]):
+                break
+    _print_secret(key, secret, f"has a new secret; the one before is valid for {grace_s} s", as_json=as_json)
+    return 0
+
+
+def _id_of(text: str) -> str:
+    """The id of a key as it is written on a command line. The message does not repeat what may be a secret."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise ConfigError("keys: an id has 12 hex digits, as `headwater keys list` shows it")
+    return found[1]
+
+
+@asynccontextmanager
+async def _keys(nats: NatsSettings) -> AsyncIterator[ApiKeyTable]:
+    async with world_of(nats, "operator", "keys") as world:
+        yield ApiKeyTable(world.api_keys)
+
+
+def _print_secret(key: ApiKey, secret: str, what: str, *, as_json: bool) -> None:
+    text = key_text(key.id, secret)
+    if as_json:
+        print(msgspec.json.encode({"key": text, **_described(key)}).decode())
+        return
+    expires = f", expires {_date(key.expires_s)}" if key.expires_s else ""
+    print(
+        f"key {key.id} of tenant {key.tenant} {what}{expires}. Keep it: only its digest is stored, it is not shown again.",
+        file=sys.stderr,
+    )
+    print(text)
+
+
+def _described(key: ApiKey) -> dict[str, Any]:
+    """The record without its digests."""
+    document: dict[str, Any] = msgspec.to_builtins(key)
+    digests = document.pop("digests")
+    return {**document, "secrets": len(digests)}
+
+
+def _date(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) + "Z"

@@ -191,6 +191,14 @@ LOG_STALLED = Gauge(
 )
 REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
 HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
+RATE_LIMITED = Counter(
+    "headwater_edge_rate_limited_total",
+    "Requests refused by a rate limit: requests, tokens, concurrency or request_too_large",
+    ["limit"],
+)
+LIMIT_ACCOUNTS = Gauge(
+    "headwater_edge_limit_accounts", "Holders of rate limits and models whose use is counted"
+)
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
 PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
 CACHED_TOKENS = Counter(

@@ -88,13 +88,19 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *(subjects.route_wait(ns, pool, ANY, ANY) for pool in pools or (ANY,)),
             *(subjects.engine(ns, ANY, ANY, verb) for verb in verbs),
             subjects.request_subject(ns, client),
+            subjects.usage(ns, client),
             _lease(ns, "edge", client),
             subjects.table_subject(subjects.secret_bucket(ns), subjects.SALT_KEY),
             *_look_up(*everything),
             *_read(*everything),
             *_reply(ns, "operator", "observer"),
         ),
-        subscribe=(_inbox(ns, "edge", client), subjects.edge_frames(ns, client), *_services("edge", client)),
+        subscribe=(
+            _inbox(ns, "edge", client),
+            subjects.edge_frames(ns, client),
+            subjects.usage(ns, ANY),
+            *_services("edge", client),
+        ),
     )
 
 

@@ -15,6 +15,7 @@ hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status,
 hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
+hw.<ns>.usage.<edge>                      core NATS    what an edge's clients use of their rate limits, for the other edges
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool sends it
 _INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; no other client may read them
 ========================================= ============ ====================================================
@@ -144,6 +145,11 @@ def control(ns: str, worker: str) -> str:
 def edge_frames(ns: str, edge: str) -> str:
     """Token frames for one edge process."""
     return _ours(ns, "edge", _token("edge", edge), "frames")
+
+
+def usage(ns: str, edge: str) -> str:
+    """What the clients of one edge use of their rate limits; all edges listen."""
+    return _ours(ns, "usage", _token("edge", edge))
 
 
 def lease_bucket(ns: str) -> str:

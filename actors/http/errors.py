@@ -4,11 +4,12 @@ from typing import Any
 
 import msgspec
 
+from headwater.actors.http.asgi import Headers
 from headwater.schemas.events.route import RouteRefused
 
 
 class ApiError(Exception):
-    """A response with an error object. `retry_after_s` becomes the Retry-After header."""
+    """A response with an error object, and more `headers`. `retry_after_s` becomes the Retry-After header."""
 
     def __init__(
         self,
@@ -19,8 +20,10 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float = 0.0,
+        headers: Headers | None = None,
     ) -> None:
         super().__init__(message)
+        self.headers = headers or []
         self.status = status
         self.kind = kind
         self.param = param

@@ -1,0 +1,149 @@
+"""What one holder of limits (an API key or a tenant) uses of one model: here, and as the other edges report it."""
+
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from headwater.actors.edge.limits.settings import RateLimits
+from headwater.actors.edge.limits.token_bucket import TokenBucket
+from headwater.schemas.messages.usage import AccountUsage
+
+STALE_S: Final = 5.0
+"""Requests in flight at an edge that has not reported them for so long are no longer counted."""
+
+FORGET_S: Final = 60.0
+"""Another edge's totals are forgotten so long after its last report of the account."""
+
+CLOSE_S: Final = 30.0
+"""Totals of an account without use here for so long begin anew. Less than `FORGET_S`: what was forgotten must not come back."""
+
+
+def account_key(holder: str, model: str) -> bytes:
+    """The account's name between edges: neither keys nor tenants are sent."""
+    return blake2b(f"{holder}\0{model}".encode(), digest_size=16).digest()
+
+
+class PeerUsage(msgspec.Struct):
+    """Newest report of an account by one other edge: totals since it opened, and requests in flight."""
+
+    opened_ms: int
+    requests: int
+    tokens: int
+    running: int
+    heard_s: float
+
+
+class Account:
+    """Limits, buckets and requests in flight. A bucket is missing where there is no such limit."""
+
+    __slots__ = (
+        "_opened_ms", "_peers", "_requests_total", "_tokens_total", "key", "limits", "requests", "running", "tokens",
+        "used_s",
+    )  # fmt: skip
+
+    def __init__(self, key: bytes, limits: RateLimits, now_s: float) -> None:
+        self.key = key
+        self.limits = limits
+        self.requests = _bucket(limits.requests_per_minute, now_s)
+        self.tokens = _bucket(limits.tokens_per_minute, now_s)
+        self.running = 0
+        self.used_s = now_s
+        self._opened_ms = _ms(now_s)
+        self._requests_total = 0
+        self._tokens_total = 0
+        self._peers: dict[str, PeerUsage] = {}
+
+    def set_limits(self, limits: RateLimits, now_s: float) -> None:
+        """The limits as they are now. What is used stays used."""
+        if limits == self.limits:
+            return
+        self.limits = limits
+        self.requests = _resized(self.requests, limits.requests_per_minute, now_s)
+        self.tokens = _resized(self.tokens, limits.tokens_per_minute, now_s)
+
+    def use(self, now_s: float, *, requests: int = 0, tokens: int = 0, running: int = 0) -> None:
+        """Use that began (or, negative, was given back) at this edge."""
+        if self.running == 0 and now_s - self.used_s > CLOSE_S:
+            self._opened_ms, self._requests_total, self._tokens_total = _ms(now_s), 0, 0
+        self.used_s = max(self.used_s, now_s)
+        self.running += running
+        self._requests_total += requests
+        self._tokens_total += tokens
+        self._charge(requests, tokens, now_s)
+
+    def running_everywhere(self, now_s: float) -> int:
+        """Requests in flight at all edges that reported lately."""
+        elsewhere = sum(peer.running for peer in self._peers.values() if now_s - peer.heard_s < STALE_S)
+        return self.running + elsewhere
+
+    def usage(self, now_s: float) -> AccountUsage:
+        """What the other edges are told."""
+        limits = self.limits
+        return AccountUsage(
+            self.key,
+            self._opened_ms,
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+            self._requests_total,
+            self._tokens_total,
+            self.running,
+            round(self.requests.used(now_s), 3) if self.requests else 0.0,
+            round(self.tokens.used(now_s), 3) if self.tokens else 0.0,
+        )
+
+    def add_report(self, edge: str, usage: AccountUsage, now_s: float, *, heard_whole: bool) -> None:
+        """Charge what another edge used since its last report.
+
+        `heard_whole`: every use since that edge opened the account was after this edge began to listen to it. Otherwise
+        its totals may be old, and its own estimate of what is in use is taken over instead.
+        """
+        peer = self._peers.get(edge)
+        if peer is not None and peer.opened_ms == usage.opened_ms:
+            self._charge_report(usage.requests - peer.requests, usage.tokens - peer.tokens, now_s)
+        elif heard_whole:
+            self._charge_report(usage.requests, usage.tokens, now_s)
+        else:
+            if self.requests:
+                self.requests.raise_to(min(usage.requests_used, 2.0 * self.requests.capacity), now_s)
+            if self.tokens:
+                self.tokens.raise_to(min(usage.tokens_used, 2.0 * self.tokens.capacity), now_s)
+        self._peers[edge] = PeerUsage(usage.opened_ms, usage.requests, usage.tokens, usage.running, now_s)
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether forgetting it changes nothing. Forgets peers that are no longer heard."""
+        for edge in [edge for edge, peer in self._peers.items() if now_s - peer.heard_s > FORGET_S]:
+            del self._peers[edge]
+        buckets = (self.requests, self.tokens)
+        return (
+            not self.running
+            and not self._peers
+            and now_s - self.used_s > CLOSE_S
+            and all(bucket is None or bucket.used(now_s) == 0.0 for bucket in buckets)
+        )
+
+    def _charge_report(self, requests: int, tokens: int, now_s: float) -> None:
+        # After a partition one report has the use of minutes: a client must not be locked out for as long.
+        most_requests, most_tokens = self.limits.requests_per_minute, self.limits.tokens_per_minute
+        self._charge(min(requests, most_requests), min(tokens, most_tokens), now_s)
+
+    def _charge(self, requests: int, tokens: int, now_s: float) -> None:
+        if self.requests and requests:
+            self.requests.charge(requests, now_s)
+        if self.tokens and tokens:
+            self.tokens.charge(tokens, now_s)
+
+
+def _ms(now_s: float) -> int:
+    return round(now_s * 1000)
+
+
+def _bucket(per_minute: int, now_s: float) -> TokenBucket | None:
+    return TokenBucket(per_minute, now_s) if per_minute else None
+
+
+def _resized(bucket: TokenBucket | None, per_minute: int, now_s: float) -> TokenBucket | None:
+    if bucket is None or not per_minute:
+        return _bucket(per_minute, now_s)
+    bucket.resize(per_minute, now_s)
+    return bucket

@@ -1,0 +1,216 @@
+"""All accounts of one edge, and what one request takes from its account.
+
+    quota = limiter.quota(holder, limits)       before the body is read
+    quota.enter(model)                          counts the request; raises 429
+    quota.reserve(prompt tokens, answer tokens) raises 429
+    quota.settle(tokens)                        what it used in the end, instead of what was reserved
+    quota.leave()                               always
+
+Memory is bounded: an account that nobody uses is forgotten as soon as that changes nothing, and holders beyond
+`ACCOUNTS_MAX` share one account.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.edge.limits.account import Account, account_key
+from headwater.actors.edge.limits.headers import rate_limit_headers
+from headwater.actors.edge.limits.settings import RateLimits
+from headwater.actors.http.asgi import Headers
+from headwater.actors.http.errors import ApiError
+from headwater.schemas.clock import Clock
+
+ACCOUNTS_MAX: Final = 50_000
+SWEPT_A_TURN: Final = 500
+
+DEFAULT_ANSWER_TOKENS: Final = 1_024
+"""Reserved for each answer of a request that sets no limit: reserving the whole context would admit one at a time."""
+
+RETRY_RUNNING_S: Final = 1.0
+"""Retry-After of a request beyond the limit on concurrent ones: when one of them ends is not known."""
+
+NO_RETRY: Final[Headers] = [(b"x-should-retry", b"false")]
+"""OpenAI's and Anthropic's clients retry 429 unless they are told not to."""
+
+Limit = Literal["requests", "tokens", "concurrency"]
+
+_log = structlog.get_logger("headwater.limits")
+
+
+class RateLimiter:
+    """See the module. `changed` holds the accounts that other edges have to hear of."""
+
+    def __init__(self, clock: Clock, accounts_max: int = ACCOUNTS_MAX) -> None:
+        self.clock = clock
+        self.changed: dict[bytes, Account] = {}
+        self._accounts: dict[bytes, Account] = {}
+        self._accounts_max = accounts_max
+        self._sweep: list[bytes] = []
+        self._full = False
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def quota(self, holder: str, limits: RateLimits) -> "RequestQuota":
+        """What one request of this holder may take."""
+        return RequestQuota(self, holder, limits)
+
+    def account(self, key: bytes, limits: RateLimits) -> Account:
+        """The account of this name, opened if there is room for it, with these limits."""
+        now_s = self.clock.monotonic_s()
+        account = self._accounts.get(key)
+        if account is None:
+            if len(self._accounts) >= self._accounts_max:
+                key = self._shared_key()
+                account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = Account(key, limits, now_s)
+        account.set_limits(limits, now_s)
+        return account
+
+    def reported(self, key: bytes, limits: RateLimits) -> Account | None:
+        """The account that another edge reports; opened if there is room. Its limits here, where known, are kept."""
+        account = self._accounts.get(key)
+        if account is None and len(self._accounts) < self._accounts_max:
+            account = self._accounts[key] = Account(key, limits, self.clock.monotonic_s())
+        return account
+
+    def find(self, key: bytes) -> Account | None:
+        """The account of this name, None where it was never opened or is forgotten."""
+        return self._accounts.get(key)
+
+    def sweep(self) -> None:
+        """Forget some of the accounts that are idle; called again and again, it passes over all of them."""
+        now_s = self.clock.monotonic_s()
+        if not self._sweep:
+            self._sweep = list(self._accounts)
+        for _ in range(min(SWEPT_A_TURN, len(self._sweep))):
+            key = self._sweep.pop()
+            account = self._accounts.get(key)
+            if account is not None and account.is_idle(now_s):
+                del self._accounts[key]
+        metrics.LIMIT_ACCOUNTS.set(len(self._accounts))
+
+    def active(self) -> Iterable[Account]:
+        """Accounts with requests in flight at this edge."""
+        return (account for account in self._accounts.values() if account.running)
+
+    def _shared_key(self) -> bytes:
+        if not self._full:
+            self._full = True
+            _log.warning("limit_accounts_full", accounts=self._accounts_max, effect="further holders share one")
+        return account_key("", "")
+
+
+class RequestQuota:
+    """What one request takes from its holder's account. Without limits every call does nothing."""
+
+    __slots__ = ("_account", "_entered", "_holder", "_limiter", "_reserved", "_settled", "limits")
+
+    def __init__(self, limiter: RateLimiter, holder: str, limits: RateLimits) -> None:
+        self.limits = limits
+        self._limiter = limiter
+        self._holder = holder
+        self._account: Account | None = None
+        self._entered = False
+        self._reserved = 0
+        self._settled = False
+
+    def context(self, model_tokens: int) -> int:
+        """The longest context of this holder, in tokens: the model's, or less."""
+        return min(model_tokens, self.limits.context_tokens or model_tokens)
+
+    def enter(self, model: str) -> None:
+        """Count the request, and as one in flight. Raises `ApiError` 429."""
+        limits = self.limits
+        if not limits.any_rate or self._account is not None:
+            return
+        limiter = self._limiter
+        account = self._account = limiter.account(account_key(self._holder, model), limits)
+        now_s = limiter.clock.monotonic_s()
+        most = limits.concurrent_requests
+        if most and account.running_everywhere(now_s) >= most:
+            raise _reached("concurrency", f"{most} requests in flight for {model}", RETRY_RUNNING_S)
+        if account.requests is not None:
+            wait_s = account.requests.wait_s(1, now_s)
+            if wait_s:
+                raise _reached("requests", f"{limits.requests_per_minute} requests per minute for {model}", wait_s)
+        self._entered = True
+        self._use(requests=1, running=1)
+
+    def reserve(self, prompt_tokens: int, answer_tokens: int | None, answers: int = 1) -> None:
+        """Reserve tokens: those of the prompts and of each answer, None if the request sets no limit.
+
+        Raises `ApiError` 429.
+        """
+        account = self._account
+        if account is None or account.tokens is None:
+            return
+        limit = account.tokens.capacity
+        if answer_tokens is None:
+            # What it generates beyond that is charged at the end.
+            wanted = max(prompt_tokens, min(prompt_tokens + DEFAULT_ANSWER_TOKENS * answers, limit))
+        else:
+            wanted = prompt_tokens + answer_tokens * answers
+        wait_s = account.tokens.wait_s(wanted, self._limiter.clock.monotonic_s())
+        if math.isinf(wait_s):
+            raise _too_large(wanted, limit)
+        if wait_s:
+            raise _reached("tokens", f"{limit} tokens per minute; this request may use {wanted}", wait_s)
+        self._reserved = wanted
+        self._use(tokens=wanted)
+
+    def settle(self, tokens: int) -> None:
+        """The request used `tokens` in the end. Never called, it used none."""
+        self._settled = True
+        if self._reserved:
+            self._use(tokens=tokens - self._reserved)
+            self._reserved = 0
+
+    def leave(self) -> None:
+        """The request ended. A second call does nothing."""
+        if not self._entered:
+            return
+        self._entered = False
+        if not self._settled:
+            self.settle(0)
+        self._use(running=-1)
+
+    def headers(self) -> Headers:
+        """`x-ratelimit-*` of its account."""
+        if self._account is None:
+            return []
+        return rate_limit_headers(self._account, self._limiter.clock.monotonic_s())
+
+    def _use(self, *, requests: int = 0, tokens: int = 0, running: int = 0) -> None:
+        account = self._account
+        assert account is not None
+        account.use(self._limiter.clock.monotonic_s(), requests=requests, tokens=tokens, running=running)
+        self._limiter.changed[account.key] = account
+
+
+def _reached(limit: Limit, what: str, wait_s: float) -> ApiError:
+    metrics.RATE_LIMITED.labels(limit).inc()
+    return ApiError(
+        429,
+        f"Rate limit reached: {what}. Retry in {wait_s:.3g} s.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
+    )
+
+
+def _too_large(wanted: int, limit: int) -> ApiError:
+    metrics.RATE_LIMITED.labels("request_too_large").inc()
+    return ApiError(
+        429,
+        f"The request is too large: it may use {wanted} tokens, and the limit is {limit} per minute. "
+        "Shorten the prompt or lower max_tokens; a retry cannot succeed.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers=NO_RETRY,
+    )

@@ -1,9 +1,10 @@
 """The edge actor: HTTP in, tokens out.
 
 Subjects in
-    hw.<ns>.edge.<edge>.frames; the tables of leases, cards and API keys
+    hw.<ns>.edge.<edge>.frames; hw.<ns>.usage.*; the tables of leases, cards and API keys
 Subjects out
-    hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status}; the request log
+    hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status};
+    hw.<ns>.usage.<edge>; the request log
 State
     requests that have not ended, each with its tokens so far; models with their tokenizers
 On lag
@@ -11,7 +12,8 @@ On lag
 On loss of the log
     continues to serve; request events wait in a bounded queue, and near its bound requests are refused (503)
 On loss of NATS
-    API keys known last stay valid; streams pause; after reconnecting, each request queries its worker for what it missed, or moves
+    API keys known last stay valid; each edge enforces rate limits on its own; streams pause; after reconnecting, each request
+    queries its worker for what it missed, or moves
 On failure
     ends each open request with an error before the next incarnation of the actor listens
 On stop
@@ -26,9 +28,13 @@ from headwater.actors.edge.access.control import AccessServices
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.api.app import App
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.limits.limiter import RateLimiter
+from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
+from headwater.actors.edge.limits.sharing import UsageSharing
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.http.cors import allow_origins
 from headwater.actors.http.errors import upstream_failed
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.server import STOP_S, HttpServer
@@ -62,6 +68,9 @@ class EdgeActor(Actor):
         special_tokens_in_text: bool = False,
         access: AccessSettings | None = None,
         probe_s: float = 0.0,
+        service: ServiceLimits = UNLIMITED_SERVICE,
+        cors_origins: tuple[str, ...] = (),
+        probes: bool = True,
     ) -> None:
         super().__init__(world, name)
         self._server = server
@@ -72,6 +81,11 @@ class EdgeActor(Actor):
         self._special_tokens_in_text = special_tokens_in_text
         self._probe_s = probe_s
         self._access = AccessServices(access or AccessSettings(), world)
+        self._service_limits = service
+        self._cors_origins = cors_origins
+        self._probes = probes
+        self._limiter = RateLimiter(world.clock)
+        self._sharing: UsageSharing | None = None
         self._persistence = Persistence(world.clock, self.log)
         self._models = ModelCatalog(world)
         self._workers = WorkerRegistry(world, name, self.spawn)
@@ -89,6 +103,10 @@ class EdgeActor(Actor):
             "active_requests": self._app.active if self._app else 0,
             "streams": len(self._workers.receivers),
         }
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """See `Actor.readiness`: whether clients should be sent here."""
+        return self._app.health() if self._app is not None else super().readiness()
 
     def workers(self, pool: str) -> int:
         """Number of workers of a pool whose lease is live."""
@@ -108,6 +126,9 @@ class EdgeActor(Actor):
         self._frames = await world.bus.subscribe(
             subjects.edge_frames(world.ns, self.name), self._workers.on_frame
         )
+        self._sharing = UsageSharing(world.bus, world.ns, self.name, self._lease.epoch, self._limiter)
+        await self._sharing.start()
+        self.spawn(self._sharing.run(), "usage")
         self.spawn(self._hold(), "lease")
         self.spawn(self._ledger.writer.run(), "records")
         self.spawn(self._models.run(), "models")
@@ -128,8 +149,11 @@ class EdgeActor(Actor):
             special_tokens_in_text=self._special_tokens_in_text,
             persistence=self._persistence,
             access=self._access.control,
+            service=self._service_limits,
+            limiter=self._limiter,
+            probes=self._probes,
         )
-        self._serving = self.spawn(self._server.serve(self._app), "http")
+        self._serving = self.spawn(self._server.serve(allow_origins(self._app, self._cors_origins)), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
@@ -177,6 +201,8 @@ class EdgeActor(Actor):
         """See `Actor.close`."""
         if self._frames is not None:
             await self._frames.unsubscribe()
+        if self._sharing is not None:
+            await self._sharing.stop()
         # After a drain no requests are left. After a failure each gets its error before its connection ends.
         await self._workers.close("The edge that served this request failed and is restarting; retry.")
         deadline = self.world.clock.monotonic_s() + ANSWER_S_MAX

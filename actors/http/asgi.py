@@ -7,7 +7,7 @@ a bounded queue and a task of its own; when the queue is full the client is disc
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -23,6 +23,14 @@ STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class Asgi(Protocol):
+    """An ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        ...
 
 
 class ClientGone(Exception):
@@ -45,6 +53,22 @@ async def respond(
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+class HeaderAdder:
+    """The `send` of an exchange that adds headers to its response, whatever that is."""
+
+    __slots__ = ("_more", "_send")
+
+    def __init__(self, send: Send, more: Callable[[], Headers]) -> None:
+        self._send = send
+        self._more = more
+
+    def __call__(self, message: dict[str, Any]) -> Awaitable[None]:
+        """Pass the message on. No coroutine of its own: `EventStream` runs that of the server to its end at once."""
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *self._more()]
+        return self._send(message)
 
 
 class EventStream:

@@ -156,7 +156,9 @@ class LimitedConnection(HttpToolsProtocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn declares None
         """The client closed its sending side: it can still read, if its request is complete."""
         cycle = self.cycle
-        if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
+        # TLS has no half-closed connections.
+        tls = self.scheme == "https"
+        if tls or self._refused or cycle is None or cycle.response_complete or cycle.more_body:
             return None
         # The last pipelined request; earlier ones keep the connection open for it.
         cycle.keep_alive = False

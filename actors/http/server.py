@@ -7,23 +7,16 @@ from typing import Any, Protocol
 
 import uvicorn
 
-from headwater.actors.http.asgi import Receive, Scope, Send
+from headwater.actors.http.asgi import Asgi
 from headwater.actors.http.connection import protocol_of
 from headwater.actors.http.limits import ConnectionLimits
+from headwater.actors.http.tls import Certificate
 
 KEEP_ALIVE_S = 75
 """Longer than the idle time of common load balancers (60 s), so that they never reuse a closed connection."""
 
 BACKLOG = 4096
 STOP_S = 3.0
-
-
-class Asgi(Protocol):
-    """An ASGI application."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        ...
 
 
 class HttpServer(Protocol):
@@ -56,13 +49,19 @@ class UvicornServer:
     Only `stop` ends the listening of all copies.
     """
 
-    def __init__(self, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: ConnectionLimits | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
         self._listener = listener
+        self._certificate = certificate
         self._limits = limits or ConnectionLimits()
         self._server: _Uvicorn | None = None
         self.listening = asyncio.Event()
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'https' if certificate else 'http'}://{host}:{port}"
 
     async def serve(self, app: Asgi) -> None:
         """See `HttpServer.serve`."""
@@ -80,8 +79,13 @@ class UvicornServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=BACKLOG,
         )
-        self._server = _Uvicorn(config, self.listening)
-        await self._server.serve(sockets=[self._listener])
+        self._server = _Uvicorn(config, self.listening, self._certificate, self._limits.header_timeout_s)
+        watch = asyncio.ensure_future(self._certificate.watch()) if self._certificate else None
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            if watch is not None:
+                watch.cancel()
 
     def stop(self) -> None:
         """See `HttpServer.stop`."""
@@ -98,13 +102,37 @@ class UvicornServer:
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the process, and reports when it listens."""
 
-    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listening: asyncio.Event,
+        certificate: Certificate | None,
+        handshake_timeout_s: float,
+    ) -> None:
         super().__init__(config)
         self._listening = listening
+        self._tls: dict[str, Any] = {}
+        if certificate is not None:
+            # A connection is counted once its handshake is complete: asyncio's own limit is a minute.
+            self._tls = {"ssl": certificate.context, "ssl_handshake_timeout": handshake_timeout_s}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then set `listening`."""
-        await super().startup(sockets)
+        """Listen on these sockets, then set `listening`."""
+        config = self.config
+        await self.lifespan.startup()
+
+        def connection() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(connection, sock=listener, backlog=config.backlog, **self._tls)
+            for listener in sockets or []
+        ]
+        self.started = True
         self._listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -59,6 +59,11 @@ class Actor(ABC):
     def stats(self) -> dict[str, Any]:
         """Statistics for `$SRV.STATS`."""
 
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether it serves, and the body of its process's /health."""
+        status = "draining" if self.stopping else "ok" if self.ready.is_set() else "starting"
+        return status == "ok", {"status": status}
+
     @property
     def stopping(self) -> bool:
         """True once `stop` was called."""

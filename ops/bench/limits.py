@@ -7,6 +7,7 @@ requests in a tenth of a second: the worst case, since no edge hears of another'
 import random
 from typing import Final, NamedTuple
 
+from headwater.actors.edge.limits.holder import LimitHolder
 from headwater.actors.edge.limits.limiter import RateLimiter
 from headwater.actors.edge.limits.settings import RateLimits
 from headwater.actors.edge.limits.sharing import SHARE_S, UsageReports
@@ -24,7 +25,7 @@ BURST_AT_S: Final = 2.0
 DURATION_S: Final = 240.0
 
 
-class Time:
+class SimulatedTime:
     """A clock that the simulation moves."""
 
     def __init__(self) -> None:
@@ -58,8 +59,8 @@ class Run(NamedTuple):
 
 def simulate(edges: int, *, lost: float = 0.0, duration_s: float = DURATION_S, seed: int = 0) -> Run:
     """Requests at `edges` edges, of whose messages a share `lost` is lost."""
-    rng, time = random.Random(seed), Time()
-    limits = RateLimits(requests_per_minute=PER_MINUTE)
+    rng, time = random.Random(seed), SimulatedTime()
+    holder = LimitHolder("key", RateLimits(requests_per_minute=PER_MINUTE))
     limiters = [RateLimiter(time) for _ in range(edges)]
     reports = [UsageReports(limiter, f"edge-{number}", 1) for number, limiter in enumerate(limiters)]
     next_s = [rng.random() * SHARE_S for _ in limiters]
@@ -82,7 +83,7 @@ def simulate(edges: int, *, lost: float = 0.0, duration_s: float = DURATION_S, s
             rate += 6 * PER_MINUTE / BURST_S
         whole, part = divmod(rate * STEP_S, 1.0)
         for _ in range(int(whole) + (rng.random() < part)):
-            quota = rng.choice(limiters).quota("key", limits)
+            quota = rng.choice(limiters).quota(holder)
             try:
                 quota.enter("model")
             except ApiError:

@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from headwater.actors.edge.access.settings import AccessSettings, check_jwks_url
+from headwater.actors.edge.limits.settings import REQUEST_TIMEOUT_S, RateLimits
 from headwater.actors.edge.request.settings import ClientLimits
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.ops.config.errors import ConfigError
@@ -30,6 +31,23 @@ class HttpSettings(NamedTuple):
     )
     connections: Annotated[ConnectionLimits, Prefix("", CONNECTION_NAMES, inline=True)] = ConnectionLimits()
     bodies: Annotated[BodyLimits, Prefix("", BODY_NAMES, inline=True)] = BodyLimits()
+    tls_cert: Annotated[
+        str, Meta(description="certificate chain of the edge, PEM; read again when the file changes")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="private key of the certificate, PEM; read with it")] = ""
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="origins of web pages that may use the edge, comma-separated (https://chat.example), or `*`; "
+            "empty: none"
+        ),
+    ] = ()
+    probes: Annotated[
+        bool,
+        Meta(
+            description="serve /metrics, /health and /live on the edge's own port too, not only on --metrics-port"
+        ),
+    ] = True
 
 
 class EdgeSettings(NamedTuple):
@@ -48,6 +66,12 @@ class EdgeSettings(NamedTuple):
         Meta(description="control tokens spelled in clients' messages act as control tokens, not as text"),
     ] = False
     client: Annotated[ClientLimits, Prefix("client")] = ClientLimits()
+    limit: Annotated[RateLimits, Prefix("limit")] = RateLimits()
+    request_timeout_s: Annotated[
+        float,
+        Flag("request-timeout-s"),
+        Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),
+    ] = REQUEST_TIMEOUT_S
 
 
 def check_access(access: AccessSettings, host: str) -> None:

@@ -4,6 +4,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
+from headwater.ops.config.setting import Flag
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "text", "json"]
 
@@ -20,7 +22,7 @@ class LogSettings(NamedTuple):
 
 
 class MetricsSettings(NamedTuple):
-    """Prometheus metrics."""
+    """Prometheus metrics, and the probes of a process."""
 
     host: Annotated[str, Meta(description="address that metrics are served on")] = "127.0.0.1"
     port: Annotated[
@@ -28,7 +30,12 @@ class MetricsSettings(NamedTuple):
         Meta(
             ge=0,
             le=65535,
-            description="port of a process's Prometheus metrics; 0: none. With `up` and `demo` the first of one port per "
+            description="port of a process's Prometheus metrics, and of /live and /health; 0: none. With `up` and `demo` the first of one port per "
             "process (default: free ones, listed in prometheus-targets.json in the data directory)",
         ),
     ] = 0
+    live_timeout_s: Annotated[
+        float,
+        Flag("live-timeout-s"),
+        Meta(gt=0, description="seconds without a turn of the event loop after which /live fails"),
+    ] = 15.0

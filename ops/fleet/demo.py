@@ -34,6 +34,8 @@ async def demo(settings: LocalFleetSettings, stop: asyncio.Event) -> int:
         raise ConfigError(
             f"--auth {settings.auth.mode}: the demo asks its questions without a key; use `headwater up`"
         )
+    if settings.http.tls_cert or settings.http.tls_key:
+        raise ConfigError("demo serves plain HTTP on this machine: use `headwater up` for TLS")
     began = time.monotonic()
     fleet = LocalFleet(settings)
     try:

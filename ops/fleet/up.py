@@ -41,6 +41,7 @@ from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection
 from headwater.ops.nats.watch import watch_store
 from headwater.ops.process import admin
+from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.revoke_lease import revoke_leases_of
 from headwater.ops.process.sockets import bind, free_range
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
@@ -110,7 +111,8 @@ class LocalFleet:
         listener = bind(settings.http.host, settings.http.port)
         host, port = listener.getsockname()[:2]
         listener.close()
-        self.url = f"http://{reachable(host)}:{port}"
+        scheme = "https" if certificate_of(settings.http) else "http"
+        self.url = f"{scheme}://{reachable(host)}:{port}"
         self._write_targets()
         if not self.nats.url:
             await self._start_nats()
@@ -268,7 +270,7 @@ class LocalFleet:
         """Wait until the edge serves with every worker; prints progress."""
         started = printed = time.monotonic()
         while True:
-            health = await _health(self.url)
+            health = await _health(self._probe_url)
             joined = sum(health.get("workers", {}).values())
             if health.get("status") == "ok" and joined >= len(self.workers):
                 return
@@ -293,6 +295,12 @@ class LocalFleet:
         assert self._client is not None
         cards = CardTable(JetStreamTable(self._client, subjects.card_bucket(self.nats.namespace)))
         return min(card.name for card in await cards.models())
+
+    @property
+    def _probe_url(self) -> str:
+        """The edge's metrics port: its own may demand TLS and keys."""
+        own = self._metrics["edge-0"]
+        return f"http://{reachable(own.host)}:{own.port}"
 
     async def stop(self) -> None:
         """End every process, in order."""

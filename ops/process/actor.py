@@ -18,6 +18,7 @@ from headwater.ops.config.process import MetricsSettings
 from headwater.ops.nats.connect import world_of
 from headwater.ops.process import metrics
 from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.process.probes import ProbeBoard
 from headwater.schemas.subjects import InboxKind
 
 EXIT_UNRECOVERABLE = 3
@@ -54,13 +55,19 @@ async def run_one(
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
     freeze_heap()
+    board = ProbeBoard(host.metrics.live_timeout_s)
     if host.metrics.port:
-        metrics.serve(host.metrics, labels, collector)
-    async with world_of(host.nats, kind, name, cache_dir=cache_folder(host.cache_dir)) as world:
+        metrics.serve(host.metrics, labels, collector, board)
+    running: list[Actor] = []
+    async with (
+        _probing(board, running),
+        world_of(host.nats, kind, name, cache_dir=cache_folder(host.cache_dir)) as world,
+    ):
         async with _stopping(stop) as stops:
 
             async def one_life() -> str:
                 actor = await make(world)
+                running[:] = [actor]
                 stops.append(actor.stop)
                 try:
                     if stop.is_set():
@@ -71,6 +78,7 @@ async def run_one(
                     return reason
                 finally:
                     stops.remove(actor.stop)
+                    running.clear()
 
             if not restarts:
                 try:
@@ -94,6 +102,18 @@ async def run_one(
             except asyncio.CancelledError:
                 return 0
     return 0
+
+
+@contextlib.asynccontextmanager
+async def _probing(board: ProbeBoard, running: list[Actor]) -> AsyncIterator[None]:
+    """Hands the state of the actor that runs to the threads of the metrics port."""
+    beats = asyncio.create_task(
+        board.keep_beating(lambda: running[0].readiness if running else None), name="probes"
+    )
+    try:
+        yield
+    finally:
+        beats.cancel()
 
 
 @contextlib.asynccontextmanager

@@ -4,13 +4,17 @@ import asyncio
 import secrets
 
 from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.edge.limits.settings import ServiceLimits
+from headwater.actors.http.cors import check_origins
 from headwater.actors.http.server import UvicornServer
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import PROBE_S
 from headwater.actors.runtime.ports import Ports
 from headwater.ops.config.edge import check_access
+from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EdgeProcess
 from headwater.ops.process.actor import Host, run_one
+from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.sockets import bind
 
 
@@ -18,12 +22,17 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     """Run an edge until stopped. Raises `ConfigError` if its address is taken."""
     http, edge = settings.http, settings.edge
     check_access(settings.auth, http.host)
+    certificate = certificate_of(http)
+    try:
+        check_origins(http.cors_origins)
+    except ValueError as error:
+        raise ConfigError(f"--cors-origins: {error}") from error
     listener = bind(http.host, http.port)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
 
     async def make(world: Ports) -> Actor:
         # Each incarnation of the actor closes its own copy.
-        server = UvicornServer(listener.dup(), http.connections)
+        server = UvicornServer(listener.dup(), http.connections, certificate)
         return EdgeActor(
             world,
             name,
@@ -35,6 +44,9 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             special_tokens_in_text=edge.allow_special_tokens_in_text,
             access=settings.auth,
             probe_s=PROBE_S,
+            service=ServiceLimits(edge.limit, edge.request_timeout_s),
+            cors_origins=http.cors_origins,
+            probes=http.probes,
         )
 
     return await run_one(Host(settings.nats, settings.metrics), "edge", name, make, stop)

@@ -1,7 +1,12 @@
-"""Prometheus metrics of a process over HTTP: ours, and those that an engine's processes left in their folder."""
+"""The metrics port of a process: Prometheus metrics (ours, and those that an engine's processes left in their folder) and probes."""
 
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Metric
@@ -11,24 +16,70 @@ from prometheus_client.registry import Collector
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.process import MetricsSettings
 from headwater.ops.process import metrics_folder
+from headwater.ops.process.probes import ProbeBoard
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 Labels = Callable[[], Mapping[str, str]]
 
 
-def serve(settings: MetricsSettings, labels: Labels | None = None, more: Collector | None = None) -> None:
-    """Serve the metrics from a thread, every sample with these labels, and what `more` collects.
+def serve(
+    settings: MetricsSettings,
+    labels: Labels | None = None,
+    more: Collector | None = None,
+    board: ProbeBoard | None = None,
+) -> int:
+    """Serve the metrics from threads, every sample with these labels, and what `more` collects; and `board`'s probes.
 
-    Raises `ConfigError` if the port is taken.
+    Returns the port. Raises `ConfigError` if it is taken.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Labelled(labels or dict, more))
+    app = with_probes(prometheus_client.make_wsgi_app(registry), board)
+    kind = _Server6 if ":" in settings.host else _Server
     try:
-        prometheus_client.start_http_server(settings.port, settings.host, registry=registry)
+        server = make_server(settings.host, settings.port, app, kind, handler_class=_Handler)
     except OSError as error:
         raise ConfigError(
             f"--metrics-port: cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
             "Choose another one, or 0 for none"
         ) from error
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server.server_port
+
+
+def with_probes(metrics: "WSGIApplication", board: ProbeBoard | None) -> "WSGIApplication":
+    """The application of the metrics port: /live and /health are the board's, everything else the metrics."""
+
+    def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if board is None or path not in ("/live", "/health"):
+            return metrics(environ, start_response)
+        status, body = board.live() if path == "/live" else board.health()
+        line = "200 OK" if status == 200 else "503 Service Unavailable"
+        start_response(line, [("content-type", "application/json"), ("content-length", str(len(body)))])
+        return [body]
+
+    return app
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, so that one that sends nothing delays no other."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
 
 
 class Labelled(Collector):

@@ -4,7 +4,7 @@ import asyncio
 from contextvars import Context, copy_context
 from typing import Any
 
-from headwater.actors.http.server import Asgi
+from headwater.actors.http.asgi import Asgi
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Network
 

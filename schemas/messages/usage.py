@@ -7,7 +7,7 @@ import msgspec
 
 
 class AccountUsage(msgspec.Struct, frozen=True, array_like=True):
-    """One account: a holder of limits and a model, under a digest of both.
+    """One account: a holder of limits, for all models or for one, under a digest of both.
 
     `requests` and `tokens` count what the sender admitted since it opened the account, at `opened_ms` of its monotonic
     clock; `running` requests are in flight there. The `_used` fields are the sender's estimate of what is in use of the

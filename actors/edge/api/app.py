@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import prometheus_client
@@ -11,22 +11,29 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.edge.access.control import AccessControl
 from headwater.actors.edge.access.models import permitted_model, permitted_models
+from headwater.actors.edge.access.principal import Principal
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.pooling import PoolingApi
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.generate import Generator
+from headwater.actors.edge.limits.holder import holder_of
+from headwater.actors.edge.limits.limiter import NO_QUOTA, RateLimiter, RequestQuota
+from headwater.actors.edge.limits.settings import UNLIMITED, UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.context import Call, Serving, trace_of
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.edge.request.routing_hints import tenant_of
 from headwater.actors.edge.request.settings import ClientLimits
-from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope, Send, respond
+from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.json_shape import check_shape
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.runtime.persistence import Persistence
 from headwater.schemas.events.request import PayloadKind
+
+PROBES: Final = ("/live", "/health", "/metrics")
 
 _log = structlog.get_logger("headwater.edge")
 
@@ -56,6 +63,9 @@ class App:
         special_tokens_in_text: bool = False,
         persistence: Persistence | None = None,
         access: AccessControl | None = None,
+        service: ServiceLimits = UNLIMITED_SERVICE,
+        limiter: RateLimiter | None = None,
+        probes: bool = True,
     ) -> None:
         self._workers = workers
         self.bodies = Bodies(bodies)
@@ -63,6 +73,9 @@ class App:
         self._persistence = persistence
         self._access = access or AccessControl()
         self._owner = owner
+        self._rates = service.rates
+        self._limiter = limiter or RateLimiter(workers.world.clock)
+        self._probes = probes
         serving = Serving(
             workers,
             models,
@@ -72,6 +85,7 @@ class App:
             limits or ClientLimits(),
             special_tokens_in_text,
             self._access.salts,
+            service.request_timeout_s,
         )
         openai, pooling = OpenAiApi(serving, Generator(serving)), PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
@@ -94,8 +108,7 @@ class App:
         try:
             await self._route(path, method, scope, receive, send)
         except ApiError as error:
-            metrics.HTTP_ERRORS.labels(str(error.status)).inc()
-            await respond(send, error.status, error.body(), _retry_after(error))
+            await self._refuse(send, error)
         except ClientGone:
             metrics.HTTP_ERRORS.labels("499").inc()
         except Exception:
@@ -111,9 +124,7 @@ class App:
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
-            async with self.bodies.read(scope, receive) as body:
-                await check_shape(body)
-                await post(Call(body, trace_of(scope), receive, send, scope["headers"], principal))
+            await self._post(post, principal, scope, receive, send)
         elif path == "/v1/models":
             _only("GET", method)
             models = permitted_models(self._models, principal)
@@ -122,17 +133,55 @@ class App:
             _only("GET", method)
             model = permitted_model(self._models, principal, path.removeprefix("/v1/models/"))
             await self._answer(send, model_entry(model))
+        elif not self._probes and path in PROBES:
+            raise ApiError(404, f"{path} is served on the metrics port only.", code="not_found")
         elif path == "/live":
             await self._answer(send, {"status": "live"})
         elif path == "/health":
-            await self._health(send)
+            healthy, document = self.health()
+            await respond(send, 200 if healthy else 503, msgspec.json.encode(document), [])
         elif path == "/metrics":
             body = prometheus_client.generate_latest()
             await respond(send, 200, body, [], b"text/plain; version=0.0.4; charset=utf-8")
         else:
             raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")
 
-    async def _health(self, send: Send) -> None:
+    async def _post(
+        self,
+        post: Callable[[Call], Awaitable[None]],
+        principal: Principal,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        quota, headers = self._quota(principal, scope["headers"]), scope["headers"]
+        if quota is not NO_QUOTA:
+            send = HeaderAdder(send, quota.headers)
+        try:
+            async with self.bodies.read(scope, receive) as body:
+                await check_shape(body)
+                await post(Call(body, trace_of(scope), receive, send, headers, principal, quota))
+        except ApiError as error:
+            # Here and not above: these errors too have the headers of the limits.
+            await self._refuse(send, error)
+        finally:
+            quota.leave()
+
+    def _quota(self, principal: Principal, headers: Headers) -> RequestQuota:
+        if principal.authenticated:
+            holder = holder_of(principal, "", self._rates)
+        elif self._rates == UNLIMITED:
+            return NO_QUOTA
+        else:
+            holder = holder_of(principal, tenant_of(headers, principal), self._rates)
+        return self._limiter.quota(holder) if holder.limited else NO_QUOTA
+
+    async def _refuse(self, send: Send, error: ApiError) -> None:
+        metrics.HTTP_ERRORS.labels(str(error.status)).inc()
+        await respond(send, error.status, error.body(), _headers_of(error))
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether clients should be sent here, and the body of /health."""
         workers = {card.name: self._workers.workers(card.pool) for card in self._models.cards()}
         stalled: dict[str, float] = self._persistence.stalled() if self._persistence is not None else {}
         others = sorted(self._workers.stalled)
@@ -140,8 +189,7 @@ class App:
         document: dict[str, Any] = {"status": status, "workers": workers}
         if stalled or others:
             document |= {"not_persisting_s": stalled, "not_persisting": others}
-        body = msgspec.json.encode(document)
-        await respond(send, 200 if status == "ok" else 503, body, [])
+        return status == "ok", document
 
     def _status(self, has_workers: bool, stalled: bool) -> str:
         if self._workers.closed:
@@ -161,10 +209,10 @@ def _only(wanted: str, method: str) -> None:
         raise ApiError(405, f"Use {wanted} here.", code="method_not_allowed")
 
 
-def _retry_after(error: ApiError) -> Headers:
+def _headers_of(error: ApiError) -> Headers:
     if error.retry_after_s <= 0:
-        return []
-    return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
+        return error.headers
+    return [*error.headers, (b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
 
 
 def model_entry(model: Model) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from headwater.actors.edge.api.pooling_types import (
     floats,
 )
 from headwater.actors.edge.generation.prompts import tokens_of
+from headwater.actors.edge.limits.time_limit import time_limit_reached
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.pooling import Pooling, PoolingJob
@@ -46,7 +47,7 @@ class PoolingApi:
         """POST /v1/embeddings."""
         request = decode_embedding(call.body)
         self._serving.fields.check(request)
-        model = self._serving.model(request.model, call.principal)
+        model = self._model(request.model, call)
         task = _pooling_task(model.card, "embed")
         special = request.add_special_tokens is not False
         prompts = await _tokens(model, request.inputs(), "input", special=special)
@@ -68,7 +69,7 @@ class PoolingApi:
         """POST /v1/classify: the probability of each class; classes have the default names of Hugging Face."""
         request = decode_classify(call.body)
         self._serving.fields.check(request)
-        model = self._serving.model(request.model, call.principal)
+        model = self._model(request.model, call)
         task = _pooling_task(model.card, "classify")
         special = request.add_special_tokens is not False
         prompts = await _tokens(model, entries(request.input, "input"), "input", special=special)
@@ -84,7 +85,7 @@ class PoolingApi:
         """POST /v1/score: the similarity of the texts of each pair."""
         request = decode_score(call.body)
         self._serving.fields.check(request)
-        model = self._serving.model(request.model, call.principal)
+        model = self._model(request.model, call)
         hints = self._hints(call, request)
         job, scores = await self._scores("score", model, request.pairs(), call, hints)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
@@ -94,7 +95,7 @@ class PoolingApi:
         """POST /v1/rerank: the documents, best first."""
         request = decode_rerank(call.body)
         self._serving.fields.check(request)
-        model = self._serving.model(request.model, call.principal)
+        model = self._model(request.model, call)
         texts = request.texts()
         pairs = [(request.query, text) for text in texts]
         job, scores = await self._scores("rerank", model, pairs, call, self._hints(call, request))
@@ -106,6 +107,12 @@ class PoolingApi:
                 result["document"] = {"text": texts[index]}
             results.append(result)
         await self._answer(call, job, {"results": results})
+
+    def _model(self, name: str, call: Call) -> Model:
+        """The model that a request names; the request is counted. Raises `ApiError` 403, 404 and 429."""
+        model = self._serving.model(name, call.principal)
+        call.quota.enter(model.card.name)
+        return model
 
     async def _scores(
         self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call, hints: RoutingHints
@@ -137,19 +144,25 @@ class PoolingApi:
 
     async def _run(self, endpoint: str, job: PoolingJob, call: Call, param: str) -> list[bytes]:
         """Compute the vectors, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
-        _check(job, param)
-        salt = self._serving.salts.salt_of(call.principal, job.model.card)
+        card = job.model.card
+        _check(job, call.quota.context(card.name, card.context_length), param)
+        salt = self._serving.salts.salt_of(call.principal, card)
         job = job._replace(cache_salt=salt.value)
         self._serving.require_open()
         tokens = sum(len(prompt) for prompt in job.prompts)
+        call.quota.reserve(tokens, 0)
         record = self._serving.record(job.request, job.model, endpoint, call.trace)
         record.accepted(tokens, len(job.prompts), call.body)
         client = Disconnect(call.receive)
         work = asyncio.ensure_future(self._pooling.vectors(job, record))
         reason, why = "cancelled", ""
         try:
-            if await client.or_done(work):
+            call.quota.settle(tokens)
+            timeout_s = self._serving.request_timeout_s
+            if await client.or_done(work, timeout_s or None):
                 raise ClientGone
+            if not work.done():
+                raise time_limit_reached(timeout_s)
             vectors = work.result()
             if not all(np.isfinite(np.frombuffer(vector, "<f4")).all() for vector in vectors):
                 raise ApiError(
@@ -199,8 +212,8 @@ async def _tokens(model: Model, inputs: Sequence[str | list[int]], param: str, *
     return prompts
 
 
-def _check(job: PoolingJob, param: str) -> None:
-    context = job.model.card.context_length
+def _check(job: PoolingJob, context: int, param: str) -> None:
+    """Raises `ApiError` 400 for inputs that are empty or too long; `context`: tokens that this client may use."""
     total = 0
     for prompt in job.prompts:
         total += len(prompt)
@@ -208,7 +221,7 @@ def _check(job: PoolingJob, param: str) -> None:
             raise bad_request("An input has no tokens.", param=param)
         if len(prompt) > context:
             raise bad_request(
-                f"This model's context is {context} tokens; an input has {len(prompt)}.",
+                f"The context is {context} tokens; an input has {len(prompt)}.",
                 param=param,
                 code="context_length_exceeded",
             )

@@ -6,6 +6,7 @@ from headwater.actors.edge.generation.prepare import prepare
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.run import Generation
 from headwater.actors.edge.generation.sink import ByteSink, HttpSink
+from headwater.actors.edge.limits.time_limit import time_limit
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.http.asgi import Disconnect
@@ -27,8 +28,13 @@ class Generator:
         """
         serving = self._serving
         model = serving.model(request.model, call.principal)
+        quota = call.quota
+        quota.enter(model.card.name)
+        context = quota.context(model.card.name, model.card.context_length)
         salt = serving.salts.salt_of(call.principal, model.card, request.hints.cache_salt, request.system)
-        prepared = await prepare(request, model, salt, special_tokens_in_text=serving.special_tokens_in_text)
+        prepared = await prepare(
+            request, model, context, salt, special_tokens_in_text=serving.special_tokens_in_text
+        )
         serving.require_open()
         hints = parse_routing_headers(
             call.headers,
@@ -40,6 +46,7 @@ class Generator:
         id_ = request.id or serving.workers.world.ids()
         name = request.id_prefix + id_
         answers = len(prepared.prompts) * request.choices
+        quota.reserve(prepared.prompt_tokens, request.max_tokens, answers)
         record = serving.record(name, model, request.endpoint, call.trace, answers=answers)
         generation = Generation(
             serving.workers, prepared, encoder, sink or HttpSink(call.send), record, id_, hints=hints
@@ -53,6 +60,9 @@ class Generator:
         )
         client = Disconnect(call.receive)
         try:
-            return await generation.run(client)
+            with time_limit(serving.request_timeout_s, generation.abort):
+                return await generation.run(client)
         finally:
             client.stop()
+            if generation.placed:
+                quota.settle(generation.tokens)

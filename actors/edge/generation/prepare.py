@@ -33,15 +33,19 @@ class Prepared(NamedTuple):
 async def prepare(
     request: GenerationRequest,
     model: Model,
+    context: int,
     salt: CacheSalt = NO_SALT,
     *,
     special_tokens_in_text: bool = False,
 ) -> Prepared:
-    """Check a request against its model, and encode its prompts. Raises `ApiError` 400."""
+    """Check a request against its model, and encode its prompts. Raises `ApiError` 400.
+
+    `context`: tokens that prompt and answer may have together, for this client.
+    """
     if "generate" not in model.card.capabilities:
         raise bad_request(f"{model.card.name} does not generate text; use /v1/embeddings.", param="model")
     if len(request.prompts) * request.choices > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
-    prompts = await prompts_of(request, model, special_tokens_in_text=special_tokens_in_text)
-    sampling = sampling_for(request, model, max(len(prompt) for prompt in prompts))
+    prompts = await prompts_of(request, model, context, special_tokens_in_text=special_tokens_in_text)
+    sampling = sampling_for(request, model, context, max(len(prompt) for prompt in prompts))
     return Prepared(request, model, prompts, sampling, salt)

@@ -14,15 +14,18 @@ from headwater.schemas.hashing import U32
 
 
 async def prompts_of(
-    request: GenerationRequest, model: Model, *, special_tokens_in_text: bool = False
+    request: GenerationRequest, model: Model, context: int, *, special_tokens_in_text: bool = False
 ) -> list[U32]:
-    """The prompts of a request as token ids; each has at least one. Raises `ApiError` 400."""
+    """The prompts of a request as token ids; each has at least one. Raises `ApiError` 400.
+
+    `context`: tokens that this client may use. What cannot fit is refused before it is tokenized.
+    """
     if request.messages:
-        prompts = [await _of_messages(request, model, special_tokens_in_text)]
+        prompts = [await _of_messages(request, model, context, special_tokens_in_text)]
     else:
         special = request.prompt_options.add_special_tokens is not False
         for entry in request.prompts:
-            _check_length(model, entry, request.param)
+            _check_length(model, context, entry, request.param)
         prompts = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
     if not all(len(prompt) for prompt in prompts):
         raise bad_request("The prompt has no tokens.", param=request.param)
@@ -45,11 +48,13 @@ async def tokens_of(model: Model, entry: str | list[int], param: str, *, special
     return tokens.astype(np.uint32)
 
 
-async def _of_messages(request: GenerationRequest, model: Model, special_tokens_in_text: bool) -> U32:
+async def _of_messages(
+    request: GenerationRequest, model: Model, context: int, special_tokens_in_text: bool
+) -> U32:
     if model.template is None:
         raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
     _refuse_media(request.messages, model)
-    _check_length(model, request.messages, request.param)
+    _check_length(model, context, request.messages, request.param)
     messages = [template_message(turn) for turn in request.messages]
     literal = LiteralText(model.tokenizer)
     if not special_tokens_in_text:
@@ -58,7 +63,7 @@ async def _of_messages(request: GenerationRequest, model: Model, special_tokens_
     text = model.template.render(
         messages, add_generation_prompt=options.add_generation_prompt, variables=options.variables
     )
-    _check_length(model, text, request.param)
+    _check_length(model, context, text, request.param)
     return await literal.encode(text, add_special_tokens=bool(options.add_special_tokens))
 
 
@@ -93,26 +98,29 @@ def _refuse_media(messages: Iterable[Turn], model: Model) -> None:
                 )
 
 
-def _check_length(model: Model, given: str | list[int] | tuple[Turn, ...], param: str) -> None:
+def _check_length(model: Model, context: int, given: str | list[int] | tuple[Turn, ...], param: str) -> None:
     """Refuse what cannot fit the context before it is tokenized. Raises `ApiError` 400."""
-    context = model.card.context_length
     if isinstance(given, list):
         if len(given) > context:
-            raise _too_long(context, f"{len(given)} tokens", param)
+            raise too_long(model, context, f"{len(given)} tokens", param)
         return
     texts = [given] if isinstance(given, str) else _texts(given)
     size = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
     if size > context * model.tokenizer.token_bytes_max:
-        raise _too_long(context, f"{size} bytes of text", param)
+        raise too_long(model, context, f"{size} bytes of text", param)
 
 
 def _texts(turns: Iterable[Turn]) -> Iterable[str]:
     return (part.text for turn in turns for part in turn.parts if isinstance(part, TextPart))
 
 
-def _too_long(context: int, has: str, param: str) -> ApiError:
+def too_long(model: Model, context: int, has: str, param: str) -> ApiError:
+    """400: the request does not fit the context, the model's or that of its client."""
+    whose = (
+        "This model's context is" if context == model.card.context_length else "Your context is limited to"
+    )
     return bad_request(
-        f"This model's context is {context} tokens; the request has {has}.",
+        f"{whose} {context} tokens; the request has {has}.",
         param=param,
         code="context_length_exceeded",
     )

@@ -264,6 +264,16 @@ class Generation:
             return TokenUsage(prompt_tokens, completion_tokens, None, None)
         return TokenUsage(prompt_tokens, completion_tokens, self._cached_tokens())
 
+    @property
+    def placed(self) -> bool:
+        """Whether a worker was chosen for any choice."""
+        return any(driver.saga.decision is not None for driver in self._drivers)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompts, and of the answers so far."""
+        return self._prepared.prompt_tokens + self._completion_tokens()
+
     def _completion_tokens(self) -> int:
         return sum(len(driver.emitted) for driver in self._drivers)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from headwater.actors.edge.generation.prompts import too_long
 from headwater.actors.edge.generation.request import GenerationRequest, SamplingFields
 from headwater.actors.edge.guided.logits_processors import processors_of
 from headwater.actors.edge.model.catalog import Model
@@ -17,18 +18,15 @@ REPETITION_PENALTY_MAX: Final = 10.0
 NO_DEFAULTS: Final[Mapping[str, float]] = {}
 
 
-def sampling_for(request: GenerationRequest, model: Model, longest: int) -> Sampling:
-    """How the engine samples for a request whose longest prompt has so many tokens. Raises `ApiError` 400."""
+def sampling_for(request: GenerationRequest, model: Model, context: int, longest: int) -> Sampling:
+    """How the engine samples for a request whose longest prompt has so many tokens of this context.
+
+    Raises `ApiError` 400.
+    """
     card, fields = model.card, request.sampling
-    context = card.context_length
     limit = request.max_tokens
     if longest + (limit or 1) > context:
-        raise bad_request(
-            f"This model's context is {context} tokens; the request has {longest} in the prompt"
-            f" and asks for {limit or 1}.",
-            param=request.param,
-            code="context_length_exceeded",
-        )
+        raise too_long(model, context, f"{longest} in the prompt and asks for {limit or 1}", request.param)
     if not limit:
         limit = min(context - longest, int(card.default_sampling.get("max_tokens", context)))
     sampling = sampling_of(

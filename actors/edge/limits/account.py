@@ -1,4 +1,4 @@
-"""What one holder of limits (an API key or a tenant) uses of one model: here, and as the other edges report it."""
+"""What one holder of limits (an API key or a tenant) uses of all models, or of one: here, and as other edges report it."""
 
 from hashlib import blake2b
 from typing import Final
@@ -16,12 +16,12 @@ FORGET_S: Final = 60.0
 """Another edge's totals are forgotten so long after its last report of the account."""
 
 CLOSE_S: Final = 30.0
-"""Totals of an account without use here for so long begin anew. Less than `FORGET_S`: what was forgotten must not come back."""
+"""Totals of an account without use here for so long begin again. Less than `FORGET_S`: what was forgotten must not come back."""
 
 
-def account_key(holder: str, model: str) -> bytes:
+def account_key(holder: str, scope: str) -> bytes:
     """The account's name between edges: neither keys nor tenants are sent."""
-    return blake2b(f"{holder}\0{model}".encode(), digest_size=16).digest()
+    return blake2b(f"{holder}\0{scope}".encode(), digest_size=16).digest()
 
 
 class PeerUsage(msgspec.Struct):
@@ -78,7 +78,7 @@ class Account:
         return self.running + elsewhere
 
     def usage(self, now_s: float) -> AccountUsage:
-        """What the other edges are told."""
+        """What the other edges need to know."""
         limits = self.limits
         return AccountUsage(
             self.key,

@@ -1,5 +1,6 @@
 """OpenAI's `x-ratelimit-*` response headers."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from headwater.actors.edge.limits.account import Account
@@ -9,12 +10,15 @@ from headwater.actors.http.asgi import Headers
 _MINUTE_S: Final = 60
 
 
-def rate_limit_headers(account: Account, now_s: float) -> Headers:
-    """Limit, remaining units and time until they are all there again, for each limit that the account has."""
+def rate_limit_headers(accounts: Sequence[Account], now_s: float) -> Headers:
+    """Limit, remaining units and time until they are all there again: of the account that has least left of each."""
     headers: Headers = []
-    for name, bucket in ((b"requests", account.requests), (b"tokens", account.tokens)):
-        if bucket is not None:
-            headers += _of_bucket(name, bucket, now_s)
+    for name, buckets in (
+        (b"requests", [account.requests for account in accounts if account.requests is not None]),
+        (b"tokens", [account.tokens for account in accounts if account.tokens is not None]),
+    ):
+        if buckets:
+            headers += _of_bucket(name, min(buckets, key=lambda bucket: bucket.left(now_s)), now_s)
     return headers
 
 

@@ -1,12 +1,12 @@
 """All accounts of one edge, and what one request takes from its account.
 
-    quota = limiter.quota(holder, limits)       before the body is read
+    quota = limiter.quota(holder)               before the body is read
     quota.enter(model)                          counts the request; raises 429
     quota.reserve(prompt tokens, answer tokens) raises 429
     quota.settle(tokens)                        what it used in the end, instead of what was reserved
     quota.leave()                               always
 
-Memory is bounded: an account that nobody uses is forgotten as soon as that changes nothing, and holders beyond
+Memory is bounded: an unused account is forgotten as soon as that changes nothing, and holders beyond
 `ACCOUNTS_MAX` share one account.
 """
 
@@ -19,10 +19,11 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.edge.limits.account import Account, account_key
 from headwater.actors.edge.limits.headers import rate_limit_headers
+from headwater.actors.edge.limits.holder import LimitHolder
 from headwater.actors.edge.limits.settings import RateLimits
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.clock import Clock
+from headwater.schemas.clock import Clock, SystemClock
 
 ACCOUNTS_MAX: Final = 50_000
 SWEPT_A_TURN: Final = 500
@@ -34,7 +35,7 @@ RETRY_RUNNING_S: Final = 1.0
 """Retry-After of a request beyond the limit on concurrent ones: when one of them ends is not known."""
 
 NO_RETRY: Final[Headers] = [(b"x-should-retry", b"false")]
-"""OpenAI's and Anthropic's clients retry 429 unless they are told not to."""
+"""OpenAI's and Anthropic's clients retry 429 unless this header forbids it."""
 
 Limit = Literal["requests", "tokens", "concurrency"]
 
@@ -55,9 +56,9 @@ class RateLimiter:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def quota(self, holder: str, limits: RateLimits) -> "RequestQuota":
+    def quota(self, holder: LimitHolder) -> "RequestQuota":
         """What one request of this holder may take."""
-        return RequestQuota(self, holder, limits)
+        return RequestQuota(self, holder)
 
     def account(self, key: bytes, limits: RateLimits) -> Account:
         """The account of this name, opened if there is room for it, with these limits."""
@@ -102,43 +103,50 @@ class RateLimiter:
     def _shared_key(self) -> bytes:
         if not self._full:
             self._full = True
-            _log.warning("limit_accounts_full", accounts=self._accounts_max, effect="further holders share one")
+            _log.warning(
+                "limit_accounts_full", accounts=self._accounts_max, effect="further holders share one"
+            )
         return account_key("", "")
 
 
 class RequestQuota:
-    """What one request takes from its holder's account. Without limits every call does nothing."""
+    """What one request takes from its holder's accounts: that of all models, and that of its model.
 
-    __slots__ = ("_account", "_entered", "_holder", "_limiter", "_reserved", "_settled", "limits")
+    Without limits every call does nothing.
+    """
 
-    def __init__(self, limiter: RateLimiter, holder: str, limits: RateLimits) -> None:
-        self.limits = limits
+    __slots__ = ("_accounts", "_entered", "_holder", "_limiter", "_reserved", "_settled")
+
+    def __init__(self, limiter: RateLimiter, holder: LimitHolder) -> None:
         self._limiter = limiter
         self._holder = holder
-        self._account: Account | None = None
+        self._accounts: list[Account] = []
         self._entered = False
         self._reserved = 0
         self._settled = False
 
-    def context(self, model_tokens: int) -> int:
-        """The longest context of this holder, in tokens: the model's, or less."""
-        return min(model_tokens, self.limits.context_tokens or model_tokens)
+    def context(self, model: str, tokens: int) -> int:
+        """The longest context of this holder for a model, in tokens: the model's own, or less."""
+        return min([tokens, *(one.context_tokens or tokens for _, one in self._holder.limits_of(model))])
 
     def enter(self, model: str) -> None:
         """Count the request, and as one in flight. Raises `ApiError` 429."""
-        limits = self.limits
-        if not limits.any_rate or self._account is not None:
+        limiter, holder = self._limiter, self._holder
+        if self._accounts or not holder.limited:
             return
-        limiter = self._limiter
-        account = self._account = limiter.account(account_key(self._holder, model), limits)
+        self._accounts = [
+            limiter.account(account_key(holder.name, scope), limits)
+            for scope, limits in holder.limits_of(model)
+            if limits.any_rate
+        ]
         now_s = limiter.clock.monotonic_s()
-        most = limits.concurrent_requests
-        if most and account.running_everywhere(now_s) >= most:
-            raise _reached("concurrency", f"{most} requests in flight for {model}", RETRY_RUNNING_S)
-        if account.requests is not None:
-            wait_s = account.requests.wait_s(1, now_s)
-            if wait_s:
-                raise _reached("requests", f"{limits.requests_per_minute} requests per minute for {model}", wait_s)
+        for account in self._accounts:
+            most = account.limits.concurrent_requests
+            if most and account.running_everywhere(now_s) >= most:
+                raise _reached("concurrency", f"{most} requests in flight", RETRY_RUNNING_S)
+        wait_s, rate = self._wait("requests", 1, now_s)
+        if wait_s:
+            raise _reached("requests", f"{rate} requests per minute", wait_s)
         self._entered = True
         self._use(requests=1, running=1)
 
@@ -147,20 +155,19 @@ class RequestQuota:
 
         Raises `ApiError` 429.
         """
-        account = self._account
-        if account is None or account.tokens is None:
+        rates = [account.tokens.capacity for account in self._accounts if account.tokens is not None]
+        if not rates:
             return
-        limit = account.tokens.capacity
         if answer_tokens is None:
             # What it generates beyond that is charged at the end.
-            wanted = max(prompt_tokens, min(prompt_tokens + DEFAULT_ANSWER_TOKENS * answers, limit))
+            wanted = max(prompt_tokens, min(prompt_tokens + DEFAULT_ANSWER_TOKENS * answers, *rates))
         else:
             wanted = prompt_tokens + answer_tokens * answers
-        wait_s = account.tokens.wait_s(wanted, self._limiter.clock.monotonic_s())
+        wait_s, rate = self._wait("tokens", wanted, self._limiter.clock.monotonic_s())
         if math.isinf(wait_s):
-            raise _too_large(wanted, limit)
+            raise _too_large(wanted, rate)
         if wait_s:
-            raise _reached("tokens", f"{limit} tokens per minute; this request may use {wanted}", wait_s)
+            raise _reached("tokens", f"{rate} tokens per minute; this request may use {wanted}", wait_s)
         self._reserved = wanted
         self._use(tokens=wanted)
 
@@ -181,16 +188,26 @@ class RequestQuota:
         self._use(running=-1)
 
     def headers(self) -> Headers:
-        """`x-ratelimit-*` of its account."""
-        if self._account is None:
+        """`x-ratelimit-*`: of the account with the least left."""
+        if not self._accounts:
             return []
-        return rate_limit_headers(self._account, self._limiter.clock.monotonic_s())
+        return rate_limit_headers(self._accounts, self._limiter.clock.monotonic_s())
+
+    def _wait(self, what: Literal["requests", "tokens"], amount: int, now_s: float) -> tuple[float, int]:
+        """The longest wait of all accounts, and the limit that demands it."""
+        buckets = (account.requests if what == "requests" else account.tokens for account in self._accounts)
+        waits = [(bucket.wait_s(amount, now_s), bucket.capacity) for bucket in buckets if bucket is not None]
+        return max(waits, default=(0.0, 0))
 
     def _use(self, *, requests: int = 0, tokens: int = 0, running: int = 0) -> None:
-        account = self._account
-        assert account is not None
-        account.use(self._limiter.clock.monotonic_s(), requests=requests, tokens=tokens, running=running)
-        self._limiter.changed[account.key] = account
+        now_s = self._limiter.clock.monotonic_s()
+        for account in self._accounts:
+            account.use(now_s, requests=requests, tokens=tokens, running=running)
+            self._limiter.changed[account.key] = account
+
+
+NO_QUOTA: Final = RequestQuota(RateLimiter(SystemClock()), LimitHolder(""))
+"""Of a holder without limits."""
 
 
 def _reached(limit: Limit, what: str, wait_s: float) -> ApiError:

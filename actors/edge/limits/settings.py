@@ -4,11 +4,11 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-_PER = "per API key (or tenant, without keys) and model; 0: unlimited"
+_PER = "of one API key, or of one tenant without keys; a key's own limit replaces it; 0: unlimited"
 
 
 class RateLimits(NamedTuple):
-    """Limits of one holder of limits, for each model on its own. 0 is unlimited."""
+    """Limits of one holder of limits. 0 is unlimited."""
 
     requests_per_minute: Annotated[int, Meta(ge=0, description=f"requests per minute {_PER}")] = 0
     tokens_per_minute: Annotated[
@@ -26,3 +26,15 @@ class RateLimits(NamedTuple):
 
 
 UNLIMITED: Final = RateLimits()
+
+REQUEST_TIMEOUT_S: Final = 3600.0
+
+
+class ServiceLimits(NamedTuple):
+    """What one edge lets a request use: rates shared with the other edges, and time."""
+
+    rates: RateLimits = UNLIMITED
+    request_timeout_s: float = 0.0
+
+
+UNLIMITED_SERVICE: Final = ServiceLimits()

@@ -3,7 +3,7 @@
 Subjects
     hw.<ns>.usage.<edge>, published every `SHARE_S` while accounts of this edge change, else every `IDLE_S`
 On loss of NATS
-    each edge enforces the whole limit on its own clients; afterwards it charges what the others used meanwhile, up to one
+    each edge enforces the whole limit on its own clients; afterwards it charges what the others used in the meantime, up to one
     minute's limit
 Error
     n edges that do not yet know of each other's use admit at most n times what is left, for `SHARE_S` and the time of a
@@ -38,7 +38,7 @@ _decoder = msgspec.msgpack.Decoder(UsageReport)
 _log = structlog.get_logger("headwater.limits")
 
 
-class Peer(msgspec.Struct):
+class PeerEdge(msgspec.Struct):
     """Another edge: its incarnation, and since when, on its clock, its reports have come without a pause."""
 
     epoch: int
@@ -55,7 +55,7 @@ class UsageReports:
         self._epoch = epoch
         self._until: dict[bytes, float] = {}
         self._sent_s = float("-inf")
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerEdge] = {}
 
     def next_report(self) -> bytes | None:
         """The message to publish now, None for none."""
@@ -67,8 +67,8 @@ class UsageReports:
             self._until[key] = now_s + REPEAT_S
         idle = now_s - self._sent_s >= IDLE_S
         if idle:
-            for account in limiter.active():
-                self._until.setdefault(account.key, now_s)
+            for running in limiter.active():
+                self._until.setdefault(running.key, now_s)
         if not self._until and not idle:
             return None
         accounts: list[AccountUsage] = []
@@ -104,12 +104,12 @@ class UsageReports:
                 whole = usage.opened_ms >= peer.whole_since_ms
                 account.add_report(f"{report.edge}/{report.epoch}", usage, now_s, heard_whole=whole)
 
-    def _peer(self, report: UsageReport, now_s: float) -> Peer | None:
+    def _peer(self, report: UsageReport, now_s: float) -> PeerEdge | None:
         peer = self._peers.get(report.edge)
         if peer is None or peer.epoch != report.epoch or now_s - peer.heard_s > STALE_S:
             if peer is None and len(self._peers) >= PEERS_MAX and not self._forget(now_s):
                 return None
-            peer = self._peers[report.edge] = Peer(report.epoch, report.sent_ms, now_s)
+            peer = self._peers[report.edge] = PeerEdge(report.epoch, report.sent_ms, now_s)
         peer.heard_s = now_s
         return peer
 
@@ -154,5 +154,3 @@ class UsageSharing:
 
     async def _on_report(self, message: Message) -> None:
         self._reports.add(message.data)
-
-

@@ -7,6 +7,7 @@ from headwater.actors.edge.access.models import permitted_model
 from headwater.actors.edge.access.principal import ANONYMOUS, Principal
 from headwater.actors.edge.access.salts import CacheSalts
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.limits.limiter import NO_QUOTA, RequestQuota
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
@@ -27,7 +28,7 @@ NO_SALTS: Final = CacheSalts()
 
 
 class Call(NamedTuple):
-    """One POST: its body, its W3C trace id, its ASGI channels, its headers and its sender."""
+    """One POST: its body, its W3C trace id, its ASGI channels, its headers, its sender and what that may use."""
 
     body: bytes
     trace: str
@@ -35,13 +36,15 @@ class Call(NamedTuple):
     send: Send
     headers: Headers
     principal: Principal = ANONYMOUS
+    quota: RequestQuota = NO_QUOTA
 
 
 class Serving(NamedTuple):
     """The parts of one edge. `payload`: what of requests is recorded.
 
     `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
-    in messages count as such. `salts` keep the cached prompts of tenants apart.
+    in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
+    a request, 0 for none.
     """
 
     workers: WorkerRegistry
@@ -52,6 +55,7 @@ class Serving(NamedTuple):
     limits: ClientLimits = ClientLimits()
     special_tokens_in_text: bool = False
     salts: CacheSalts = NO_SALTS
+    request_timeout_s: float = 0.0
 
     def model(self, name: str, principal: Principal) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""

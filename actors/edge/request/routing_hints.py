@@ -121,10 +121,16 @@ def parse_routing_headers(
         ),
         FlowControl(
             priority=priority or 0,
-            tenant=principal.tenant or given.text("x-headwater-tenant") or _tenant_by_key(given),
+            tenant=tenant_of(headers, principal),
             deadline_ms=given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX),
         ),
     )
+
+
+def tenant_of(headers: Headers, principal: Principal) -> str:
+    """The tenant that a request counts for. Raises `ApiError` 400 that names the header."""
+    given = _HeaderReader(headers)
+    return principal.tenant or given.text("x-headwater-tenant") or _tenant_by_key(given)
 
 
 SCOPES: Final[tuple[tuple[str, Permission], ...]] = (

@@ -11,6 +11,7 @@ from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import Message, Subscription
 from headwater.actors.edge.api.app import App
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.runtime.ports import Ports
@@ -29,6 +30,7 @@ from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.messages.inference import (
     Accepted,
+    Cancel,
     EmbedReply,
     EmbedRequest,
     FrameEntry,
@@ -149,12 +151,24 @@ class EdgeWorld:
 
     `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves; it
     gives the next requests up after so many tokens as `breaks_after` says, and vectors as `pool` does. The router
-    answers the next queries with `refuses`.
+    answers the next queries with `refuses`. A `silent` worker sends one token and no end. `service` and `probes` are
+    those of the application.
     """
 
-    def __init__(self, payload: PayloadKind = "off", *, frame_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        payload: PayloadKind = "off",
+        *,
+        frame_tokens: int = 0,
+        service: ServiceLimits = UNLIMITED_SERVICE,
+        probes: bool = True,
+    ) -> None:
         self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
+        self.service = service
+        self.probes = probes
+        self.cancelled: list[Cancel] = []
+        self.silent = False
         self.stopping = False
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.given: list[GenerateRequest] = []
@@ -222,10 +236,13 @@ class EdgeWorld:
         await self._serve("m", EVERYTHING)
         fleet = WorkerRegistry(self.world, "e1", self.spawn)
         self.ledger = OpenRequests(self.world.requests, "ns", "e1", 1, self.world.clock)
-        self.app = App(fleet, models, self.ledger, self, self.payload)
+        self.app = App(
+            fleet, models, self.ledger, self, self.payload, service=self.service, probes=self.probes
+        )
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),
             (subjects.engine("ns", "w1", 1, "generate"), self._on_generate),
+            (subjects.engine("ns", "w1", 1, "cancel"), self._on_cancel),
             (subjects.engine("ns", "w1", 1, "embed"), self._on_embed),
         ):
             self._subscriptions.append(await self.world.bus.subscribe(subject, handler))
@@ -273,6 +290,9 @@ class EdgeWorld:
         )
         finish = "stop" if request.emitted + len(tokens) == len(self.answer) else "length"
         step = self.frame_tokens or -(-len(tokens) // 2)
+        if self.silent:
+            # It has begun, and goes on for ever.
+            finish, tokens = "", tokens[:1]
         entries = tuple(
             FrameEntry(
                 request.handle,
@@ -287,9 +307,14 @@ class EdgeWorld:
         frame = TokenFrame("w1", 1, entries)
         await self.world.bus.publish(subjects.edge_frames("ns", request.edge), _encode(frame))
 
+    async def _on_cancel(self, message: Message) -> None:
+        self.cancelled.append(msgspec.msgpack.decode(message.data, type=Cancel))
+
     async def _on_embed(self, message: Message) -> None:
         request = msgspec.msgpack.decode(message.data, type=EmbedRequest)
         self.embedded.append(request)
+        if self.silent:
+            return
         await self.world.bus.publish(message.reply, _encode(self.pool(request)))
 
     async def _ask(self, path: str, method: str, data: bytes, headers: list[tuple[bytes, bytes]]) -> Response:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from headwater.actors.edge.access.principal import ANONYMOUS, Principal
 from headwater.actors.edge.limits.account import CLOSE_S
+from headwater.actors.edge.limits.holder import LimitHolder, holder_of
 from headwater.actors.edge.limits.limiter import DEFAULT_ANSWER_TOKENS, RateLimiter, RequestQuota
 from headwater.actors.edge.limits.settings import UNLIMITED, RateLimits
 from headwater.actors.http.errors import ApiError
+from headwater.schemas.tables.api_key import UsageLimits
 from tests.support.worlds.clock import ManualClock
 
 
@@ -23,7 +26,7 @@ def limiter(clock: ManualClock) -> RateLimiter:
 
 def entered(limiter: RateLimiter, limits: RateLimits, holder: str = "a", model: str = "m") -> RequestQuota:
     """A request that was counted."""
-    quota = limiter.quota(holder, limits)
+    quota = limiter.quota(LimitHolder(holder, limits))
     quota.enter(model)
     return quota
 
@@ -49,11 +52,11 @@ def test_without_limits_nothing_is_counted(limiter: RateLimiter) -> None:
     quota.leave()
     assert len(limiter) == 0
     assert quota.headers() == []
-    assert quota.context(4096) == 4096
+    assert quota.context("m", 4096) == 4096
 
 
-async def test_requests_are_limited_per_holder_and_model(limiter: RateLimiter, clock: ManualClock) -> None:
-    """The third of two a minute waits half a minute; other holders and models are not concerned."""
+async def test_requests_are_limited_per_holder(limiter: RateLimiter, clock: ManualClock) -> None:
+    """The third of two a minute waits half a minute, whichever model it names; other holders are not concerned."""
     limits = RateLimits(requests_per_minute=2)
     entered(limiter, limits).leave()
     quota = entered(limiter, limits)
@@ -64,10 +67,37 @@ async def test_requests_are_limited_per_holder_and_model(limiter: RateLimiter, c
     assert error.code == "rate_limit_exceeded"
     assert "2 requests per minute" in str(error)
     entered(limiter, limits, holder="b")
-    entered(limiter, limits, model="n")
+    refused(limiter, limits, model="n")
     await clock.advance(30)
     entered(limiter, limits)
     refused(limiter, limits)
+
+
+def test_a_model_can_have_limits_of_its_own(limiter: RateLimiter) -> None:
+    """Besides those for all models; the response shows the ones that have least left."""
+    holder = LimitHolder("a", RateLimits(requests_per_minute=3), {"m": UsageLimits(requests_per_minute=1)})
+    first = limiter.quota(holder)
+    first.enter("m")
+    assert shown(first)["limit-requests"] == "1"
+    second = limiter.quota(holder)
+    with pytest.raises(ApiError, match="1 requests per minute"):
+        second.enter("m")
+    third = limiter.quota(holder)
+    third.enter("n")
+    assert shown(third) == {"limit-requests": "3", "remaining-requests": "1", "reset-requests": "40s"}
+
+
+def test_a_keys_limits_replace_the_defaults(limiter: RateLimiter) -> None:
+    """Each where it is set. Without a credential the tenant holds the defaults."""
+    defaults = RateLimits(requests_per_minute=10, tokens_per_minute=100)
+    key = Principal("t", "key-1", limits=UsageLimits(requests_per_minute=5, context_tokens=7))
+    assert holder_of(key, "t", defaults).limits == RateLimits(5, 100, 0, 7)
+    assert holder_of(key, "t", defaults).name == "key-1"
+    assert holder_of(Principal("t", "key-2"), "t", defaults).limits == defaults
+    anonymous = holder_of(ANONYMOUS, "acme", defaults)
+    assert anonymous.limits == defaults
+    assert anonymous.name != holder_of(ANONYMOUS, "other", defaults).name
+    assert not holder_of(ANONYMOUS, "acme", UNLIMITED).limited
 
 
 def test_requests_in_flight_are_limited(limiter: RateLimiter) -> None:
@@ -85,7 +115,7 @@ def test_a_refused_request_holds_nothing(limiter: RateLimiter) -> None:
     """It is neither in flight nor counted, and still shows the limits."""
     limits = RateLimits(requests_per_minute=1, concurrent_requests=1)
     first = entered(limiter, limits)
-    quota = limiter.quota("a", limits)
+    quota = limiter.quota(LimitHolder("a", limits))
     with pytest.raises(ApiError):
         quota.enter("m")
     assert shown(quota)["remaining-requests"] == "0"
@@ -150,9 +180,12 @@ def test_what_never_fits_is_not_to_be_retried(limiter: RateLimiter, prompt: int,
 
 def test_the_context_is_the_shorter_one(limiter: RateLimiter) -> None:
     """Of the model and of the holder."""
-    quota = limiter.quota("a", RateLimits(context_tokens=100))
-    assert quota.context(4096) == 100
-    assert quota.context(50) == 50
+    quota = limiter.quota(
+        LimitHolder("a", RateLimits(context_tokens=100), {"m": UsageLimits(context_tokens=70)})
+    )
+    assert quota.context("n", 4096) == 100
+    assert quota.context("m", 4096) == 70
+    assert quota.context("n", 50) == 50
 
 
 def test_limits_change_while_they_are_in_use(limiter: RateLimiter) -> None:

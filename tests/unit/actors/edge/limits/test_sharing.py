@@ -5,9 +5,17 @@ import pytest
 
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.edge.limits.account import FORGET_S, STALE_S, account_key
+from headwater.actors.edge.limits.holder import ALL_MODELS, LimitHolder
 from headwater.actors.edge.limits.limiter import RateLimiter, RequestQuota
 from headwater.actors.edge.limits.settings import RateLimits
-from headwater.actors.edge.limits.sharing import IDLE_S, PEERS_MAX, REPEAT_S, SHARE_S, UsageReports, UsageSharing
+from headwater.actors.edge.limits.sharing import (
+    IDLE_S,
+    PEERS_MAX,
+    REPEAT_S,
+    SHARE_S,
+    UsageReports,
+    UsageSharing,
+)
 from headwater.actors.http.errors import ApiError
 from headwater.ops.bench.limits import BURST_AT_S, simulate
 from headwater.schemas.messages.usage import UsageReport
@@ -26,15 +34,16 @@ class Edge:
 
     def admit(self, requests: int = 1, limits: RateLimits = LIMITS) -> list[RequestQuota]:
         """Requests that begin now."""
-        quotas = [self.limiter.quota("key", limits) for _ in range(requests)]
+        quotas = [self.limiter.quota(LimitHolder("key", limits)) for _ in range(requests)]
         for quota in quotas:
             quota.enter("model")
         return quotas
 
     def remaining(self) -> int:
         """Requests that would be admitted now."""
-        account = self.limiter.find(account_key("key", "model"))
-        assert account is not None and account.requests is not None
+        account = self.limiter.find(account_key("key", ALL_MODELS))
+        assert account is not None
+        assert account.requests is not None
         return account.requests.left(self.limiter.clock.monotonic_s())
 
     def tell(self, *others: "Edge") -> bool:
@@ -206,10 +215,10 @@ async def test_edges_share_over_the_bus(clock: ManualClock) -> None:
     async with running(sharings[0].run()), running(sharings[1].run()):
         await clock.advance(0.01)
         for _ in range(60):
-            limiters[0].quota("key", LIMITS).enter("model")
+            limiters[0].quota(LimitHolder("key", LIMITS)).enter("model")
         await clock.advance(SHARE_S)
         with pytest.raises(ApiError):
-            limiters[1].quota("key", LIMITS).enter("model")
+            limiters[1].quota(LimitHolder("key", LIMITS)).enter("model")
     for sharing in sharings:
         await sharing.stop()
 

@@ -368,23 +368,19 @@ def _greeting(fleet: LocalFleet, model: str, seconds: float) -> str:
 
 
 async def _health(url: str) -> dict[str, Any]:
+    """The body of /health, empty while nothing answers."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
     try:
-        document: dict[str, Any] = await _get(url, "/health")
-        return document
+        async with asyncio.timeout(5.0):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(f"GET /health HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+                answer = await reader.read()
+            finally:
+                writer.close()
+        return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, Any])
     except (OSError, ValueError, TimeoutError):
         return {}
-
-
-async def _get(url: str, path: str) -> Any:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    async with asyncio.timeout(5.0):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
-            answer = await reader.read()
-        finally:
-            writer.close()
-    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
 
 
 def start_spawner(main: Main) -> Spawner:

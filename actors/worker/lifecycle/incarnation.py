@@ -129,13 +129,9 @@ class Incarnation:
         return LoadReported(*self._engine.load(), **progress._asdict())
 
     def offer_kv_events(self, events: list[KvEvent]) -> None:
-        """Publish KV events. If the writer's queue is full they are dropped, and the cache is announced later."""
+        """Publish KV events. If the writer's queue is full they are dropped, and the cache is announced once it is empty."""
         for event in events:
             self._kv_lost |= not self.kv.offer(event)
-        if self._kv_lost and not self.kv.pending:
-            self._kv_lost = False
-            _log.warning("kv_reannounced", worker=self._name, refused=self.kv.refused)
-            self.announce()
 
     async def resync(self) -> None:
         """Publish everything again. A repeated call has no effect until the announcement is stored."""
@@ -163,6 +159,11 @@ class Incarnation:
 
     def _on_kv_stored(self, _: int, events: Sequence[Event]) -> None:
         self._announcing = max(0, self._announcing - len(events))
+        # Here and not with the next events of the engine: an idle one has none.
+        if self._kv_lost and not self.kv.pending:
+            self._kv_lost = False
+            _log.warning("kv_reannounced", worker=self._name, refused=self.kv.refused)
+            self.announce()
 
     def publish_status(self) -> None:
         """See `StatusPublisher`."""

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,6 +203,28 @@ def test_a_resync_asked_again_before_it_is_told_is_not_told_twice() -> None:
             assert await cleared() == 2 + block
         for writer in writers:
             writer.cancel()
+        await engine.stop()
+
+    play(run)
+
+
+def test_an_idle_worker_reannounces_what_its_full_queue_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the queue is empty, without another event of the engine; and only once."""
+
+    async def run(stage: Stage) -> None:
+        engine = SimEngine(SETTINGS, stage.world("engine")[0])
+        life = await a_life(stage, stage.pool, engine, [])
+        await life.join()
+        monkeypatch.setattr("headwater.events.writer.PENDING_EVENTS_MAX", 3)
+        life.offer_kv_events([BlocksStored(0, packed(block)) for block in range(1, 6)])
+        assert (life.kv.pending, life.kv.refused) == (3, 2)
+        writing = asyncio.ensure_future(life.kv.run())
+        await life.kv.flush()
+        await asyncio.sleep(1.0)
+        told = [event for one in await stage.records() for event in one.batch.events]
+        kv = [type(event) for event in told if isinstance(event, BlocksStored | BlocksCleared)]
+        assert kv == [BlocksCleared, *[BlocksStored] * 3, BlocksCleared]
+        writing.cancel()
         await engine.stop()
 
     play(run)

@@ -26,9 +26,10 @@ from headwater.schemas.clock import SystemClock
 from tests.durability.history import LogContent, Violation
 from tests.durability.report import Report, command
 from tests.durability.workload import NS, POOL
+from tests.support.processes import zygote
 from tests.support.servers.nats import NatsServer
 
-ROOT = Path(__file__).parents[2]
+FILL = "from tests.durability import fill; fill.main()"
 WHOLE_BYTES = 1024**3
 GROWTH_BYTES_MAX = 64 * 1024**2
 END_S = 600.0
@@ -96,9 +97,7 @@ async def _one(server: NatsServer, name: str, events: int, max_bytes: int, pause
         # The first slice says that there is nothing yet: what the reader needs anyway is then in place.
         await anext(slices)
         before = peak = _resident_bytes()
-        writer = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.durability.fill", server.url, subject, str(events), cwd=ROOT
-        )
+        writer = await zygote.start("-c", FILL, server.url, subject, str(events))
         try:
             async with asyncio.timeout(END_S):
                 while content.last < events:

@@ -29,5 +29,10 @@ async def fill(url: str, subject: str, events: int) -> None:
         await client.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Fill as the command line says."""
     asyncio.run(fill(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+
+
+if __name__ == "__main__":
+    main()

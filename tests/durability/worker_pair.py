@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from headwater.events.jetstream import JetStreamTable
-from headwater.ops.fleet.child import child_environment, headwater_command
-from headwater.ops.process.signals import die_with_parent
 from headwater.schemas import subjects
 from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch
 from headwater.schemas.events.fleet import WorkerJoined
@@ -22,6 +19,7 @@ from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from headwater.schemas.names import pool_name
 from tests.durability.workload import NS
+from tests.support.processes import zygote
 
 POOL = pool_name("sim", 16)
 REQUEST_PERIOD_S = 0.05
@@ -67,21 +65,22 @@ class Wire:
 class WorkerPair:
     """Two `headwater engine` processes called `name`, with the simulated engine."""
 
-    def __init__(self, name: str, url: str, folder: Path) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.logs: dict[int, Path] = {}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[zygote.Process] = []
+
+    async def start(self, url: str, folder: Path) -> None:
+        """Start both, with their logs in `folder`."""
         for number in range(2):
-            path = folder / f"{name}-{number}.log"
-            command = headwater_command("engine", "--engine", "sim", "--nats", url, "--namespace", NS)
+            path = folder / f"{self.name}-{number}.log"
+            where = ("--nats", url, "--namespace", NS, "--name", self.name)
             with path.open("wb") as output:
-                process = subprocess.Popen(
+                process = await zygote.start(
                     # A small cache: blocks are evicted all the time, so there is always something to write.
-                    [*command, "--name", name, "--sim-blocks", "512", "--log-format", "json"],
+                    *("engine", "--engine", "sim", *where, "--sim-blocks", "512", "--log-format", "json"),
                     stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=child_environment(),
-                    preexec_fn=die_with_parent,
+                    stderr=zygote.STDOUT,
                 )
             self._processes.append(process)
             self.logs[process.pid] = path
@@ -99,15 +98,16 @@ class WorkerPair:
         """Stop one of the two, or let it go on."""
         os.kill(pid, number)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """SIGKILL both, stopped or not."""
         for process in self._processes:
-            process.kill()
-            process.wait()
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
     def died(self) -> bool:
         """Has one ended by itself?"""
-        return any(process.poll() is not None for process in self._processes)
+        return any(process.returncode is not None for process in self._processes)
 
 
 async def ask_for_ever(client: Client, wire: Wire, name: str, dice: random.Random) -> None:

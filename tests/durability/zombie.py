@@ -26,7 +26,6 @@ from tests.durability.worker_pair import POOL, Wire, WorkerPair, ask_for_ever
 from tests.durability.workload import NS, read_content
 from tests.support.servers.nats import NatsServer
 
-LEASES = 3
 START_S = 120.0
 NOTICE_S = 30.0
 WRITING_MESSAGES = 5
@@ -36,9 +35,12 @@ JITTER_S = 0.5
 
 
 async def zombies(
-    folder: Path, *, waves: int, workers: int, seed: int = 1, progress: bool = False
+    folder: Path, *, waves: int, workers: int, leases: int = 3, seed: int = 1, progress: bool = False
 ) -> tuple[Report, int]:
-    """`waves` times stop `workers` workers at once. Also returns how many tries of zombies were overheard."""
+    """`waves` times stop `workers` workers at once, for so many leases and until each was taken over.
+
+    Also returns how many tries of zombies were overheard.
+    """
     dice = random.Random(seed)
     began = time.monotonic()
     async with AsyncExitStack() as stack:
@@ -48,19 +50,20 @@ async def zombies(
         client = await connect(server.url, "zombie test")
         stack.push_async_callback(client.close)
         await ensure_namespace(client, NS)
-        leases = JetStreamTable(client, subjects.lease_bucket(NS))
+        table = JetStreamTable(client, subjects.lease_bucket(NS))
         wire = Wire()
         await wire.listen(client)
         pairs = []
         for number in range(workers):
-            pairs.append(WorkerPair(f"w{number}", server.url, folder))
-            stack.callback(pairs[-1].end)
+            pairs.append(WorkerPair(f"w{number}"))
+            stack.push_async_callback(pairs[-1].end)
+            await pairs[-1].start(server.url, folder)
         asking = [asyncio.create_task(ask_for_ever(client, wire, pair.name, dice)) for pair in pairs]
         try:
             for wave in range(waves):
                 async with asyncio.TaskGroup() as group:
                     for pair in pairs:
-                        group.create_task(_one_round(pair, wire, leases, dice))
+                        group.create_task(_one_round(pair, wire, table, dice, leases * TTL_S))
                 if progress:
                     print(f"wave {wave + 1}: {wire.late.total()} late tries", file=sys.stderr, flush=True)
         finally:
@@ -73,7 +76,7 @@ async def zombies(
     }
     lines = [
         ("zombies", f"{waves * workers}: {waves} waves of {workers}"),
-        ("stood still", f"{LEASES} leases of {TTL_S} s each"),
+        ("stood still", f"{leases} leases of {TTL_S} s each"),
         ("lives in the log", f"{len({(key.writer, key.epoch) for key in content.events})}"),
         ("messages stored", f"{content.messages:,}"),
         (
@@ -85,7 +88,9 @@ async def zombies(
     return Report("zombies: SIGSTOP past the lease, SIGCONT", lines, content.violations()), late
 
 
-async def _one_round(pair: WorkerPair, wire: Wire, leases: JetStreamTable, dice: random.Random) -> None:
+async def _one_round(
+    pair: WorkerPair, wire: Wire, table: JetStreamTable, dice: random.Random, still_s: float
+) -> None:
     """Stop the one that lives, let the other take over, wake the first, and wait until it knows."""
 
     def writing() -> bool:
@@ -93,12 +98,12 @@ async def _one_round(pair: WorkerPair, wire: Wire, leases: JetStreamTable, dice:
         return wire.seen[pair.name, "kv", epoch] >= WRITING_MESSAGES
 
     await _until(f"{pair.name} writes", writing, pair, START_S)
-    old, pid = wire.joined[pair.name], await pair.holder(leases)
+    old, pid = wire.joined[pair.name], await pair.holder(table)
     losses = pair.losses(pid)
     await asyncio.sleep(dice.random() * JITTER_S)
     pair.signal(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(LEASES * TTL_S)
+        await asyncio.sleep(still_s)
         await _until(f"{pair.name} was taken over", lambda: wire.joined[pair.name] > old, pair, NOTICE_S)
         await _until(f"{pair.name} writes again", writing, pair, NOTICE_S)
     finally:

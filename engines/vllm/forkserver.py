@@ -49,11 +49,15 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",  # vLLM's value, which it can only set before NIXL is imported
 }
 
 OFFLINE = frozenset({"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"})
 
 SPIN_PAUSE_S = 0.0003
+
+PROGRESS_POLL_US = 1_000
+"""Longest wait of NIXL's progress thread for an event."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -80,6 +84,7 @@ def preload(*, online: bool = False) -> float:
                 raise
     _fork_instead_of_spawn()
     _pause_while_spinning()
+    _wait_for_transfers()
     _let_llvmlite_be_scanned()
     _children_die_with_us()
     gc.collect()
@@ -108,6 +113,21 @@ def _pause_while_spinning() -> None:
     broadcast = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
     if "sched_yield" in broadcast.__dict__:
         broadcast.__dict__["sched_yield"] = lambda: time.sleep(SPIN_PAUSE_S)
+
+
+def _wait_for_transfers() -> None:
+    """Let NIXL's progress threads wait for events: its Python API gives them no time to, and each keeps a core busy."""
+    try:
+        binding = importlib.import_module("nixl._api").__dict__["nixlBind"]
+    except (ImportError, KeyError):
+        return
+    agent_config: Any = binding.nixlAgentConfig
+
+    class WaitingConfig(agent_config):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, PROGRESS_POLL_US if name == "pthrDelay" else value)
+
+    binding.nixlAgentConfig = WaitingConfig
 
 
 def _let_llvmlite_be_scanned() -> None:

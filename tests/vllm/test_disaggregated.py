@@ -1,6 +1,7 @@
 """Prefill and decode apart with real vLLM and real NIXL: the same tokens as together, whatever is killed or cancelled."""
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from headwater.schemas.messages.inference import (
     TokenFrame,
 )
 from tests.support.engines import tiny_model
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, descendants, fleet
 
 pytestmark = [
     pytest.mark.vllm,
@@ -33,10 +34,12 @@ pytestmark = [
     pytest.mark.timeout(420),
 ]
 
-PROMPTS = 200
+PROMPTS = 80
+PROMPTS_OF_SOAK = 200
 AT_ONCE = 12
 RETRIES_MAX = 5
 ANSWER_TOKENS = 12
+IDLE_S = 2.0
 COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024", "--kv-cache-mib", "128")
 APART = (
     "--prefill-workers",
@@ -104,7 +107,7 @@ async def together(up: FleetProcess) -> list[tuple[str, ...]]:
 async def apart(
     together: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[FleetProcess]:
-    """One prefill and one decode worker. After `together`: NIXL's threads never rest, and there are two cores."""
+    """One prefill and one decode worker. After `together`, which it would delay while it starts."""
     flags = ("--engine", "vllm", "--model", str(tiny_model.ensure()), *APART, *COMMON)
     async with fleet(tmp_path_factory.mktemp("apart"), *flags, ready_s=200, vllm=True) as made:
         yield made
@@ -127,7 +130,7 @@ async def handed_over(up: FleetProcess) -> int:
     return int(next(word for word in line.split() if word.isdigit()))
 
 
-async def test_two_hundred_prompts_have_the_same_tokens(
+async def test_prompts_have_the_same_tokens(
     first: tuple[list[tuple[str, ...]], int], together: list[tuple[str, ...]]
 ) -> None:
     """Byte for byte; no two are alike, and the beginning of a prompt matters, so another's KV would show."""
@@ -136,6 +139,12 @@ async def test_two_hundred_prompts_have_the_same_tokens(
     apart, handed_over = first
     assert apart == together
     assert handed_over >= PROMPTS * 0.8
+
+
+@pytest.mark.soak
+async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, up: FleetProcess) -> None:
+    """The same with more of them."""
+    assert await answers(apart, PROMPTS_OF_SOAK) == await answers(up, PROMPTS_OF_SOAK)
 
 
 async def test_tokens_are_the_same_under_kills_and_cancels(
@@ -161,7 +170,7 @@ async def test_tokens_are_the_same_under_kills_and_cancels(
             return found
 
     async def kill() -> None:
-        for after, what in ((20, "prefill-0"), (60, "decode-0"), (100, " router "), (130, "prefill-0")):
+        for after, what in ((8, "prefill-0"), (24, "decode-0"), (40, " router "), (52, "prefill-0")):
             while done < after:
                 await asyncio.sleep(0.01)
             if what.endswith("-0"):
@@ -222,6 +231,26 @@ async def test_a_replayed_handoff_is_refused(apart: FleetProcess) -> None:
         assert (again.retryable, again.spent, "consumed" in again.reason) == (True, True, True)
     finally:
         await client.close()
+
+
+async def test_idle_workers_leave_the_processor_to_others(apart: FleetProcess) -> None:
+    """Neither engines that poll each other nor the threads of transfers keep a core busy."""
+
+    def used_s() -> float:
+        return sum(cpu_s(pid) for pid in descendants(apart.process.pid))
+
+    before = used_s()
+    await asyncio.sleep(IDLE_S)
+    assert used_s() - before < 0.5 * IDLE_S
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_fields_of_a_client_never_reach_the_handoff(

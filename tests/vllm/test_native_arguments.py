@@ -9,6 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from headwater.engines.vllm import forkserver
 from headwater.ops.nats.server import free_port
 from tests.support.engines import tiny_model
 from tests.support.processes import zygote
@@ -72,6 +73,11 @@ def limits(args, usage):
 def from_engine_args(args, usage_context, **_):
     found["limits"] = limits(args, usage_context)
     raise RuntimeError("captured")
+
+from nixl._api import nixlBind
+config = nixlBind.nixlAgentConfig()
+config.pthrDelay, config.lthrDelay = 0, 5
+found["transfers"] = [config.pthrDelay, config.lthrDelay]
 
 model = sys.argv[2]
 for name, usage in (("server", UsageContext.OPENAI_API_SERVER), ("library", UsageContext.LLM_CLASS)):
@@ -166,6 +172,11 @@ def test_the_scheduler_has_the_limits_of_vllms_server(found: dict[str, Any]) -> 
     """Those of vLLM as a library are others, and made for less."""
     assert found["limits"] == found["server"]
     assert found["limits"] != found["library"]
+
+
+def test_transfers_wait_for_events(found: dict[str, Any]) -> None:
+    """Whatever NIXL's Python API sets; everything else that it sets is kept."""
+    assert found["transfers"] == [forkserver.PROGRESS_POLL_US, 5]
 
 
 async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: Path) -> None:

@@ -69,10 +69,10 @@ test: install lint
 soak: install
 	$(BIN)/pytest -n 2 --dist loadgroup -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
-	$(BIN)/python -m tests.faults.random_kills --seconds 1200 --edges 3 --routers 3
-	$(BIN)/python -m tests.faults.pauses --seconds 20
-	$(BIN)/python -m tests.faults.quorum_loss --seconds 20
-	$(BIN)/python -m tests.faults.rolling_restart --requests 10000
+	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3
+	$(BIN)/python -m tests.faults.kills.pauses --seconds 20
+	$(BIN)/python -m tests.faults.store.quorum_loss --seconds 20
+	$(BIN)/python -m tests.faults.kills.rolling_restart --requests 10000
 	$(BIN)/headwater sim --seeds 0:2000
 
 bench: install

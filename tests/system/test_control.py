@@ -84,7 +84,7 @@ class Load:
             self.answers.append((text, finish))
 
     @contextlib.asynccontextmanager
-    async def on(self, clients: int = 6) -> AsyncIterator[None]:
+    async def on(self, clients: int = 4) -> AsyncIterator[None]:
         """Asking inside; behind it every answer was whole and the same."""
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):

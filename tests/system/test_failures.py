@@ -1,15 +1,17 @@
 """What breaks and what does not: kill -9 under running streams, with the simulated engine."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 BODY: dict[str, Any] = {
     "model": "sim",
@@ -18,6 +20,13 @@ BODY: dict[str, Any] = {
     "ignore_eos": True,
     "seed": 11,
 }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """Two simulated workers. Each test waits first until what the one before has killed is back."""
+    async with fleet(tmp_path_factory.mktemp("failures"), "--engine", "sim") as made:
+        yield made
 
 
 async def _with_a_kill(
@@ -45,18 +54,19 @@ async def _expected(up: FleetProcess) -> str:
     return text
 
 
-async def test_a_killed_worker_costs_no_client_its_answer(tmp_path: Path) -> None:
+async def test_a_killed_worker_costs_no_client_its_answer(up: FleetProcess) -> None:
     """The request moves with the tokens so far: each client sees one unbroken answer, and the worker returns."""
-    async with fleet(tmp_path, "--engine", "sim") as up:
-        expected = await _expected(up)
-        for text, finish, usage in await _with_a_kill(up, "--name worker-0"):
-            assert text == expected
-            assert finish == "length"
-            assert usage["completion_tokens"] == 300
-        await up.until(
-            "two workers again",
-            lambda stats: sum(s["name"] == "headwater-worker" and s["state"] == "ready" for s in stats) == 2,
-        )
+    await up.until_whole()
+    expected = await _expected(up)
+    async with up.client() as client:
+        answer = await client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
+    # The prompt's blocks are there, so the first of the streams goes there.
+    worker = answer.headers["x-headwater-worker"]
+    for text, finish, usage in await _with_a_kill(up, f"--name {worker}"):
+        assert text == expected
+        assert finish == "length"
+        assert usage["completion_tokens"] == 300
+    await up.until_whole()
 
 
 async def test_the_only_worker_may_die(tmp_path: Path) -> None:
@@ -67,39 +77,39 @@ async def test_the_only_worker_may_die(tmp_path: Path) -> None:
             assert text == expected
 
 
-async def test_streams_do_not_notice_a_killed_router(tmp_path: Path) -> None:
+async def test_streams_do_not_notice_a_killed_router(up: FleetProcess) -> None:
     """Tokens never pass the router; new requests wait for its restart."""
-    async with fleet(tmp_path, "--engine", "sim") as up:
-        expected = await _expected(up)
-        for text, _, _ in await _with_a_kill(up, " router "):
-            assert text == expected
-        assert await _expected(up) == expected
+    await up.until_whole()
+    expected = await _expected(up)
+    for text, _, _ in await _with_a_kill(up, " router "):
+        assert text == expected
+    assert await _expected(up) == expected
 
 
-async def test_streams_survive_a_killed_server(tmp_path: Path) -> None:
+async def test_streams_survive_a_killed_server(up: FleetProcess) -> None:
     """nats-server dies and is restarted on its store: what was lost on the way is asked for again."""
-    async with fleet(tmp_path, "--engine", "sim") as up:
-        expected = await _expected(up)
-        before = await _decisions(up)
-        for text, _, _ in await _with_a_kill(up, "nats-server"):
-            assert text == expected
-        assert await _expected(up) == expected
-        assert before <= await _decisions(up)
+    await up.until_whole()
+    expected = await _expected(up)
+    before = await _decisions(up)
+    for text, _, _ in await _with_a_kill(up, "nats-server"):
+        assert text == expected
+    assert await _expected(up) == expected
+    assert before <= await _decisions(up)
 
 
-async def test_a_killed_edge_is_back_for_new_requests(tmp_path: Path) -> None:
+async def test_a_killed_edge_is_back_for_new_requests(up: FleetProcess) -> None:
     """Its own streams end with it; the address serves again, and its workers are free."""
-    async with fleet(tmp_path, "--engine", "sim") as up:
-        expected = await _expected(up)
-        up.kill(" edge ")
-        # Where everything shares two cores, a new process takes its time.
-        async with asyncio.timeout(90):
-            while True:
-                try:
-                    assert await _expected(up) == expected
-                    break
-                except (OSError, httpx.TransportError):
-                    await asyncio.sleep(0)
+    await up.until_whole()
+    expected = await _expected(up)
+    up.kill(" edge ")
+    # Where everything shares two cores, a new process takes its time.
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                assert await _expected(up) == expected
+                break
+            except (OSError, httpx.TransportError):
+                await asyncio.sleep(0)
 
 
 async def _decisions(up: FleetProcess) -> set[str]:

@@ -1,16 +1,27 @@
 """`headwater up` with the simulated engine, as real processes."""
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from headwater.ops.nats.server import free_port
-from tests.support.processes.fleet import fleet, stream_text
+from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Where does a river begin? " * 20}]}
+OTHER = [{"role": "user", "content": "And where does it end?"}]
+"""A prompt without a block in common with that of `CHAT`, which one test finds uncached."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """Two simulated workers."""
+    async with fleet(tmp_path_factory.mktemp("up"), "--engine", "sim") as made:
+        yield made
 
 
 async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Path) -> None:
@@ -33,11 +44,12 @@ async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Pa
         assert [run["setup"]["policy"] for run in again["runs"]] == ["kv", "round_robin"]
 
 
-async def test_a_restarted_router_still_knows_who_has_which_blocks(tmp_path: Path) -> None:
+async def test_a_restarted_router_still_knows_who_has_which_blocks(up: FleetProcess) -> None:
     """The index comes back from snapshot and log: the next request goes where the blocks are."""
-    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+    known = await up.blocks()
+    async with up.client() as client:
         first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
-        await up.until_indexed(25)
+        await up.until_indexed(known + 25)
         before = up.kill(" router ")
         await up.until(
             "a new router is ready",
@@ -64,10 +76,10 @@ async def test_everything_comes_back_after_a_full_stop(tmp_path: Path) -> None:
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_a_client_that_hangs_up_frees_its_worker(tmp_path: Path) -> None:
+async def test_a_client_that_hangs_up_frees_its_worker(up: FleetProcess) -> None:
     """Streamed or not: the engine stops generating, and nothing counts against the worker any more."""
-    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
-        long = {**CHAT, "max_tokens": 4000, "ignore_eos": True}
+    async with up.client() as client:
+        long = {"model": "sim", "messages": OTHER, "max_tokens": 4000, "ignore_eos": True}
         async with client.stream("POST", "/v1/chat/completions", json={**long, "stream": True}) as response:
             async for _ in response.aiter_lines():
                 break
@@ -78,10 +90,10 @@ async def test_a_client_that_hangs_up_frees_its_worker(tmp_path: Path) -> None:
         )
 
 
-async def test_a_seeded_answer_is_the_same_each_time(tmp_path: Path) -> None:
+async def test_a_seeded_answer_is_the_same_each_time(up: FleetProcess) -> None:
     """What later tests rely on when they compare an answer under failures with one without."""
-    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
-        body = {**CHAT, "max_tokens": 40, "seed": 7, "ignore_eos": True}
+    async with up.client() as client:
+        body = {"model": "sim", "messages": OTHER, "max_tokens": 40, "seed": 7, "ignore_eos": True}
         one = await stream_text(client, body)
         two = await stream_text(client, body)
         assert one[0] == two[0]

@@ -3,12 +3,10 @@
 `test_rejections` has the same for the real model, whose tokenizer has merges.
 """
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headwater.engines.sim.model import TEMPLATE, tokenizer
 from tests.support.clients import prompts
@@ -16,7 +14,8 @@ from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.xdist_group("clients"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(120),
 ]
 
@@ -34,13 +33,6 @@ TEXTS = [
     # Whatever marks text within an edge may be in a text too.
     "\0\x01\x02\ue000\uf8ff\ufffd\U000f0000\U0010fffd <|im_start|> \u2063\u200b<|im_end|>",
 ]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """One simulated worker: its model has one token for each byte, and three control tokens."""
-    async with fleet(tmp_path_factory.mktemp("control"), "--engine", "sim", "--workers", "1") as made:
-        yield made
 
 
 async def sent(up: FleetProcess, path: str, **fields: Any) -> tuple[list[int], int]:

@@ -18,6 +18,7 @@ from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.xdist_group("clients"),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(180),
 ]
@@ -27,6 +28,9 @@ ANSWER_S = 3.0
 """Also for sending 60 MB on a machine with other work."""
 
 GAP_S = 0.3
+TRIES = 3
+"""A body that stalls a stream does so each time, other work on the machine does not."""
+
 GROWTH_MAX = 2.0
 IN_FLIGHT_BYTES_MAX = 400 * MB
 HELD = 14
@@ -218,10 +222,13 @@ async def test_no_body_stalls_a_stream(up: FleetProcess) -> None:
     async with streaming(up) as stream:
         for name, (path, make) in SHAPES.items():
             body = await asyncio.to_thread(make)
-            await asyncio.sleep(0)
-            stream.take_gap()
-            answer, seconds = await raw_http.post_large(up.url, body, path, 60)
-            gap = stream.take_gap()
+            for _ in range(TRIES):
+                await asyncio.sleep(0)
+                stream.take_gap()
+                answer, seconds = await raw_http.post_large(up.url, body, path, 60)
+                gap = stream.take_gap()
+                if gap <= GAP_S and seconds <= ANSWER_S:
+                    break
             del body
             status = answer.status if answer is not None else 0
             if status == 200 and name in HARMLESS:

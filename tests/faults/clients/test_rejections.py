@@ -3,22 +3,17 @@
 `tests/vllm/test_rejections.py` has what vLLM itself refuses.
 """
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sim(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two simulated workers."""
-    async with fleet(tmp_path_factory.mktemp("sim"), "--engine", "sim") as made:
-        yield made
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.xdist_group("clients"),
+    pytest.mark.asyncio(loop_scope="package"),
+    pytest.mark.timeout(120),
+]
 
 
 OUT_OF_RANGE_OF_SIM = [
@@ -33,14 +28,14 @@ OUT_OF_RANGE_OF_SIM = [
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE_OF_SIM, ids=lambda case: case.name)
-async def test_the_edge_knows_the_vocabulary(sim: FleetProcess, case: Case) -> None:
+async def test_the_edge_knows_the_vocabulary(up: FleetProcess, case: Case) -> None:
     """Token ids and ranges are checked against the model's own vocabulary, whatever engine serves it."""
-    await assert_refused(sim, case, "sim")
+    await assert_refused(up, case, "sim")
 
 
-async def test_the_last_token_of_the_vocabulary_is_in_range(sim: FleetProcess) -> None:
+async def test_the_last_token_of_the_vocabulary_is_in_range(up: FleetProcess) -> None:
     """The bound is not one too small."""
-    async with sim.client() as client:
+    async with up.client() as client:
         body = {"model": "sim", **PROMPT, "stop_token_ids": [0, 258], "top_p": 0.01}
         answer = await client.post(COMPLETIONS, json=body)
         assert answer.status_code == 200, answer.text

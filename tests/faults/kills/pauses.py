@@ -1,6 +1,6 @@
 """SIGSTOP of one process after the other under long answers, and how long each takes to be of use again.
 
-python -m tests.faults.pauses --seconds 20
+python -m tests.faults.kills.pauses --seconds 20
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """SIGKILL of random processes under long answers: only what a killed edge was serving is lost.
 
-python -m tests.faults.random_kills --seconds 300 --seed 1
+python -m tests.faults.kills.random_kills --seconds 300 --seed 1
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Every process is restarted in turn under continuous requests, and none of these fails.
 
-python -m tests.faults.rolling_restart --requests 10000
+python -m tests.faults.kills.rolling_restart --requests 10000
 """
 
 import argparse
@@ -89,8 +89,13 @@ class Plan(NamedTuple):
     restart: Callable[[], Awaitable[None]]
 
 
-async def rolling_restart(folder: Path, *, requests: int, answer_s: float, concurrency: int = 8) -> Report:
-    """Restart everything, once or until so many requests were sent, beside streams of `answer_s`."""
+async def rolling_restart(
+    folder: Path, *, requests: int, answer_s: float, concurrency: int = 8, pause_s: float = 0.0
+) -> Report:
+    """Restart everything beside streams of `answer_s` and at least so many requests.
+
+    `pause_s`: how long each of `concurrency` clients rests after an answer.
+    """
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         server = NatsServer(folder / "nats")
@@ -115,7 +120,7 @@ async def rolling_restart(folder: Path, *, requests: int, answer_s: float, concu
         steps: list[tuple[str, str]] = []
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(_ask_on(balancer, rolled, requests))
+                group.create_task(_ask_on(balancer, rolled, requests, pause_s))
             for plan in plans:
                 # Each restart meets streams that began before it and end after it.
                 fresh = start(clients[0], 2, int(answer_s * PACE), first_seed=len(streams))
@@ -141,9 +146,10 @@ async def rolling_restart(folder: Path, *, requests: int, answer_s: float, concu
     return Report("rolling restart of every process", lines, violations)
 
 
-async def _ask_on(balancer: Balancer, rolled: asyncio.Event, requests: int) -> None:
+async def _ask_on(balancer: Balancer, rolled: asyncio.Event, requests: int, pause_s: float) -> None:
     while not rolled.is_set() or balancer.done + len(balancer.problems) < requests:
         await balancer.ask()
+        await asyncio.sleep(pause_s)
 
 
 def _process(server: NatsServer, process: KeptProcess, url: str = "") -> Callable[[], Awaitable[None]]:

@@ -1,11 +1,11 @@
-"""The short form of `tests.faults.pauses`."""
+"""The short form of `tests.faults.kills.pauses`."""
 
 from pathlib import Path
 
 import pytest
 
 from headwater.actors.runtime.lease import TTL_S
-from tests.faults.pauses import pauses
+from tests.faults.kills.pauses import pauses
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(240)]
 

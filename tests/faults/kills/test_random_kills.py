@@ -1,11 +1,11 @@
-"""The short forms of `tests.faults.random_kills`."""
+"""The short forms of `tests.faults.kills.random_kills`."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.faults.random_kills import Shape, random_kills
+from tests.faults.kills.random_kills import Shape, random_kills
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

@@ -1,16 +1,16 @@
-"""The short form of `tests.faults.rolling_restart`."""
+"""The short form of `tests.faults.kills.rolling_restart`."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.faults.rolling_restart import rolling_restart
+from tests.faults.kills.rolling_restart import rolling_restart
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 async def test_a_rolling_restart_of_everything_fails_no_request(tmp_path: Path) -> None:
     """Workers, routers, edges and the server, one after the other, under requests and under streams."""
-    report = await rolling_restart(tmp_path, requests=300, answer_s=3.0, concurrency=4)
+    report = await rolling_restart(tmp_path, requests=200, answer_s=3.0, concurrency=4, pause_s=0.1)
     print(report.text())
     assert not report.violations, report.text()

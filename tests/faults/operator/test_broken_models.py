@@ -19,10 +19,12 @@ ENDLESS = {
 }
 
 
-async def _up(tmp_path: Path, model: Path, *flags: str, engine: str = "vllm", within_s: float) -> Ended:
+async def _up(
+    tmp_path: Path, model: Path, *flags: str, engine: str = "vllm", within_s: float, forked: bool = False
+) -> Ended:
     data = str(tmp_path / "data")
     words = ("--engine", engine, "--model", str(model), "--data-dir", data, *FREE)
-    return await ended("up", *words, *flags, within_s=within_s)
+    return await ended("up", *words, *flags, within_s=within_s, vllm=forked)
 
 
 @pytest.mark.processes
@@ -72,7 +74,7 @@ async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None
     shutil.copytree(tiny_model.ensure(), model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "hidden_size": 128, "head_dim": 64}))
-    done = await _up(tmp_path, model, "--workers", "1", "--kv-cache-mib", "64", within_s=150)
+    done = await _up(tmp_path, model, "--workers", "1", "--kv-cache-mib", "64", within_s=150, forked=True)
     assert done.code == 1, done.output
     assert done.output.count('"event": "vllm_importing"') == 1, "it was started again"
     assert f"vLLM cannot start with {model}" in done.output
@@ -81,7 +83,11 @@ async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", sorted(ENDLESS))
+@pytest.mark.parametrize(
+    "kind",
+    # "power" exceeds the same bound, in one operation that nothing but a signal ends.
+    [pytest.param(kind, marks=[pytest.mark.soak] * (kind == "loops")) for kind in sorted(ENDLESS)],
+)
 async def test_a_template_that_does_not_end(tmp_path: Path, kind: str) -> None:
     """Tried within bounds before anything is started: one line that names the template, and what to do."""
     model = tmp_path / "tiny-river"

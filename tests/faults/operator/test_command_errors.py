@@ -3,16 +3,18 @@
 import os
 import re
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from headwater.ops.process.sockets import free_range
 from tests.support.processes.commands import Ended, ended, launched
 from tests.support.processes.fleet import FleetProcess, fleet
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 FREE = ("--port", "0", "--nats-port", "0")
 CHAT: dict[str, Any] = {
@@ -23,6 +25,13 @@ CHAT: dict[str, Any] = {
 COMMANDS = (("tree",), ("replay", "--verify"), ("streams", "--json"))
 STRUCT = re.compile(r"\b[A-Z][A-Za-z]+\([a-z_]+=")
 """A struct as Python prints it."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """Two simulated workers of one tier."""
+    async with fleet(tmp_path_factory.mktemp("commands"), "--engine", "sim", "--tier", "silver") as made:
+        yield made
 
 
 async def _request(up: FleetProcess) -> str:
@@ -40,14 +49,13 @@ async def test_no_workers_are_an_error(tmp_path: Path) -> None:
     assert "--workers" in line
 
 
-async def test_explain_tells_a_request_in_words(tmp_path: Path) -> None:
+async def test_explain_tells_a_request_in_words(up: FleetProcess) -> None:
     """Its decision and its life are text; without an id, with a part of one or with an unknown one it is an error."""
-    async with fleet(tmp_path, "--engine", "sim") as up:
-        request = await _request(up)
-        await up.until_indexed(25)
-        empty = await ended("explain", "", "--nats", up.nats)
-        code, output = await up.command("explain", request)
-        unknown, _ = await up.command("explain", "chatcmpl-0000")
+    request = await _request(up)
+    await up.until_indexed(25)
+    empty = await ended("explain", "", "--nats", up.nats)
+    code, output = await up.command("explain", request)
+    unknown, _ = await up.command("explain", "chatcmpl-0000")
     assert code == 0
     assert request in output
     assert not STRUCT.search(output), output
@@ -57,13 +65,12 @@ async def test_explain_tells_a_request_in_words(tmp_path: Path) -> None:
     assert unknown == 1
 
 
-async def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+async def test_an_output_that_cannot_be_written(up: FleetProcess) -> None:
     """On a full disk: one line, non-zero. Into a pipe that nobody reads: no traceback."""
-    async with fleet(tmp_path, "--engine", "sim", "--workers", "1") as up:
-        await _request(up)
-        await up.until_indexed(25)
-        full = [await _into_a_full_disk(up, *command) for command in COMMANDS]
-        piped = [await _into_a_closed_pipe(up, *command) for command in COMMANDS]
+    await _request(up)
+    await up.until_indexed(25)
+    full = [await _into_a_full_disk(up, *command) for command in COMMANDS]
+    piped = [await _into_a_closed_pipe(up, *command) for command in COMMANDS]
     for one in full:
         assert "No space left" in one.told()
     for one in piped:
@@ -150,9 +157,9 @@ async def test_an_engine_process_refuses_it_too(tmp_path: Path) -> None:
     assert "--dtype" in line
 
 
-async def test_a_tier_that_no_worker_has(tmp_path: Path) -> None:
+async def test_a_tier_that_no_worker_has(up: FleetProcess) -> None:
     """Refused at once and by name; a tier that exists is served."""
-    async with fleet(tmp_path, "--engine", "sim", "--tier", "silver") as up, up.client() as client:
+    async with up.client() as client:
         served = await client.post("/v1/chat/completions", json=CHAT, headers={"x-headwater-tier": "silver"})
         assert served.status_code == 200, served.text
         for stream in (False, True):

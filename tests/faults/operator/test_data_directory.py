@@ -22,7 +22,7 @@ FREE = ("--port", "0", "--nats-port", "0")
 LONG: dict[str, Any] = {
     "model": "sim",
     "messages": [{"role": "user", "content": "Tell me a long story about a river."}],
-    "max_tokens": 600,
+    "max_tokens": 300,
     "ignore_eos": True,
     "seed": 3,
 }
@@ -48,7 +48,7 @@ async def test_a_second_fleet_is_refused_and_the_first_goes_on(tmp_path: Path) -
         assert config.read_bytes() == before
         assert up.pids("nats-server") == server
         assert await running == expected
-        assert await answer(client, LONG) == expected
+        assert (await answer(client, {**LONG, "max_tokens": 8}))[1:] == ("length", 8)
 
 
 async def test_a_killed_fleet_does_not_keep_its_directory(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Two of three servers are killed under long answers: tokens flow without the log, and all goes on behind it.
 
-python -m tests.faults.quorum_loss --seconds 20
+python -m tests.faults.store.quorum_loss --seconds 20
 """
 
 import argparse

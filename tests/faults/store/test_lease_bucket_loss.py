@@ -20,8 +20,8 @@ BUCKET = subjects.lease_bucket("default")
 AGE = 500
 """Revisions that the bucket has before the workers of the test start: two minutes of renewals."""
 
-STREAMS = 6
-TOKENS = 1000
+STREAMS = 4
+TOKENS = 800
 STALLED_S_MAX = 20.0
 """A stream that moves may wait for the lease of a worker to be taken again."""
 

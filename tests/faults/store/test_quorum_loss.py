@@ -1,10 +1,10 @@
-"""The short forms of `tests.faults.quorum_loss`."""
+"""The short forms of `tests.faults.store.quorum_loss`."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.faults.quorum_loss import Meanwhile, quorum_loss
+from tests.faults.store.quorum_loss import Meanwhile, quorum_loss
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -14,7 +14,7 @@ SECONDS = 8.0
 
 async def test_tokens_flow_while_the_log_has_no_quorum(tmp_path: Path) -> None:
     """Every stream ends right, although a worker was about to join when the quorum was lost."""
-    report = await quorum_loss(tmp_path, meanwhile=("a worker joins",), outage_s=SECONDS, streams=6)
+    report = await quorum_loss(tmp_path, meanwhile=("a worker joins",), outage_s=SECONDS, streams=4)
     print(report.text())
     assert not report.violations, report.text()
 

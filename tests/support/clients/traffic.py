@@ -42,7 +42,7 @@ class Traffic:
 
 
 @asynccontextmanager
-async def traffic(up: FleetProcess, *, clients: int = 4, every_s: float = 0.2) -> AsyncIterator[Traffic]:
+async def traffic(up: FleetProcess, *, clients: int = 4, every_s: float = 0.4) -> AsyncIterator[Traffic]:
     """Send requests until the block ends. The requests under way then are given up."""
     made = Traffic()
     async with up.client() as client:

@@ -36,14 +36,21 @@ class Ended(NamedTuple):
 
 
 async def spawn(
-    *arguments: str, environ: Mapping[str, str] = NO_ENVIRON, stdout: int | IO[bytes] | None = None
+    *arguments: str,
+    environ: Mapping[str, str] = NO_ENVIRON,
+    stdout: int | IO[bytes] | None = None,
+    vllm: bool = False,
 ) -> zygote.Process:
-    """A headwater command in a process group of its own; with `stdout` only its errors can be read."""
+    """A headwater command in a process group of its own; with `stdout` only its errors can be read.
+
+    `vllm`: forked from a process that has imported vLLM.
+    """
     return await zygote.start(
         *arguments,
         stdout=zygote.PIPE if stdout is None else stdout,
         stderr=zygote.STDOUT if stdout is None else zygote.PIPE,
         environ=child_environment() | dict(environ),
+        vllm=vllm,
     )
 
 
@@ -52,9 +59,10 @@ async def ended(
     within_s: float = 30,
     environ: Mapping[str, str] = NO_ENVIRON,
     stdout: int | IO[bytes] | None = None,
+    vllm: bool = False,
 ) -> Ended:
     """Run a command to its end. Fails, with what it printed, if it still runs after `within_s`."""
-    process = await spawn(*arguments, environ=environ, stdout=stdout)
+    process = await spawn(*arguments, environ=environ, stdout=stdout, vllm=vllm)
     printed = process.stdout if stdout is None else process.stderr
     assert printed is not None
     output = bytearray()

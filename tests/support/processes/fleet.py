@@ -22,6 +22,7 @@ from tests.support.processes import zygote
 
 SILENCE_S = 0.3
 GRACE_S = 0.05
+WHOLE_S = 60.0
 
 READY = re.compile(rb"ready at (http://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
 
@@ -133,6 +134,24 @@ class FleetProcess:
             f"{blocks} blocks in the index",
             lambda stats: any(s.get("blocks", 0) >= blocks for s in stats),
         )
+
+    async def until_whole(self, workers: int = 2) -> None:
+        """Wait until the edge answers, and a router and so many workers are ready: for the next test of this fleet."""
+
+        def whole(stats: list[dict[str, Any]]) -> bool:
+            ready = [one["name"] for one in stats if one.get("state") == "ready"]
+            return ready.count("headwater-worker") == workers and "headwater-router" in ready
+
+        await self.until(f"a router and {workers} workers", whole)
+        deadline = time.monotonic() + WHOLE_S
+        async with self.client() as client:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    health = (await client.get("/health")).json()
+                    if health["status"] == "ok" and sum(health["workers"].values()) == workers:
+                        return
+                assert time.monotonic() < deadline, "the edge does not know the workers"
+                await asyncio.sleep(0.02)
 
     async def command(self, *arguments: str) -> tuple[int, str]:
         """Run another headwater command against this fleet's server."""

@@ -123,7 +123,7 @@ def _wait_for_transfers() -> None:
         return
     agent_config: Any = binding.nixlAgentConfig
 
-    class WaitingConfig(agent_config):  # type: ignore[misc]
+    class WaitingConfig(agent_config):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, PROGRESS_POLL_US if name == "pthrDelay" else value)
 

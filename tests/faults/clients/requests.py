@@ -10,8 +10,10 @@ import msgspec
 from tests.support.clients import raw_http
 from tests.support.processes.fleet import FleetProcess
 
-HEADER_S = 1.0
-BODY_S = 1.0
+HEADER_S = 2.0
+BODY_S = 2.0
+"""Well above what a process of a loaded machine may have to wait for the processor."""
+
 SERVED_S = 5.0
 
 SMALL: dict[str, Any] = {"model": "sim", "prompt": "hello there", "max_tokens": 4, "ignore_eos": True}
@@ -34,7 +36,7 @@ async def ask(url: str, *, source: str = "127.0.0.2", within_s: float = 20.0) ->
     return time.monotonic() - began
 
 
-async def until_idle(up: FleetProcess, within_s: float = 3.0) -> None:
+async def until_idle(up: FleetProcess, within_s: float = 10.0) -> None:
     """No request, no stream and nothing in an engine."""
     await up.until(
         "nothing is left of what clients gave up",

@@ -107,7 +107,7 @@ class Step(NamedTuple):
     `cached_tokens` is how many prompt tokens were cached; -1 if this step does not state it. `pinned` comes with the
     last step of a prefill leg (with the first if both legs run at once), None if the prompt has no KV worth a
     transfer. The tokens of a prefill leg are not part of any answer. `param` names the field that a request is
-    rejected for, if the engine names it.
+    rejected for, if the engine names it. `prompt_logprobs` come once, with the first tokens at the latest.
     """
 
     tokens: tuple[int, ...]
@@ -117,6 +117,7 @@ class Step(NamedTuple):
     detail: str = ""
     pinned: Pinned | None = None
     param: str = ""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 class EngineLoad(NamedTuple):

@@ -33,7 +33,7 @@ from headwater.engines.vllm.rejections import rejection_of
 from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.tables.capability import Capability
 
 API_LOGPROBS_MAX = 20
@@ -191,7 +191,8 @@ class VllmEngine(VllmControl):
     def _made_params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
         cold = self._ranks[rank].translator.cold
         if self._handoffs is not None and request.leg == "prefill":
-            return sampling.prefill(self._handoffs.hand_over(), report_hits=cold)
+            wanted = request.sampling.prompt_logprobs
+            return sampling.prefill(self._handoffs.hand_over(), prompt_logprobs=wanted, report_hits=cold)
         fetch = None
         if self._handoffs is not None and request.leg == "decode" and transfer is not None:
             fetch = self._handoffs.fetch(transfer.params)
@@ -221,6 +222,8 @@ class VllmEngine(VllmControl):
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         reported_cached = False
+        scores: tuple[TokenLogprob | None, ...] = ()
+        scored = False
         try:
             async for output in self._engine.generate(
                 prompt,
@@ -247,7 +250,14 @@ class VllmEngine(VllmControl):
                 pinned = None
                 if stream.prefill and self._handoffs is not None and finish in ("stop", "length"):
                     pinned = self._handoffs.pinned(output.kv_transfer_params)
-                stream.send(Step(tuple(answer.token_ids), finish, cached, logprobs, detail, pinned))
+                if not scored:
+                    scores = sampling.prompt_logprobs(
+                        tokens, output.prompt_logprobs, request.sampling.prompt_logprobs
+                    )
+                    scored = bool(scores)
+                tokens_now = tuple(answer.token_ids)
+                stream.send(Step(tokens_now, finish, cached, logprobs, detail, pinned, "", scores))
+                scores = ()
         except Exception as error:  # the boundary to vLLM: any exception ends this request
             rejection = rejection_of(error)
             if rejection is not None:

@@ -52,15 +52,22 @@ def answer(sampling: Sampling, *, fetch: dict[str, Any] | None = None, report_hi
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=list(sampling.stop_token_ids),
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
         logit_bias=sampling.logit_bias or None,
+        allowed_token_ids=list(sampling.allowed_token_ids) or None,
+        bad_words=list(sampling.bad_words) or None,
         structured_outputs=_structured(sampling.guide) if sampling.guide else None,
         extra_args=extra or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        # Older releases do not have it.
+        **({} if sampling.thinking_budget is None else {"thinking_token_budget": sampling.thinking_budget}),
     )
 
 
-def prefill(hand_over: dict[str, Any], *, report_hits: bool = False) -> Any:
+def prefill(
+    hand_over: dict[str, Any], *, prompt_logprobs: int | None = None, report_hits: bool = False
+) -> Any:
     """SamplingParams for a prefill, whose one token is discarded, so without settings of the answer."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -72,6 +79,7 @@ def prefill(hand_over: dict[str, Any], *, report_hits: bool = False) -> Any:
         max_tokens=1,
         temperature=0.0,
         ignore_eos=True,
+        prompt_logprobs=prompt_logprobs,
         extra_args=extra,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -128,12 +136,25 @@ def logprobs(output: Any, count: int) -> tuple[TokenLogprob, ...]:
     """Log probability of the chosen token and of the `count` likeliest; vLLM includes the chosen one in those."""
     if not output.logprobs:
         return ()
-    found: list[TokenLogprob] = []
-    for token, entries in zip(output.token_ids, output.logprobs, strict=True):
-        ranked = sorted(
-            (item for item in entries.items() if item[1].rank and item[1].rank <= count),
-            key=lambda item: (item[1].rank, item[0]),
-        )
-        chosen = entries[token].logprob
-        found.append(TokenLogprob(chosen, tuple((number, entry.logprob) for number, entry in ranked)))
-    return tuple(found)
+    return tuple(
+        _token_logprob(token, entries, count)
+        for token, entries in zip(output.token_ids, output.logprobs, strict=True)
+    )
+
+
+def prompt_logprobs(tokens: list[int], given: Any, count: int | None) -> tuple[TokenLogprob | None, ...]:
+    """The same of a prompt's tokens; the first has none. Empty if the request did not ask for them."""
+    if count is None or not given:
+        return ()
+    return tuple(
+        _token_logprob(token, entries, count) if entries else None
+        for token, entries in zip(tokens, given, strict=True)
+    )
+
+
+def _token_logprob(token: int, entries: Any, count: int) -> TokenLogprob:
+    ranked = sorted(
+        (item for item in entries.items() if item[1].rank and item[1].rank <= count),
+        key=lambda item: (item[1].rank, item[0]),
+    )
+    return TokenLogprob(entries[token].logprob, tuple((number, entry.logprob) for number, entry in ranked))

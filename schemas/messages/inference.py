@@ -39,6 +39,11 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     guide: Guide | None = None
     processors: dict[str, dict[str, Any]] = {}
     """Logits processors by the name that the engine was started with, each with its arguments."""
+    prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    thinking_budget: int | None = None
+    """Tokens of reasoning after which the engine ends it."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +100,8 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     frame. `finish` is empty until the last entry: stop, length, abort, error (with `detail`), rejected (with `detail`
     and, if known, the request's field in `param`), or handoff at the end of a prefill leg, which sends no tokens:
     `handoff` names its KV, None if there is none worth a transfer. If both legs run at the same time, `handoff` comes
-    before that end. `cached_tokens` is the engine's count of cached prompt tokens, -1: not stated.
+    before that end. `cached_tokens` is the engine's count of cached prompt tokens, -1: not stated. `prompt_logprobs` come
+    once, before the first tokens or with them; the prompt's first token has none.
     """
 
     handle: int
@@ -107,6 +113,7 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
     handoff: Handoff | None = None
     param: str = ""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 class TokenFrame(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,11 @@ from typing import Any, Final, Literal, NamedTuple
 Capability = Literal[
     "generate",
     "logprobs",
+    "prompt_logprobs",
     "logit_bias",
+    "allowed_tokens",
+    "bad_words",
+    "thinking_budget",
     "seed",
     "priority",
     "cache_salt",
@@ -35,7 +39,11 @@ class Need(NamedTuple):
 
 NEEDS: Final = (
     Need("logprobs", None, "logprobs", "logprobs"),
+    Need("prompt_logprobs", None, "prompt_logprobs", "prompt_logprobs"),
     Need("logit_bias", {}, "logit_bias", "logit_bias"),
+    Need("allowed_token_ids", (), "allowed_tokens", "allowed_token_ids"),
+    Need("bad_words", (), "bad_words", "bad_words"),
+    Need("thinking_budget", None, "thinking_budget", "thinking_token_budget"),
     Need("guide", None, "guide", "response_format"),
     Need("processors", {}, "processors", "logits_processors"),
     Need("lora_name", "", "lora", "model"),

@@ -21,6 +21,7 @@ _USUAL: Final[dict[str, tuple[Any, ...]]] = {
     "activation": (None, True),
     "embed_dtype": (None, "float32"),
     "endianness": (None, "native", "little"),
+    "truncate_prompt_tokens": (None,),
 }
 
 
@@ -36,6 +37,7 @@ class PoolingCommon(UnsupportedFields, kw_only=True):
     activation: Any = None
     embed_dtype: Any = None
     endianness: Any = None
+    truncate_prompt_tokens: Any = None
 
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""

@@ -1,4 +1,4 @@
-"""One choice on its way to the client: tokens to text, to what parsers find in it, to an encoder's bytes."""
+"""One choice on its way to the client: tokens to text to an encoder's bytes."""
 
 from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import ChoiceEnd, ChoiceResult, PromptDetail, TokenDetail
@@ -7,21 +7,15 @@ from headwater.schemas.messages.inference import TokenLogprob
 
 
 class ChoiceWriter:
-    """Collects one choice. With an encoder, of a stream, each piece is translated at once.
+    """Collects one choice that is nothing but text. With an encoder, of a stream, each piece is translated at once.
 
     `detailed`: the client asked for tokens or log probabilities.
     """
 
     __slots__ = (
-        "_detailed",
-        "_encoder",
-        "_index",
-        "_logprobs",
-        "_matcher",
-        "_parts",
-        "_tokens",
-        "first_token_s",
-    )
+        "_detailed", "_encoder", "_index", "_logprobs", "_matcher", "_parts", "_tokens", "first_token_s",
+        "prompt", "reasoning_tokens",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -32,6 +26,9 @@ class ChoiceWriter:
         detailed: bool = False,
     ) -> None:
         self.first_token_s = 0.0
+        self.reasoning_tokens = 0
+        """Tokens of reasoning so far, with the marker that ends it."""
+        self.prompt: PromptDetail | None = None
         self._index = index
         self._matcher = matcher
         self._encoder = encoder
@@ -66,8 +63,9 @@ class ChoiceWriter:
         self._parts.append(rest)
         return rest, self._encode(rest, None)
 
-    def _encode(self, text: str, detail: TokenDetail | None) -> bytes:
-        return self._encoder.text(self._index, text, detail) if self._encoder is not None else b""
+    def end(self, reason: str) -> ChoiceEnd:
+        """How the choice ended. `reason` is the saga's: stop or length."""
+        return ChoiceEnd("length" if reason == "length" else "stop", self._matcher.matched)
 
     def result(self, number: int, prompt_index: int, end: ChoiceEnd) -> ChoiceResult:
         """The whole choice."""
@@ -79,5 +77,12 @@ class ChoiceWriter:
             calls=(),
             end=end,
             detail=TokenDetail(tuple(self._tokens), tuple(self._logprobs)),
-            prompt=PromptDetail(),
+            prompt=self.prompt or PromptDetail(),
         )
+
+    def mean_logprob(self) -> float:
+        """The mean log probability of its tokens; 0 without any."""
+        return sum(item.logprob for item in self._logprobs) / max(1, len(self._logprobs))
+
+    def _encode(self, text: str, detail: TokenDetail | None) -> bytes:
+        return self._encoder.text(self._index, text, detail) if self._encoder is not None else b""

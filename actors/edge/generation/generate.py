@@ -41,11 +41,12 @@ class Generator:
             serving.limits,
             call.principal,
             user=request.hints.user,
+            session=request.hints.session,
             priority=request.hints.priority,
         )
         id_ = request.id or serving.workers.world.ids()
         name = request.id_prefix + id_
-        answers = len(prepared.prompts) * request.choices
+        answers = len(prepared.prompts) * prepared.per_prompt
         quota.reserve(prepared.prompt_tokens, request.max_tokens, answers)
         record = serving.record(name, model, request.endpoint, call.trace, answers=answers)
         generation = Generation(

@@ -1,28 +1,57 @@
-"""A request and a model: everything that is known before a worker is asked for. Raises `ApiError` for what cannot be served."""
+"""A request and a model: everything that is known before a worker is asked for."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
-from headwater.actors.edge.generation.prompts import prompts_of
+from headwater.actors.edge.generation.answer_format import AnswerFormat, answer_format
+from headwater.actors.edge.generation.events import PromptDetail
+from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, truncated
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.hashing import U32
-from headwater.schemas.messages.inference import Sampling
+from headwater.schemas.messages.inference import Sampling, TokenLogprob
 
-CHOICES_MAX = 128
+CHOICES_MAX: Final = 128
 """Choices of one request, over all its prompts."""
 
 
 class Prepared(NamedTuple):
-    """A request whose prompts are token ids and whose sampling is what engines get."""
+    """A request whose prompts are token ids and whose sampling is what engines get.
+
+    `guide_param` is the field that asked for structured output.
+    """
 
     request: GenerationRequest
     model: Model
     prompts: list[U32]
     sampling: Sampling
+    format: AnswerFormat
+    guide_param: str
     salt: CacheSalt = NO_SALT
+
+    @property
+    def per_prompt(self) -> int:
+        """Choices that are generated for each prompt."""
+        return max(self.request.choices, self.request.best_of)
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether the client asked for the prompt, or for its tokens or log probabilities."""
+        request = self.request
+        return request.echo or request.return_token_ids or self.sampling.prompt_logprobs is not None
+
+    def prompt_detail(self, index: int, logprobs: tuple[TokenLogprob | None, ...]) -> PromptDetail:
+        """What the client asked to see of prompt `index`."""
+        request = self.request
+        tokens = tuple(self.prompts[index].tolist())
+        text = ""
+        if request.echo:
+            given = request.prompts[index]
+            decode = self.model.tokenizer.reference.decode
+            text = given if isinstance(given, str) else decode(list(tokens), skip_special_tokens=False)
+        return PromptDetail(text, tokens, logprobs)
 
     @property
     def prompt_tokens(self) -> int:
@@ -44,8 +73,22 @@ async def prepare(
     """
     if "generate" not in model.card.capabilities:
         raise bad_request(f"{model.card.name} does not generate text; use /v1/embeddings.", param="model")
-    if len(request.prompts) * request.choices > CHOICES_MAX:
+    if max(1, len(request.prompts)) * max(request.choices, request.best_of) > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
-    prompts = await prompts_of(request, model, context, special_tokens_in_text=special_tokens_in_text)
-    sampling = sampling_for(request, model, context, max(len(prompt) for prompt in prompts))
-    return Prepared(request, model, prompts, sampling, salt)
+    read_as = answer_format(request, model.card)
+    if request.messages:
+        text, prompt = await chat_prompt(
+            request, model, context, special_tokens_in_text=special_tokens_in_text
+        )
+        prompts, read_as = [prompt], read_as.after(text)
+    else:
+        prompts = await text_prompts(request, model, context)
+    prompts = truncated(prompts, request, context)
+    if not all(len(prompt) for prompt in prompts):
+        raise bad_request("The prompt has no tokens.", param=request.param)
+    # A call that the client demands leaves no room for an answer in another form.
+    guide = read_as.guide or request.guide
+    guide_param = "tool_choice" if read_as.guide else request.guide_param
+    longest = max(len(prompt) for prompt in prompts)
+    sampling = sampling_for(request, model, context, longest, guide, guide_param)
+    return Prepared(request, model, prompts, sampling, read_as, guide_param, salt)

@@ -1,35 +1,61 @@
 """Messages and texts to prompt tokens."""
 
 from collections.abc import Iterable
-from typing import Any
 
-import msgspec
 import numpy as np
 
-from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.answer_format import tool_definition
+from headwater.actors.edge.generation.conversation import template_messages, template_variables
+from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.model.chat_template import LiteralText
+from headwater.actors.edge.model.fill_in_middle import fill_in_middle
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.schemas.hashing import U32
 
 
-async def prompts_of(
-    request: GenerationRequest, model: Model, context: int, *, special_tokens_in_text: bool = False
-) -> list[U32]:
-    """The prompts of a request as token ids; each has at least one. Raises `ApiError` 400.
+async def text_prompts(request: GenerationRequest, model: Model, context: int) -> list[U32]:
+    """Texts and lists of token ids as token ids. Raises `ApiError` 400.
 
     `context`: tokens that this client may use. What cannot fit is refused before it is tokenized.
     """
-    if request.messages:
-        prompts = [await _of_messages(request, model, context, special_tokens_in_text)]
-    else:
-        special = request.prompt_options.add_special_tokens is not False
-        for entry in request.prompts:
+    for entry in request.prompts:
+        if request.prompt_options.truncate_tokens is None:
             _check_length(model, context, entry, request.param)
-        prompts = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
-    if not all(len(prompt) for prompt in prompts):
-        raise bad_request("The prompt has no tokens.", param=request.param)
-    return prompts
+    special = request.prompt_options.add_special_tokens is not False
+    if request.suffix:
+        return [
+            await _around(model, context, entry, request.suffix, special=special) for entry in request.prompts
+        ]
+    return [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
+
+
+async def _around(model: Model, context: int, prefix: str | list[int], suffix: str, *, special: bool) -> U32:
+    if not isinstance(prefix, str):
+        raise bad_request("suffix needs a prompt that is text.", param="suffix")
+    _check_length(model, context, suffix, "suffix")
+    prompt = await fill_in_middle(model.tokenizer, prefix, suffix, special=special)
+    if prompt is None:
+        raise bad_request(
+            f"suffix is not supported for {model.card.name}: its vocabulary has no tokens to fill in the middle.",
+            param="suffix",
+        )
+    return prompt
+
+
+def truncated(prompts: list[U32], request: GenerationRequest, context: int) -> list[U32]:
+    """The prompts' last tokens, as many as the request keeps; -1: as many as leave room for the answer."""
+    keep = request.prompt_options.truncate_tokens
+    if keep is None:
+        return prompts
+    if keep < 0:
+        keep = context - max(1, request.max_tokens or 1)
+    if not 0 < keep <= context:
+        raise bad_request(
+            f"truncate_prompt_tokens must be from 1 to {context}, the context, or -1.",
+            param="truncate_prompt_tokens",
+        )
+    return [prompt[-keep:] for prompt in prompts]
 
 
 async def tokens_of(model: Model, entry: str | list[int], param: str, *, special: bool = True) -> U32:
@@ -48,44 +74,42 @@ async def tokens_of(model: Model, entry: str | list[int], param: str, *, special
     return tokens.astype(np.uint32)
 
 
-async def _of_messages(
-    request: GenerationRequest, model: Model, context: int, special_tokens_in_text: bool
-) -> U32:
-    if model.template is None:
+async def chat_prompt(
+    request: GenerationRequest, model: Model, context: int, *, special_tokens_in_text: bool = False
+) -> tuple[str, U32]:
+    """The rendered conversation, and its token ids. `context` as in `text_prompts`. Raises `ApiError` 400."""
+    template = model.template
+    if template is None:
         raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
     _refuse_media(request.messages, model)
-    _check_length(model, context, request.messages, request.param)
-    messages = [template_message(turn) for turn in request.messages]
-    literal = LiteralText(model.tokenizer)
-    if not special_tokens_in_text:
-        literal.mark_spellings(messages)
     options = request.prompt_options
-    text = model.template.render(
-        messages, add_generation_prompt=options.add_generation_prompt, variables=options.variables
+    is_limited = options.truncate_tokens is None
+    if is_limited:
+        _check_length(model, context, request.messages, request.param)
+    messages = template_messages(request.messages, developer=template.mentions("developer"))
+    tools = [tool_definition(tool) for tool in request.tools] if request.tool_choice.mode != "none" else []
+    literal = LiteralText(model.tokenizer)
+    variables = template_variables(request)
+    if not special_tokens_in_text:
+        messages = [literal.mark_message(message) for message in messages]
+        tools, variables = literal.mark(tools), literal.mark(variables)
+    end = literal.mark_end(messages[-1]) if options.continue_final else ""
+    text = template.render(
+        messages,
+        tools=tools or None,
+        add_generation_prompt=options.add_generation_prompt and not end,
+        variables=variables,
     )
-    _check_length(model, context, text, request.param)
-    return await literal.encode(text, add_special_tokens=bool(options.add_special_tokens))
-
-
-def template_message(turn: Turn) -> dict[str, Any]:
-    """A turn as chat templates expect it: plain JSON types, and a call's arguments as an object."""
-    content = turn.text() if turn.parts or not turn.calls else None
-    message: dict[str, Any] = {"role": turn.role, "content": content}
-    if turn.name:
-        message["name"] = turn.name
-    if turn.call_id:
-        message["tool_call_id"] = turn.call_id
-    if turn.calls:
-        message["tool_calls"] = [_template_call(call) for call in turn.calls]
-    return message
-
-
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(call.arguments) if call.arguments else {}
-    except (msgspec.DecodeError, RecursionError):
-        arguments = call.arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    if end:
+        text, found, _ = text.partition(end)
+        if not found:
+            raise bad_request(
+                "continue_final_message: the model's chat template changes the last message's text.",
+                param="continue_final_message",
+            )
+    if is_limited:
+        _check_length(model, context, text, request.param)
+    return text, await literal.encode(text, add_special_tokens=bool(options.add_special_tokens))
 
 
 def _refuse_media(messages: Iterable[Turn], model: Model) -> None:

@@ -87,12 +87,13 @@ class Reasoning(msgspec.Struct, frozen=True):
     """What the client says about thinking; None leaves it to the model's template.
 
     `effort` is OpenAI's word (none, minimal, low, medium, high, xhigh, max), `enabled` the template's switch,
-    `budget` the most tokens of thinking.
+    `budget` the most tokens of thinking: a hint, unless `budget_param` names the field that demands it.
     """
 
     effort: str | None = None
     enabled: bool | None = None
     budget: int | None = None
+    budget_param: str = ""
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):

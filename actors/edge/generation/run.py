@@ -8,8 +8,15 @@ import msgspec
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.choice import ChoiceWriter
 from headwater.actors.edge.generation.encoder import ResponseEncoder
-from headwater.actors.edge.generation.events import ChoiceEnd, GenerationResult, GenerationStart, TokenUsage
+from headwater.actors.edge.generation.events import (
+    ChoiceEnd,
+    GenerationResult,
+    GenerationStart,
+    PromptDetail,
+    TokenUsage,
+)
 from headwater.actors.edge.generation.headers import routing_headers
+from headwater.actors.edge.generation.parsed_choice import ParsedChoiceWriter
 from headwater.actors.edge.generation.prepare import Prepared
 from headwater.actors.edge.generation.sink import ByteSink
 from headwater.actors.edge.model.stop_strings import StopStringMatcher
@@ -23,6 +30,9 @@ from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.messages.inference import Sampling, TokenLogprob
 from headwater.schemas.tables.capability import required_capabilities
+
+CALL_PREFIX: Final = "call_"
+"""Begins the ids of tool calls."""
 
 HEADERS_S: Final = 2.0
 """Seconds that a stream's headers wait for its first token, so that an early error gets an HTTP status of its own."""
@@ -53,6 +63,7 @@ class Generation:
         self._record = record
         self._streams = request.stream
         self._wants_progress = request.stream and encoder.wants_progress
+        self._is_silent = request.max_tokens == 0
         self._created_s = self._clock.wall_ns() // 1_000_000_000
         self._begun = False
         loop = asyncio.get_running_loop()
@@ -71,14 +82,11 @@ class Generation:
         constraints = Constraints(lora_name=model.lora_name, needs=required_capabilities(sampling))
         # A hint: engines without priorities ignore it.
         priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
-        stops = list(request.stops)
-        detailed = request.return_token_ids or sampling.logprobs is not None
-        encoder = self._encoder if request.stream else None
         for prompt in self._prepared.prompts:
-            for number in range(request.choices):
+            for number in range(self._prepared.per_prompt):
                 index = len(self._drivers)
                 # Equal seeds would give equal choices.
-                one = _with_seed(sampling, number) if request.choices > 1 else sampling
+                one = _with_seed(sampling, number) if number else sampling
                 spec = ChoiceSpec(
                     self.name,
                     index,
@@ -90,8 +98,30 @@ class Generation:
                 )
                 messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
-                matcher = StopStringMatcher(model.tokenizer.decoder(), stops)
-                self._choices.append(ChoiceWriter(index, matcher, encoder, detailed=detailed))
+                self._choices.append(self._writer(index))
+
+    def _writer(self, index: int) -> ChoiceWriter:
+        request, read_as = self._prepared.request, self._prepared.format
+        detailed = request.return_token_ids or self._prepared.sampling.logprobs is not None
+        encoder = self._encoder if request.stream else None
+        special = not read_as.is_plain or not request.skip_special_tokens
+        decoder = self._prepared.model.tokenizer.decoder(special=special)
+        matcher = StopStringMatcher(decoder, list(request.stops), keep=request.include_stop)
+        if read_as.is_plain:
+            return ChoiceWriter(index, matcher, encoder, detailed=detailed)
+        return ParsedChoiceWriter(
+            index,
+            matcher,
+            encoder,
+            read_as.parser(),
+            self._new_call_id,
+            parallel=read_as.parallel,
+            detailed=detailed,
+            starts_in_reasoning=read_as.starts_in_reasoning,
+        )
+
+    def _new_call_id(self) -> str:
+        return CALL_PREFIX + self._workers.world.ids()
 
     async def run(self, client: Disconnect) -> GenerationResult | None:
         """Place every choice, then stream or collect until all ended or the client disconnected: see `Generator.run`."""
@@ -141,7 +171,7 @@ class Generation:
         """The choices of one prompt go to the worker of its first choice, which has the prompt cached."""
         pinned = ""
         for index, driver in enumerate(self._drivers):
-            await driver.place(pinned if index % self._prepared.request.choices else "")
+            await driver.place(pinned if index % self._prepared.per_prompt else "")
             pinned = driver.saga.attempt.worker
 
     # The response.
@@ -181,11 +211,21 @@ class Generation:
         if self._begun:
             return
         self._begun = True
-        encoder = self._encoder
-        parts = [encoder.start(self._start())]
-        parts += [encoder.start_choice(index, None) for index in range(len(self._choices))]
+        parts = [self._encoder.start(self._start())]
+        if self._prepared.sampling.prompt_logprobs is None:
+            parts += [self._start_choice(index) for index in range(len(self._choices))]
         if head := b"".join(parts):
             self._sink.write(head)
+
+    def _start_choice(self, index: int) -> bytes:
+        self._choices[index].prompt = detail = self._prompt_of(index)
+        return self._encoder.start_choice(index, detail)
+
+    def _prompt_of(self, index: int) -> PromptDetail | None:
+        if not self._prepared.shows_prompt:
+            return None
+        logprobs = self._drivers[index].prompt_logprobs
+        return self._prepared.prompt_detail(index // self._prepared.per_prompt, logprobs)
 
     async def _run_whole(self, client: Disconnect) -> GenerationResult | None:
         if not self._done.done() and await client.or_done(self._done):
@@ -207,6 +247,8 @@ class Generation:
             self._write_start(choice, driver)
         if self._wants_progress:
             self._encoder.progress(self._usage())
+        if self._is_silent:
+            return
         text, data = choice.push(tokens, logprobs)
         self._record.generated(index, driver.emitted, text)
         if data:
@@ -220,6 +262,9 @@ class Generation:
         self._record.started(driver.saga.spec.index, attempt.worker, attempt.epoch, driver.saga.cached_tokens)
         if self._streams:
             self._begin()
+            if self._prepared.sampling.prompt_logprobs is not None:
+                # They came with these tokens.
+                self._sink.write(self._start_choice(driver.saga.spec.index))
         if not self._started.done():
             self._started.set_result(None)
 
@@ -245,24 +290,36 @@ class Generation:
         return GenerationStart(self._id, self._prepared.model.card.name, self._created_s, self._usage())
 
     def _end_of(self, index: int) -> ChoiceEnd:
-        return ChoiceEnd("length" if self._drivers[index].saga.end == "length" else "stop")
+        return self._choices[index].end(self._drivers[index].saga.end or "stop")
 
     def _result(self) -> GenerationResult:
-        per_prompt = self._prepared.request.choices
-        choices = tuple(
-            choice.result(index, index // per_prompt, self._end_of(index))
-            for index, choice in enumerate(self._choices)
-        )
-        return GenerationResult(self._start(), choices, self._usage())
+        request, per_prompt = self._prepared.request, self._prepared.per_prompt
+        chosen: list[int] = []
+        for first in range(0, len(self._choices), per_prompt):
+            group = list(range(first, first + per_prompt))
+            if per_prompt > request.choices:
+                group.sort(key=lambda index: -self._choices[index].mean_logprob())
+            chosen += group[: request.choices]
+        choices = []
+        for number, index in enumerate(chosen):
+            choice = self._choices[index]
+            if not request.stream:
+                choice.prompt = self._prompt_of(index)
+            choices.append(choice.result(number, index // per_prompt, self._end_of(index)))
+        return GenerationResult(self._start(), tuple(choices), self._usage())
 
     def _failure(self) -> ApiError | None:
         return next((driver.error for driver in self._drivers if driver.error), None)
 
     def _usage(self) -> TokenUsage:
-        prompt_tokens, completion_tokens = self._prepared.prompt_tokens, self._completion_tokens()
-        if self._prepared.salt.hides_usage:
-            return TokenUsage(prompt_tokens, completion_tokens, None, None)
-        return TokenUsage(prompt_tokens, completion_tokens, self._cached_tokens())
+        disclosed = not self._prepared.salt.hides_usage
+        return TokenUsage(
+            self._prepared.prompt_tokens,
+            0 if self._is_silent else self._completion_tokens(),
+            self._cached_tokens() if disclosed else None,
+            self._written_tokens() if disclosed else None,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices),
+        )
 
     @property
     def placed(self) -> bool:
@@ -278,7 +335,20 @@ class Generation:
         return sum(len(driver.emitted) for driver in self._drivers)
 
     def _cached_tokens(self) -> int:
-        return sum(max(0, driver.saga.cached_tokens) for driver in self._drivers)
+        """A prompt counts once, so of its choices only the first does."""
+        return sum(
+            max(0, driver.saga.cached_tokens) for driver in self._drivers[:: self._prepared.per_prompt]
+        )
+
+    def _written_tokens(self) -> int:
+        card = self._prepared.model.card
+        if "kv_events" not in card.capabilities:
+            return 0
+        firsts = self._drivers[:: self._prepared.per_prompt]
+        return sum(
+            written_tokens(len(prompt), driver.saga.cached_tokens, card.block_size)
+            for prompt, driver in zip(self._prepared.prompts, firsts, strict=True)
+        )
 
     def _record_end(self, error: ApiError | None) -> None:
         """Write the one terminal event."""
@@ -302,3 +372,13 @@ def _with_seed(sampling: Sampling, number: int) -> Sampling:
         return sampling
     seed = (sampling.seed + number + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(sampling, seed=seed)
+
+
+def written_tokens(prompt_tokens: int, cached_tokens: int, block_size: int) -> int:
+    """Tokens of a prompt that its engine computed and stored as cache blocks; only full blocks are.
+
+    `cached_tokens` below 0: the engine did not say, or has not yet.
+    """
+    if cached_tokens < 0:
+        return 0
+    return max(0, prompt_tokens // block_size * block_size - cached_tokens)

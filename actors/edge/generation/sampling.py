@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from headwater.actors.edge.generation.prompts import too_long
 from headwater.actors.edge.generation.request import GenerationRequest, SamplingFields
 from headwater.actors.edge.guided.logits_processors import processors_of
@@ -15,37 +17,88 @@ from headwater.schemas.tables.card import ModelCard
 REPETITION_PENALTY_MAX: Final = 10.0
 """Engines take any positive number, but a value far from 1 destroys the distribution."""
 
+PROMPT_LOGPROBS_MAX: Final = 32_768
+"""Log probabilities of one prompt: they travel in one message."""
+
 NO_DEFAULTS: Final[Mapping[str, float]] = {}
 
 
-def sampling_for(request: GenerationRequest, model: Model, context: int, longest: int) -> Sampling:
-    """How the engine samples for a request whose longest prompt has so many tokens of this context.
-
-    Raises `ApiError` 400.
-    """
+def sampling_for(
+    request: GenerationRequest,
+    model: Model,
+    context: int,
+    longest: int,
+    guide: Guide | None,
+    guide_param: str,
+) -> Sampling:
+    """How the engine samples for a request whose longest prompt has `longest` tokens of this context. Raises `ApiError` 400."""
     card, fields = model.card, request.sampling
     limit = request.max_tokens
     if longest + (limit or 1) > context:
         raise too_long(model, context, f"{longest} in the prompt and asks for {limit or 1}", request.param)
-    if not limit:
+    if limit is None:
         limit = min(context - longest, int(card.default_sampling.get("max_tokens", context)))
     sampling = sampling_of(
         fields,
-        limit=limit,
-        guide=request.guide,
+        # An engine generates at least one token, also for a client that wants none.
+        limit=max(1, limit),
+        guide=guide,
         processors=processors_of(fields.processors, card.logits_processors),
         defaults=card.default_sampling,
     )
+    sampling = _with_budget(_with_logprobs(sampling, request, card), request, model)
     # An engine without cache salts would share the prompt's blocks with other clients.
     for need in needs_of(sampling, cache_salt=request.hints.cache_salt):
-        require(card, need.capability, request.guide_param if need.capability == "guide" else need.param)
+        require(card, need.capability, guide_param if need.capability == "guide" else need.param)
     if fields.logprobs is not None and fields.logprobs > card.logprobs_max:
         param = request.logprobs_param
         raise bad_request(f"{param} must be from 0 to {card.logprobs_max} for this model.", param=param)
+    _check_prompt_logprobs(sampling, longest, card)
     vocabulary = card.vocabulary or model.tokenizer.vocabulary
     _check_tokens(sampling.stop_token_ids, vocabulary, "stop_token_ids")
     _check_tokens(sampling.logit_bias, vocabulary, "logit_bias")
+    _check_tokens(sampling.allowed_token_ids, vocabulary, "allowed_token_ids")
     return sampling
+
+
+def _with_logprobs(sampling: Sampling, request: GenerationRequest, card: ModelCard) -> Sampling:
+    """With the log probabilities that other features need: best_of those of the answer, echo those of the prompt."""
+    if request.best_of > request.choices and sampling.logprobs is None:
+        require(card, "logprobs", "best_of")
+        sampling = msgspec.structs.replace(sampling, logprobs=0)
+    if request.echo and request.sampling.logprobs is not None and sampling.prompt_logprobs is None:
+        require(card, "prompt_logprobs", "echo")
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=request.sampling.logprobs)
+    return sampling
+
+
+def _with_budget(sampling: Sampling, request: GenerationRequest, model: Model) -> Sampling:
+    """With the budget for reasoning, if the engine enforces one. Else it is the template's, or a hint without effect."""
+    reasoning = request.reasoning
+    if reasoning.budget is None:
+        return sampling
+    if "thinking_budget" in model.card.capabilities:
+        return msgspec.structs.replace(sampling, thinking_budget=reasoning.budget)
+    by_template = model.template is not None and model.template.mentions("thinking_budget")
+    if reasoning.budget_param and not by_template:
+        require(model.card, "thinking_budget", reasoning.budget_param)
+    return sampling
+
+
+def _check_prompt_logprobs(sampling: Sampling, longest: int, card: ModelCard) -> None:
+    count = sampling.prompt_logprobs
+    if count is None:
+        return
+    if count > card.logprobs_max:
+        raise bad_request(
+            f"prompt_logprobs must be from 0 to {card.logprobs_max} for this model.", param="prompt_logprobs"
+        )
+    if longest * (count + 1) > PROMPT_LOGPROBS_MAX:
+        raise bad_request(
+            f"The prompt has {longest} tokens; with {count} alternatives each that is more than"
+            f" {PROMPT_LOGPROBS_MAX} log probabilities.",
+            param="prompt_logprobs",
+        )
 
 
 def sampling_of(
@@ -94,6 +147,9 @@ def sampling_of(
         logit_bias=fields.logit_bias,
         guide=guide,
         processors=processors or {},
+        prompt_logprobs=fields.prompt_logprobs,
+        allowed_token_ids=fields.allowed_token_ids,
+        bad_words=fields.bad_words,
     )
 
 

@@ -59,11 +59,17 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"its chat template is not usable: {error}") from error
         self._special_tokens = special_tokens
+        self._source = source
+
+    def mentions(self, word: str) -> bool:
+        """Whether a word is in the template's source: the name of a variable or a role."""
+        return word in self._source
 
     def render(
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -71,7 +77,9 @@ class ChatTemplate:
 
         Raises `ApiError` 400 with the template's own complaint.
         """
-        ours = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        ours: dict[str, Any] = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        # Many templates ask whether `tools` is defined; an empty list would count as such.
+        ours["tools"] = tools
         try:
             # As one dictionary: a client may name a variable anything.
             return self._template.render({**self._special_tokens, **(variables or {}), **ours})
@@ -114,12 +122,37 @@ class LiteralText:
         # Unpredictable, so that no message can contain a valid mark.
         self._key = secrets.token_hex(8)
 
-    def mark_spellings(self, messages: list[dict[str, Any]]) -> None:
-        """Replace control tokens that users and tools spell by marks, in place."""
-        for message in messages:
-            content = message.get("content")
-            if message.get("role") in USER_ROLES and isinstance(content, str):
-                message["content"] = self._marked(content)
+    def mark_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with marks for control tokens: in what users and tools say, in names, reasoning and calls.
+
+        Text that a system or the model itself is said to have written keeps them.
+        """
+        keep = message.get("role") not in USER_ROLES
+        return {
+            name: value if name == "role" or (name == "content" and keep) else self.mark(value)
+            for name, value in message.items()
+        }
+
+    def mark(self, value: Any) -> Any:
+        """A JSON value with marks for control tokens in all its texts and names."""
+        if isinstance(value, str):
+            return self._marked(value)
+        if isinstance(value, dict):
+            return {self._marked(name): self.mark(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self.mark(inner) for inner in value]
+        return value
+
+    def mark_end(self, message: dict[str, Any]) -> str:
+        """Append a mark to a message's content, in place, and return it: the rendered text up to it ends in that content."""
+        if not isinstance(message.get("content"), str) or message.get("role") != "assistant":
+            raise bad_request(
+                "continue_final_message needs a last message of the assistant with content.",
+                param="continue_final_message",
+            )
+        mark = f"{MARK}{self._key}.end{MARK}"
+        message["content"] += mark
+        return mark
 
     def _marked(self, text: str) -> str:
         control = self._tokenizer.control

@@ -4,15 +4,21 @@ from headwater.actors.edge.model.tokenizer import Decoder
 
 
 class StopStringMatcher:
-    """Turns tokens into text deltas; withholds text that may be the start of a stop string."""
+    """Turns tokens into text deltas; withholds text that may be the start of a stop string.
 
-    __slots__ = ("_decoder", "_held", "_stops", "stopped")
+    `keep`: the stop string that ends the text is part of it.
+    """
 
-    def __init__(self, decoder: Decoder, stops: list[str]) -> None:
+    __slots__ = ("_decoder", "_held", "_keep", "_stops", "matched", "stopped")
+
+    def __init__(self, decoder: Decoder, stops: list[str], *, keep: bool = False) -> None:
         self._decoder = decoder
         self._stops = stops
         self._held = ""
+        self._keep = keep
         self.stopped = False
+        self.matched = ""
+        """The stop string that ended the text."""
 
     def push(self, tokens: tuple[int, ...]) -> str:
         """Text that can be emitted now. Sets `stopped` once a stop string is complete; no text follows."""
@@ -39,7 +45,9 @@ class StopStringMatcher:
         if ends:
             self.stopped = True
             self._held = ""
-            return held[: min(ends)[1]]
+            end, begin = min(ends)
+            self.matched = held[begin:end]
+            return held[: end if self._keep else begin]
         keep = max(_overlap(held, stop) for stop in self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -78,6 +78,8 @@ class Tokenizer:
             token.content for token in self.reference.get_added_tokens_decoder().values() if token.special
         )
         self._plain: tokenizers.Tokenizer | None = None
+        self._ends = frozenset(eos_token_ids)
+        self._spelled: TokenTable | None = None
         self._data = data
         spelled = [token.content.encode() for token in self.reference.get_added_tokens_decoder().values()]
         self.token_bytes_max = (
@@ -131,9 +133,19 @@ class Tokenizer:
             return self.table.pieces[token]
         return self.reference.decode([token], skip_special_tokens=False).encode()
 
-    def decoder(self) -> "Decoder":
-        """A new incremental decoder for one answer."""
-        return TableDecoder(self.table, self.special) if self.table else StreamDecoder(self.reference)
+    def decoder(self, *, special: bool = False) -> "Decoder":
+        """A new incremental decoder for one answer. `special`: it spells out special tokens, except those that end it."""
+        if self.table is None:
+            return StreamDecoder(self.reference, frozenset(self._ends) if special else None)
+        if not special:
+            return TableDecoder(self.table, self.special)
+        if self._spelled is None:
+            pieces = list(self.table.pieces)
+            for token in self.special:
+                if token < len(pieces):
+                    pieces[token] = self.bytes_of(token)
+            self._spelled = TokenTable(pieces)
+        return TableDecoder(self._spelled, self._ends)
 
 
 class Decoder(Protocol):
@@ -185,13 +197,15 @@ class StreamDecoder:
     """Decoder for vocabularies without a byte table: decodes a short window with each token.
 
     A token's text is the difference of two decodings that begin at the same earlier token, so that pieces which
-    decode differently at the start of a text (a leading space) come out as they do inside of it.
+    decode differently at the start of a text (a leading space) come out as they do inside of it. Special tokens are left
+    out; with `left_out`, only those in it.
     """
 
-    __slots__ = ("_begin", "_ids", "_reference", "_shown")
+    __slots__ = ("_begin", "_ids", "_left_out", "_reference", "_shown")
 
-    def __init__(self, reference: tokenizers.Tokenizer) -> None:
+    def __init__(self, reference: tokenizers.Tokenizer, left_out: frozenset[int] | None = None) -> None:
         self._reference = reference
+        self._left_out = left_out
         self._ids: list[int] = []
         self._begin = 0
         self._shown = 0
@@ -200,6 +214,8 @@ class StreamDecoder:
         """See `Decoder.push`."""
         parts: list[str] = []
         for token in tokens:
+            if self._left_out is not None and token in self._left_out:
+                continue
             self._ids.append(token)
             before, now = self._texts()
             if len(now) > len(before) and not now.endswith(REPLACEMENT):
@@ -215,10 +231,10 @@ class StreamDecoder:
 
     def _texts(self) -> tuple[str, str]:
         """The window decoded up to the text that was emitted, and up to the newest token."""
-        decode = self._reference.decode
+        decode, skip = self._reference.decode, self._left_out is None
         shown = self._ids[self._begin : self._shown]
-        return decode(shown, skip_special_tokens=True), decode(
-            self._ids[self._begin :], skip_special_tokens=True
+        return decode(shown, skip_special_tokens=skip), decode(
+            self._ids[self._begin :], skip_special_tokens=skip
         )
 
 

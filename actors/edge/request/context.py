@@ -44,7 +44,7 @@ class Serving(NamedTuple):
 
     `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
     in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
-    a request, 0 for none.
+    a request, 0 for none. `reasoning_fields` are the names of reasoning in OpenAI's chat completions.
     """
 
     workers: WorkerRegistry
@@ -56,6 +56,7 @@ class Serving(NamedTuple):
     special_tokens_in_text: bool = False
     salts: CacheSalts = NO_SALTS
     request_timeout_s: float = 0.0
+    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
 
     def model(self, name: str, principal: Principal) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""

@@ -115,7 +115,7 @@ class ChoiceMessages:
             edge=self._workers.edge,
             handle=handle,
             tokens=hashing.pack_tokens(tokens),
-            sampling=_remaining_sampling(spec.sampling, len(emitted)),
+            sampling=_remaining_sampling(spec.sampling, len(emitted), decodes=attempt.leg == "decode"),
             emitted=len(emitted),
             lora_name=spec.constraints.lora_name,
             cache_salt=spec.cache_salt,
@@ -134,12 +134,15 @@ class ChoiceMessages:
         return LegRefused(attempt.number, reply.reason, reply.retryable, reply.spent, reply.param, now_s)
 
 
-def _remaining_sampling(sampling: Sampling, emitted: int) -> Sampling:
-    """How to sample the tokens that are left."""
+def _remaining_sampling(sampling: Sampling, emitted: int, *, decodes: bool) -> Sampling:
+    """The sampling of what follows the tokens `emitted`. The prompt's log probabilities are computed once."""
+    if decodes and sampling.prompt_logprobs is not None:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     if not emitted:
         return sampling
     return msgspec.structs.replace(
         sampling,
         max_tokens=sampling.max_tokens - emitted,
         min_tokens=max(0, sampling.min_tokens - emitted),
+        prompt_logprobs=None,
     )

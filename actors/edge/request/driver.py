@@ -67,7 +67,10 @@ class ChoiceOutput(Protocol):
 
 
 class ChoiceDriver:
-    """One choice of a request. `emitted` are all tokens so far, `error` is set if it ended with one."""
+    """One choice of a request. `emitted` are all tokens so far, `error` is set if it ended with one.
+
+    `prompt_logprobs` are there with the first token at the latest, if they were asked for.
+    """
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class ChoiceDriver:
         self._index = spec.index
         self.emitted: list[int] = []
         self.error: ApiError | None = None
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._messages = messages
         self._workers = workers
         self._clock = workers.world.clock
@@ -124,6 +128,8 @@ class ChoiceDriver:
     def receive(self, entry: FrameEntry, now_s: float) -> None:
         """See `FrameReceiver.receive`."""
         self._heard_s = now_s
+        if entry.prompt_logprobs:
+            self.prompt_logprobs = entry.prompt_logprobs
         following = self.feed(Frame(entry, now_s))
         if entry.finish and entry.finish != "handoff":
             position = entry.position + len(entry.tokens)

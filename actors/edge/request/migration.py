@@ -29,4 +29,6 @@ def _engine_state(sampling: Sampling) -> str:
         return "the state of its logits processors"
     if sampling.presence_penalty or sampling.frequency_penalty:
         return "the counts of its presence and frequency penalties"
+    if sampling.thinking_budget is not None:
+        return "the count of its thinking budget"
     return ""

@@ -1,7 +1,7 @@
 """Routing hints: what a client's headers and fields say about routing, checked, and on its way into the route query.
 
     x-headwater-session, x-session-id    session affinity, under a policy that uses it; without either, a digest of
-                                         OpenAI's `user` field
+                                         OpenAI's `prompt_cache_key` field, or else of its `user` field
     x-headwater-policy                   routing policy instead of the router's default, of those that clients may choose
     x-headwater-router-temperature       randomness of the choice, from 0 up to a configured bound
     x-headwater-worker                   only this worker (policy direct), where clients may choose one
@@ -94,6 +94,7 @@ def parse_routing_headers(
     principal: Principal = ANONYMOUS,
     *,
     user: str | None = None,
+    session: str | None = None,
     priority: int | None = None,
 ) -> RoutingHints:
     """The hints in a request's headers and fields.
@@ -103,11 +104,13 @@ def parse_routing_headers(
     given = _HeaderReader(headers)
     if principal.authenticated:
         _require_scopes(given, principal, priority)
-    session = given.text("x-headwater-session") or given.text("x-session-id")
-    if not session and user:
-        session = _digest("user", user.encode())
-    if session and principal.authenticated:
-        session = _digest("session", f"{principal.tenant} {session}".encode())
+    affinity = given.text("x-headwater-session") or given.text("x-session-id")
+    if not affinity and session:
+        affinity = _digest("cache", session.encode())
+    if not affinity and user:
+        affinity = _digest("user", user.encode())
+    if affinity and principal.authenticated:
+        affinity = _digest("session", f"{principal.tenant} {affinity}".encode())
     return RoutingHints(
         Constraints(
             pinned=_worker(given, limits),
@@ -117,7 +120,7 @@ def parse_routing_headers(
         Preferences(
             policy=given.one_of("x-headwater-policy", limits.policies),
             temperature=given.number("x-headwater-router-temperature", limits.temperature_max),
-            session=session,
+            session=affinity,
         ),
         FlowControl(
             priority=priority or 0,

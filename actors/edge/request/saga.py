@@ -252,7 +252,8 @@ def _on_frame(saga: Saga, event: Frame) -> tuple[Saga, Effects]:
     if skip < 0:
         effects.append(AskStatus())
         return saga, effects
-    if saga.cached_tokens < 0 <= entry.cached_tokens:
+    # A decode leg counts the transferred prompt as cached: what was cached before, its prefill leg said.
+    if saga.cached_tokens < 0 <= entry.cached_tokens and not (attempt.leg == "decode" and saga.prefilled_by):
         saga = replace(saga, cached_tokens=entry.cached_tokens)
     if attempt.leg:
         if attempt.leg == "prefill":

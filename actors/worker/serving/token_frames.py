@@ -33,7 +33,9 @@ _log = structlog.get_logger("headwater.frames")
 class TokenStream:
     """One request's tokens so far."""
 
-    __slots__ = ("cached", "detail", "edge", "finish", "handle", "handoff", "logprobs", "param", "tokens")
+    __slots__ = (
+        "cached", "detail", "edge", "finish", "handle", "handoff", "logprobs", "param", "prompt_logprobs", "tokens",
+    )  # fmt: skip
 
     def __init__(self, request: GenerateRequest) -> None:
         self.edge = request.edge
@@ -45,6 +47,7 @@ class TokenStream:
         self.detail = ""
         self.param = ""
         self.handoff: Handoff | None = None
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
     def entry(self, received: int) -> FrameEntry:
         """Everything after the first `received` tokens."""
@@ -58,6 +61,7 @@ class TokenStream:
             self.detail,
             self.handoff,
             self.param,
+            self.prompt_logprobs,
         )
 
 
@@ -112,9 +116,12 @@ class FrameSender:
             step.detail,
             None,
             step.param,
+            step.prompt_logprobs,
         )
         stream.tokens += step.tokens
         stream.logprobs += step.logprobs
+        if step.prompt_logprobs:
+            stream.prompt_logprobs = step.prompt_logprobs
         if step.cached_tokens >= 0:
             stream.cached = step.cached_tokens
         if step.finish:
@@ -128,6 +135,8 @@ class FrameSender:
         if stream is None:
             return
         stream.cached = max(stream.cached, step.cached_tokens)
+        if step.prompt_logprobs:
+            stream.prompt_logprobs = step.prompt_logprobs
         stream.handoff = handoff
         if step.finish in ("stop", "length"):
             self._end(request, stream, "handoff", step)

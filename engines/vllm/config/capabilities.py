@@ -9,7 +9,9 @@ from headwater.schemas.tables.capability import Capability
 POOLING = ("embed", "classify", "score", "token_embed", "token_classify")
 """Tasks of pooling models that return vectors. Newer releases have `classify` instead of `score`."""
 
-GENERATES: frozenset[Capability] = frozenset({"generate", "logprobs", "seed", "cache_salt"})
+GENERATES: frozenset[Capability] = frozenset(
+    {"generate", "logprobs", "prompt_logprobs", "allowed_tokens", "seed", "cache_salt"}
+)
 
 
 def pooling_tasks(tasks: tuple[str, ...]) -> tuple[str, ...]:
@@ -31,7 +33,9 @@ def capabilities(
                 found.add("processors")
         # A grammar is compiled for the tokenizer's vocabulary.
         if not getattr(config.model_config, "skip_tokenizer_init", False):
-            found.add("guide")
+            found |= {"guide", "bad_words"}
+        if getattr(getattr(config, "reasoning_config", None), "enabled", False):
+            found.add("thinking_budget")
         if can_hand_over(config):
             found.add("handoff")
     if pooling_tasks(tasks):

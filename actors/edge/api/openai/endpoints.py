@@ -1,7 +1,9 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-from headwater.actors.edge.api.openai.encoders import ChatEncoder, CompletionEncoder
-from headwater.actors.edge.api.openai.translate import chat_request, completion_request, shown_of
+from headwater.actors.edge.api.openai.chat_encoder import ChatEncoder
+from headwater.actors.edge.api.openai.completion_encoder import CompletionEncoder
+from headwater.actors.edge.api.openai.shown import shown_in_chat, shown_in_completion
+from headwater.actors.edge.api.openai.translate import chat_request, completion_request
 from headwater.actors.edge.api.openai.types import decode_chat, decode_completion
 from headwater.actors.edge.generation.generate import Generator
 from headwater.actors.edge.request.context import Call, Serving
@@ -17,17 +19,17 @@ class OpenAiApi:
     async def chat(self, call: Call) -> None:
         """POST /v1/chat/completions."""
         request = decode_chat(call.body)
-        self._serving.fields.check(request, request.logits_processors)
-        model = self._serving.model(request.model, call.principal)
-        shown = shown_of(request, logprobs=bool(request.logprobs))
-        await self._generator.run(chat_request(request), ChatEncoder(model.tokenizer, shown), call)
+        serving = self._serving
+        serving.fields.check(request, request.logits_processors)
+        model = serving.model(request.model, call.principal)
+        encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.reasoning_fields))
+        await self._generator.run(chat_request(request), encoder, call)
 
     async def complete(self, call: Call) -> None:
         """POST /v1/completions."""
         request = decode_completion(call.body)
-        self._serving.fields.check(request, request.logits_processors)
-        model = self._serving.model(request.model, call.principal)
-        shown = shown_of(request, logprobs=request.logprobs is not None)
-        await self._generator.run(
-            completion_request(request), CompletionEncoder(model.tokenizer, shown), call
-        )
+        serving = self._serving
+        serving.fields.check(request, request.logits_processors)
+        model = serving.model(request.model, call.principal)
+        encoder = CompletionEncoder(model.tokenizer, shown_in_completion(request))
+        await self._generator.run(completion_request(request), encoder, call)

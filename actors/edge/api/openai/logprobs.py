@@ -1,10 +1,11 @@
 """Log probabilities in the two shapes of OpenAI's API. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
-from headwater.actors.edge.generation.events import TokenDetail
+from headwater.actors.edge.generation.events import PromptDetail, TokenDetail
 from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.schemas.messages.inference import TokenLogprob
 
 LEAST: Final = -9999.0
 """JSON has no minus infinity; OpenAI uses this."""
@@ -28,30 +29,35 @@ def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """The shape of completions. Offsets count from the beginning of the choice's text."""
+    """The shape of completions, for one choice. Offsets count from the beginning of its text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.offset = 0
         """Length of the text before the next tokens."""
 
-    def document(self, detail: TokenDetail) -> dict[str, Any]:
-        """The log probabilities of these tokens, which follow those of the call before."""
-        tokenizer = self._tokenizer
-        names = [tokenizer.text_of(token) for token in detail.tokens]
+    def prompt(self, prompt: PromptDetail) -> dict[str, list[Any]]:
+        """Of an echoed prompt, whose first token has none."""
+        return self._document(prompt.tokens, prompt.logprobs)
+
+    def answer(self, detail: TokenDetail) -> dict[str, list[Any]]:
+        """Of the next tokens of the answer."""
+        return self._document(detail.tokens, detail.logprobs)
+
+    def _document(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> dict[str, list[Any]]:
+        name = self._tokenizer.text_of
+        names = [name(token) for token in tokens]
+        offsets: list[int] = []
+        for text in names:
+            offsets.append(self.offset)
+            self.offset += len(text)
         return {
             "tokens": names,
-            "token_logprobs": [max(item.logprob, LEAST) for item in detail.logprobs],
+            "token_logprobs": [item and max(item.logprob, LEAST) for item in logprobs],
             "top_logprobs": [
-                {tokenizer.text_of(other): max(value, LEAST) for other, value in item.top}
-                for item in detail.logprobs
+                item and {name(other): max(value, LEAST) for other, value in item.top} for item in logprobs
             ],
-            "text_offset": self._offsets(names),
+            "text_offset": offsets,
         }
-
-    def _offsets(self, names: Iterable[str]) -> list[int]:
-        found: list[int] = []
-        for name in names:
-            found.append(self.offset)
-            self.offset += len(name)
-        return found

@@ -1,9 +1,11 @@
-"""Messages of a chat request as turns of a conversation."""
+"""Messages of a chat request as turns of a conversation. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from headwater.actors.edge.api.openai.types import ChatMessage, ContentPart
-from headwater.actors.edge.generation.request import Part, TextPart, ToolCall, Turn
+from headwater.actors.edge.api.openai.types import ChatMessage, ContentPart, MessageCall
+from headwater.actors.edge.generation.media import data_media, url_media
+from headwater.actors.edge.generation.request import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import bad_request
 
 
@@ -13,13 +15,26 @@ def turns_of(messages: Sequence[ChatMessage]) -> tuple[Turn, ...]:
 
 
 def _turn(message: ChatMessage, param: str) -> Turn:
+    content = message.content if message.content is not None else message.refusal
     return Turn(
         role=message.role,
-        parts=_parts(message.content, f"{param}.content"),
+        parts=_parts(content, f"{param}.content"),
         name=message.name or "",
-        calls=tuple(_call(call) for call in message.tool_calls or ()),
+        calls=tuple(
+            _call(call, f"{param}.tool_calls[{number}]")
+            for number, call in enumerate(message.tool_calls or ())
+        ),
         call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
     )
+
+
+def _call(call: MessageCall, param: str) -> ToolCall:
+    if call.type != "function":
+        raise bad_request(
+            f"{param}.type is {call.type[:64]!r}; calls are of functions.", param=f"{param}.type"
+        )
+    return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
 def _parts(content: str | list[ContentPart] | None, param: str) -> tuple[Part, ...]:
@@ -31,14 +46,59 @@ def _parts(content: str | list[ContentPart] | None, param: str) -> tuple[Part, .
 
 
 def _part(part: ContentPart, param: str) -> Part:
-    if part.type != "text" or part.text is None:
-        raise bad_request(f"Content of type {part.type!r} is not supported by this model.", param=param)
-    return TextPart(part.text)
+    if part.type in ("text", "refusal"):
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise bad_request(f"{param}.{part.type} is missing.", param=f"{param}.{part.type}")
+        return TextPart(text)
+    read = _MEDIA.get(part.type)
+    if read is None:
+        known = ", ".join(["text", *_MEDIA])
+        raise bad_request(f"{param}.type is {part.type[:64]!r}; it is one of {known}.", param=f"{param}.type")
+    return read(getattr(part, part.type), f"{param}.{part.type}")
 
 
-def _call(call: dict[str, object]) -> ToolCall:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
-    return ToolCall(
-        str(call.get("id", "")), str(function.get("name", "")), str(function.get("arguments", ""))
-    )
+def _image(value: Any, param: str) -> MediaPart:
+    given = {"url": value} if isinstance(value, str) else _object(value, param)
+    detail = given.get("detail") or ""
+    if detail not in ("", "auto", "low", "high", "original"):
+        raise bad_request(f"{param}.detail is auto, low, high or original.", param=f"{param}.detail")
+    return url_media("image", given.get("url"), param, detail=detail)
+
+
+def _audio(value: Any, param: str) -> MediaPart:
+    given = _object(value, param)
+    form = given.get("format")
+    if not isinstance(form, str) or not form.isalnum() or len(form) > 16:
+        raise bad_request(f"{param}.format names the encoding, such as wav or mp3.", param=f"{param}.format")
+    return data_media("audio", given.get("data"), param, media_type=f"audio/{form}", form=form)
+
+
+def _audio_url(value: Any, param: str) -> MediaPart:
+    return url_media("audio", _object(value, param).get("url"), param)
+
+
+def _video(value: Any, param: str) -> MediaPart:
+    return url_media("video", _object(value, param).get("url"), param)
+
+
+def _file(value: Any, param: str) -> MediaPart:
+    given = _object(value, param)
+    if isinstance(given.get("file_id"), str) and given["file_id"]:
+        return MediaPart("file", param, file_id=given["file_id"])
+    return url_media("file", given.get("file_data"), f"{param}.file_data", only_data=True)
+
+
+def _object(value: Any, param: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_request(f"{param} must be an object.", param=param)
+    return value
+
+
+_MEDIA: Final[dict[str, Callable[[Any, str], MediaPart]]] = {
+    "image_url": _image,
+    "input_audio": _audio,
+    "audio_url": _audio_url,
+    "video_url": _video,
+    "file": _file,
+}

@@ -1,10 +1,10 @@
-"""Wire types of the OpenAI API that the edge accepts, and their validation.
+"""Wire types of chat completions and completions, and their validation.
 
 An engine gets only the fields that are read here by name. Unknown fields are ignored, as OpenAI's servers do; reserved
 fields are ignored and counted, and known but unsupported ones are refused when they would change the answer (`fields`).
 """
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -16,42 +16,91 @@ Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Logprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+BadWord = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+CacheKey = Annotated[str, msgspec.Meta(max_length=1024)]
+ToolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 
-STOPS_MAX = 16
-STOP_CHARACTERS_MAX = 256
-TOKEN_DIGITS_MAX = 9
-STOP_TOKENS_MAX = 128
-BIASES_MAX = 1_024
-MESSAGES_MAX = 8_192
+STOPS_MAX: Final = 16
+STOP_CHARACTERS_MAX: Final = 256
+TOKEN_DIGITS_MAX: Final = 9
+STOP_TOKENS_MAX: Final = 128
+BIASES_MAX: Final = 1_024
+MESSAGES_MAX: Final = 8_192
+TOOLS_MAX: Final = 512
+BAD_WORDS_MAX: Final = 128
+ALLOWED_TOKENS_MAX: Final = 16_384
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content. Only text is served so far."""
+    """One part of a message's content: a text, or media by URL, as base64, or by the id of an upload."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
 
 
-class ChatMessage(msgspec.Struct, omit_defaults=True):
-    """One message, as the chat template gets it."""
+class CalledFunction(msgspec.Struct):
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class MessageCall(msgspec.Struct):
+    """A tool call of an earlier turn."""
+
+    function: CalledFunction
+    id: str = ""
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """One message. `reasoning_content` and `reasoning` are two names for what the model thought before its content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[MessageCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    """A function that the model may call. `parameters` is a JSON schema of its arguments."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatTool(msgspec.Struct):
+    """A tool; functions only."""
+
+    function: ToolFunction | None = None
+    type: str = "function"
 
 
 class StreamOptions(msgspec.Struct):
-    """`include_usage`: one more chunk with the usage at the end."""
+    """`include_usage`: one more chunk with the usage at the end. `continuous_usage_stats`: a usage in every chunk."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class CompletionCommon(Guided, kw_only=True):
@@ -71,11 +120,19 @@ class CompletionCommon(Guided, kw_only=True):
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
-    max_tokens: Count | None = None
+    allowed_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=ALLOWED_TOKENS_MAX)] | None = None
+    bad_words: Annotated[list[BadWord], msgspec.Meta(max_length=BAD_WORDS_MAX)] | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
     user: str | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     cache_salt: Salt | None = None
     priority: Priority | None = None
     logits_processors: Any = None
@@ -107,24 +164,46 @@ class CompletionCommon(Guided, kw_only=True):
             bias[int(key)] = value
         return bias
 
+    def refuse_unsupported(self) -> None:
+        """See `UnsupportedFields.refuse_unsupported`."""
+        super().refuse_unsupported()
+        for name, value in (self.prompt_cache_options or {}).items():
+            if value is not None:
+                raise bad_request(
+                    f"prompt_cache_options.{name[:64]} is not supported by this release; leave it out. Prompts are"
+                    " cached without it.",
+                    param=f"prompt_cache_options.{name[:64]}",
+                )
+
+
+class Thinking(msgspec.Struct):
+    """The switch for reasoning as DeepSeek, GLM and Kimi name it."""
+
+    type: Literal["enabled", "disabled", "auto"]
+    budget_tokens: Count | None = None
+
 
 class ChatRequest(CompletionCommon, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    top_logprobs: Logprobs | None = None
+    tools: Annotated[list[ChatTool], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Any = None
-    echo: bool | None = None
-    documents: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, msgspec.Meta(max_length=32)] | None = None
+    enable_thinking: bool | None = None
+    thinking: Thinking | None = None
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
+    include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    def limit(self) -> int | None:
-        """The maximum number of tokens that the client requests."""
-        return self.max_completion_tokens or self.max_tokens
+    echo: bool | None = None
 
     def logprob_count(self) -> int | None:
         """Alternatives per token, None for no log probabilities."""
@@ -135,26 +214,24 @@ class ChatRequest(CompletionCommon, kw_only=True):
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""
         super().refuse_unsupported()
-        for name in ("echo", "documents"):
-            if getattr(self, name):
-                raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
+        if self.echo:
+            raise bad_request("echo is for /v1/completions; leave it out.", param="echo")
         if "chat_template" in (self.chat_template_kwargs or {}):
             raise bad_request(
                 "chat_template cannot be set by a request; the operator sets it (--chat-template).",
                 param="chat_template_kwargs.chat_template",
             )
-        if self.tools and self.tool_choice != "none":
-            raise bad_request("Tools are not supported by this release.", param="tools")
 
 
 class CompletionRequest(CompletionCommon, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    max_tokens: CountOrNone | None = None
+    logprobs: Logprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Choices | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt."""
@@ -169,15 +246,6 @@ class CompletionRequest(CompletionCommon, kw_only=True):
         raise bad_request(
             "prompt is a string, a list of token ids, or a list of either; not empty.", param="prompt"
         )
-
-    def refuse_unsupported(self) -> None:
-        """See `ChatRequest.refuse_unsupported`."""
-        super().refuse_unsupported()
-        for name in ("suffix", "echo"):
-            if getattr(self, name):
-                raise bad_request(f"{name} is not supported by this release.", param=name)
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise bad_request("best_of other than n is not supported by this release.", param="best_of")
 
 
 _chat = msgspec.json.Decoder(ChatRequest)

@@ -64,8 +64,7 @@ def _with_control(text: str) -> list[int]:
 async def encoded(messages: list[dict[str, Any]]) -> list[int]:
     """The ids that the edge makes of these messages."""
     literal = LiteralText(tokenizer())
-    taken = [dict(one) for one in messages]
-    literal.mark_spellings(taken)
+    taken = [literal.mark_message(one) for one in messages]
     ids = await literal.encode(rendered(taken), add_special_tokens=False)
     return [int(number) for number in ids]
 
@@ -119,7 +118,7 @@ async def test_ordinary_text_takes_the_ordinary_way() -> None:
     """The same ids as without any of this, with what the tokenizer puts around a text."""
     messages = [{"role": "user", "content": "Where does a river begin? " * 50}]
     literal = LiteralText(tokenizer())
-    literal.mark_spellings(messages)
+    messages = [literal.mark_message(one) for one in messages]
     assert messages[0]["content"] == "Where does a river begin? " * 50
     for special in (False, True):
         wanted = await tokenizer().encode(rendered(messages), add_special_tokens=special)
@@ -133,9 +132,8 @@ async def test_content_that_is_no_text_is_left_alone() -> None:
         {"role": "user"},
         {"role": "tool", "content": [{"type": "text", "text": "a"}]},
     ]
-    before = [dict(one) for one in messages]
-    LiteralText(tokenizer()).mark_spellings(messages)
-    assert messages == before
+    literal = LiteralText(tokenizer())
+    assert [literal.mark_message(one) for one in messages] == messages
 
 
 async def test_a_beginning_that_the_tokenizer_adds_is_added_once() -> None:
@@ -148,8 +146,8 @@ async def test_a_beginning_that_the_tokenizer_adds_is_added_once() -> None:
     for text in (f"{END}b", f"a{END}b{END}"):
         literal = LiteralText(with_beginning)
         messages = [{"role": "user", "content": text}]
-        literal.mark_spellings(messages)
-        ids = await literal.encode(messages[0]["content"], add_special_tokens=True)
+        marked = literal.mark_message(messages[0])["content"]
+        ids = await literal.encode(marked, add_special_tokens=True)
         assert ids.tolist() == [control(BEGIN), *bytes_of(text)]
 
 

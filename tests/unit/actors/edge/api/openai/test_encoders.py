@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.actors.edge.api.openai.chat_encoder import ChatEncoder
 from headwater.actors.edge.api.openai.chunks import Endpoint, event
-from headwater.actors.edge.api.openai.encoders import (
-    ChatEncoder,
-    CompletionEncoder,
-    OpenAiEncoder,
-    ShownParts,
-)
+from headwater.actors.edge.api.openai.completion_encoder import CompletionEncoder
+from headwater.actors.edge.api.openai.encoder import OpenAiEncoder
 from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
+from headwater.actors.edge.api.openai.shown import ShownParts
 from headwater.actors.edge.generation.events import (
     ChoiceEnd,
     ChoiceResult,
@@ -125,7 +123,7 @@ def test_a_whole_answer_and_its_usage_have_openais_shape(
         "prompt_tokens": 10,
         "completion_tokens": 4,
         "total_tokens": 14,
-        "prompt_tokens_details": {"cached_tokens": 8},
+        "prompt_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
     }
     assert msgspec.json.decode(encoder.encode_result(result)) == {
         "id": encoder.prefix + "id",
@@ -168,7 +166,7 @@ def test_completion_logprobs_count_offsets_in_the_text() -> None:
     logprobs = tuple(TokenLogprob(-1.0, ((token, -1.0), (tokens[0], -2.0))) for token in tokens)
     shown = CompletionLogprobs(TOKENIZER)
     shown.offset = 5
-    document = shown.document(TokenDetail(tokens, logprobs))
+    document = shown.answer(TokenDetail(tokens, logprobs))
     assert document["tokens"] == ["a", "b", "c"]
     assert document["token_logprobs"] == [-1.0] * 3
     assert document["text_offset"] == [5, 6, 7]

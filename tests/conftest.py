@@ -34,10 +34,15 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests that share processes. Those of vLLM come first and the short ones last, so that workers end together."""
+    """Group the tests that share processes. Those of vLLM come first and the short ones last, so that workers end together.
 
-    def order(item: pytest.Item) -> tuple[bool, bool]:
-        return item.get_closest_marker("vllm") is None, _folder(config, item) in SHORT
+    Those of vLLM by folder: the fleet of one ends with it, since also idle engines need some processor time.
+    """
+
+    def order(item: pytest.Item) -> tuple[bool, str, bool]:
+        vllm = item.get_closest_marker("vllm") is not None
+        folder = _folder(config, item)
+        return not vllm, folder if vllm else "", folder in SHORT
 
     for item in items:
         if _folder(config, item) in SHARING and item.get_closest_marker("xdist_group") is None:

@@ -12,7 +12,7 @@ MODEL = "tiny"
 FLAGS = ("--served-model-name", MODEL, "--max-model-len", "2048", "--kv-cache-mib", "256")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
     """Two vLLM workers with the tiny model. A test that kills one waits until it is back."""
     model = str(tiny_model.ensure())

@@ -15,7 +15,7 @@ from tests.support.processes.fleet import FleetProcess
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(300),
 ]
 

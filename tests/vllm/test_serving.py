@@ -13,7 +13,7 @@ from tests.support.processes.fleet import FleetProcess, stream_text
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(300),
 ]
 
@@ -25,7 +25,7 @@ PROMPTS = ["The capital of France is", "One, two, three,"]
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="package")
 async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client, without its retries: an error is seen, not repeated."""
     async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=90) as made:

@@ -10,7 +10,10 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 
 
 class ModelFiles(NamedTuple):
-    """The parts of a model that an edge uses. `chat_template` is empty for a base model."""
+    """The parts of a model that an edge uses. `chat_template` is empty for a base model.
+
+    `response_template` is the JSON text of what `tokenizer_config.json` says about parsing answers, "" if nothing.
+    """
 
     tokenizer: bytes
     chat_template: str
@@ -18,6 +21,7 @@ class ModelFiles(NamedTuple):
     eos_token_ids: tuple[int, ...]
     context_length: int
     name: str
+    response_template: str = ""
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -42,6 +46,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else (),
         int(config.get("max_position_embeddings", 4096)),
         folder.name,
+        json.dumps(template) if isinstance(template := settings.get("response_template"), dict) else "",
     )
 
 

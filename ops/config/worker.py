@@ -67,6 +67,19 @@ class WorkerSettings(NamedTuple):
     chat_template: Annotated[
         str, Meta(description="file with a chat template in place of the model's own")
     ] = ""
+    tool_parser: Annotated[
+        str,
+        Meta(
+            description="format of the model's tool calls, by our name or by vLLM's or SGLang's; none: do not parse them "
+            "(default: detected from the model, see `headwater models inspect`)"
+        ),
+    ] = ""
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="format of the model's reasoning, likewise; none: do not parse it (default: detected)"
+        ),
+    ] = ""
     model_aliases: Annotated[
         tuple[str, ...], Meta(description="further names that clients may use for the model")
     ] = ()

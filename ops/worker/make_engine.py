@@ -14,7 +14,7 @@ from headwater.engines.vllm.config import checks, cli_arguments
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import SimOptions, VllmOptions, WorkerSettings
-from headwater.ops.worker import default_model, model_check
+from headwater.ops.worker import default_model, model_check, parsers
 from headwater.schemas.clock import SystemClock
 
 DEMO_NAME = "smollm2-135m-instruct"
@@ -98,7 +98,14 @@ def _files(folder: Path, worker: WorkerSettings) -> ModelFiles:
 
 
 def _served(worker: WorkerSettings, files: ModelFiles) -> Served:
-    return Served(worker.served_model_name or files.name, files, worker.model_aliases)
+    found = parsers.find(worker.tool_parser, worker.reasoning_parser, files)
+    return Served(
+        worker.served_model_name or files.name,
+        files,
+        worker.model_aliases,
+        tool_parser=found.tool_format,
+        reasoning_parser=found.reasoning_format,
+    )
 
 
 def _sim(worker: WorkerSettings, options: SimOptions) -> tuple[Engine, Served]:

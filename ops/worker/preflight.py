@@ -15,6 +15,7 @@ from headwater.engines.vllm.config import checks, cli_arguments, versions
 from headwater.engines.vllm.config.arguments import CPU_BLOCK_SIZE
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import VllmOptions, WorkerSettings
+from headwater.ops.worker import parsers
 from headwater.ops.worker.plan import WorkerPlan, ranks_here
 
 LOOK_S = 5.0
@@ -27,6 +28,7 @@ _log = structlog.get_logger("headwater.preflight")
 def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     """The checks that need neither vLLM nor the fleet. Raises `EngineUnavailable`."""
     worker_settings, vllm = settings.worker, settings.vllm
+    parsers.check_names(worker_settings.tool_parser, worker_settings.reasoning_parser)
     if worker_settings.engine != "vllm":
         checks.ports(_metrics_ports(workers))
         return

@@ -6,8 +6,8 @@ import msgspec
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
 
-    `tokenizer` and `chat_template` are SHA-256 digests of artifacts in the object store: an edge shares no file
-    system with the engines. `eos_token_ids` end an answer and are not part of its text.
+    `tokenizer`, `chat_template` and `response_template` are SHA-256 digests of artifacts in the object store: an edge
+    shares no file system with the engines. `eos_token_ids` end an answer and are not part of its text.
     """
 
     name: str
@@ -29,7 +29,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 0
     """Requests that one worker runs at once."""
     tool_parser: str = ""
+    """The format of tool calls; empty: answers are not searched for any."""
     reasoning_parser: str = ""
+    """The format of reasoning; empty: none."""
     logits_processors: tuple[str, ...] = ()
     """Names that requests may use."""
     pooling_tasks: tuple[str, ...] = ()
@@ -41,6 +43,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_max: int = 20
     default_sampling: dict[str, float] = {}
     """The model's own defaults (its generation_config.json) for sampling fields that a request omits."""
+    response_template: str = ""
+    """Describes the formats, where a parser is `response_template`."""
 
 
 class LoraCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from typing import Any, Final, NoReturn
 
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
+_encode: Final = json.JSONEncoder(ensure_ascii=False).encode
+
 _REFERENCES_MAX: Final = 16
 """Nested references that are followed in a schema."""
 
@@ -28,12 +30,12 @@ _NAMES: Final[Mapping[type, str]] = {
 
 def quote(text: str) -> str:
     """Return `text` as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return _encode(text)
 
 
 def escape(text: str) -> str:
     """Return `text` as it stands inside a JSON string."""
-    return quote(text)[1:-1]
+    return _encode(text)[1:-1]
 
 
 def types_of_parameter(schema: Mapping[str, Any], name: str) -> frozenset[str]:

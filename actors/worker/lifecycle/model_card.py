@@ -54,6 +54,9 @@ async def publish_card(world: Ports, served: Served, engine: Engine, info: Engin
         vocabulary=info.vocabulary,
         logprobs_max=info.logprobs_max,
         default_sampling=dict(info.default_sampling),
+        response_template=await _store_artifact(world, files.response_template.encode())
+        if files.response_template
+        else "",
     )
     table = CardTable(world.cards)
     present = await table.get_model(card.pool)

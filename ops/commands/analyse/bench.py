@@ -8,7 +8,7 @@ from headwater.ops.config.command import command
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag
 
-What = Literal["hash", "index", "edge", "limits", "route", "snapshot", "log", "nixl", "whatif"]
+What = Literal["hash", "index", "edge", "limits", "route", "snapshot", "log", "nixl", "whatif", "parsers"]
 
 
 @command
@@ -33,6 +33,11 @@ def bench(
         from headwater.ops.bench import limits
 
         report.show(limits.bench(), as_json=as_json)
+        return 0
+    if what == "parsers":
+        from headwater.ops.bench.parsers import bench as parsers
+
+        report.show(parsers.bench(), as_json=as_json)
         return 0
     if what in ("hash", "index"):
         from headwater.ops.bench.index import hashing, lookup

@@ -8,12 +8,12 @@ from headwater.actors.edge.parsing.casting import escape, quote
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.headed_calls import Header
 from headwater.actors.edge.parsing.grammar.pythonic_calls import DEPTH_MAX
-from headwater.actors.edge.parsing.grammar.reader import Markers, Reader, Steps, Write
+from headwater.actors.edge.parsing.grammar.reader import Reader, Steps, Write, markers
 
 _HEADER: Final = Header(ends=("{",), pattern=r"\s*call:(?P<name>[^\s{]+)\s*")
-_QUOTE: Final = Markers(('<|"|>',))
-_COLON: Final = Markers((":",))
-_WORD_ENDS: Final = Markers((",", "}", "]"))
+_QUOTE: Final = markers('<|"|>')
+_COLON: Final = markers(":")
+_WORD_ENDS: Final = markers(",", "}", "]")
 _WORD: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
@@ -32,7 +32,7 @@ class GemmaCalls:
             return
         reader.take_record()
         out.start_call(found["name"])
-        close = Markers(self.close)
+        close = markers(*self.close)
         if (yield from _copy_object(reader, out.write_arguments, DEPTH_MAX)):
             out.end_call()
             yield from reader.accept_after_space(close)

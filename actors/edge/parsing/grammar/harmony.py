@@ -11,11 +11,11 @@ from typing import Final
 
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.json_value import copy_value
-from headwater.actors.edge.parsing.grammar.reader import Markers, Steps, Write
+from headwater.actors.edge.parsing.grammar.reader import Steps, Write, markers
 
-_START: Final = Markers(("<|start|>",))
-_HEADER_BEGINS: Final = Markers(("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="))
-_HEADER_ENDS: Final = Markers(("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>"))
+_START: Final = markers("<|start|>")
+_HEADER_BEGINS: Final = markers("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to=")
+_HEADER_ENDS: Final = markers("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNELS: Final = ("analysis", "commentary", "final")
 _NEXT: Final = (
     "<|start|>",
@@ -25,8 +25,8 @@ _NEXT: Final = (
         for rest in ("<|message|>", " to=", "<|constrain|>")
     ),
 )
-_BODY_ENDS: Final = Markers((*_NEXT, "<|end|>", "<|call|>", "<|return|>"))
-_AFTER_BODY: Final = Markers(("<|start|>", "<|channel|>"))
+_BODY_ENDS: Final = markers(*_NEXT, "<|end|>", "<|call|>", "<|return|>")
+_AFTER_BODY: Final = markers("<|start|>", "<|channel|>")
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _UNFINISHED: Final = re.compile(

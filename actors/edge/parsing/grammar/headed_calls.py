@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from headwater.actors.edge.parsing.grammar.context import CallGrammar, Context
 from headwater.actors.edge.parsing.grammar.json_value import copy_value
-from headwater.actors.edge.parsing.grammar.reader import Markers, Steps
+from headwater.actors.edge.parsing.grammar.reader import Steps, markers
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Header:
 
     def read(self, context: Context) -> Steps[tuple[re.Match[str] | None, str]]:
         """Read the header and the marker that ends it; return the match, None if the text is something else."""
-        text, end = yield from context.reader.read_until(Markers(self.ends))
+        text, end = yield from context.reader.read_until(markers(*self.ends))
         return (re.fullmatch(self.pattern, text, re.DOTALL) if end else None), end
 
 
@@ -42,7 +42,7 @@ class HeadedCalls:
             return
         reader.take_record()
         out.start_call(found["name"], found.groupdict().get("id") or "")
-        close = Markers(self.close)
+        close = markers(*self.close)
         if (yield from copy_value(reader, out.write_arguments)):
             out.end_call()
             yield from reader.accept_after_space(close)

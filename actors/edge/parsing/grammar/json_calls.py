@@ -6,7 +6,7 @@ from typing import Final
 
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.json_value import BracketCount, copy_value, read_string
-from headwater.actors.edge.parsing.grammar.reader import Markers, Steps
+from headwater.actors.edge.parsing.grammar.reader import Steps, markers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class JsonCalls:
             reader.at += 1
             yield from self._read_array(context)
         elif first == "{":
-            separators = Markers(self.separators)
+            separators = markers(*self.separators)
             while (yield from _JsonCall(self, context).read()):
                 if not self.separators or not (yield from reader.accept_after_space(separators)):
                     break
@@ -44,7 +44,7 @@ class JsonCalls:
         else:
             context.abandon()
             return
-        yield from reader.accept_after_space(Markers(self.close))
+        yield from reader.accept_after_space(markers(*self.close))
 
     def _read_array(self, context: Context) -> Steps[None]:
         reader = context.reader
@@ -94,7 +94,7 @@ class _JsonCall:
             return False
         # Models forget the object's own brace, but a marker after whole arguments leaves no doubt.
         if whole or (
-            self._arguments_whole and (yield from reader.accept_after_space(Markers(self._grammar.close)))
+            self._arguments_whole and (yield from reader.accept_after_space(markers(*self._grammar.close)))
         ):
             out.end_call()
         return whole
@@ -150,7 +150,7 @@ class _JsonCall:
             if (yield from copy_value(reader, out.write_arguments)):
                 self._arguments_whole = True
                 return True
-            yield from reader.copy_until(Markers(self._grammar.close), out.write_arguments)
+            yield from reader.copy_until(markers(*self._grammar.close), out.write_arguments)
             return False
         pieces: list[str] = []
         if following == '"':

@@ -7,7 +7,7 @@ from typing import Final
 
 from headwater.actors.edge.parsing.casting import escape, quote
 from headwater.actors.edge.parsing.grammar.context import Context
-from headwater.actors.edge.parsing.grammar.reader import Markers, Reader, Steps, Write
+from headwater.actors.edge.parsing.grammar.reader import Reader, Steps, Write, markers
 
 DEPTH_MAX: Final = 64
 """Nesting of a value; with more it is malformed."""
@@ -60,7 +60,7 @@ class PythonicCalls:
     def read(self, context: Context, marker: str) -> Steps[None]:
         """Read the calls that `marker` opens."""
         reader = context.reader
-        close = Markers(self.close)
+        close = markers(*self.close)
         bracket = marker == "["
         if not bracket and (yield from reader.skip_space()) == "[":
             reader.at += 1
@@ -116,7 +116,7 @@ class PythonicCalls:
             out.end_call()
             return True
         if started:
-            yield from reader.copy_until(Markers(self.close), out.write_arguments)
+            yield from reader.copy_until(markers(*self.close), out.write_arguments)
         else:
             self._reject(context)
         return False

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -63,6 +64,12 @@ class Markers:
                 return at
             at += 1
         return len(text)
+
+
+@lru_cache(maxsize=1024)
+def markers(*literals: str) -> Markers:
+    """Return the set of these literals; formats are few, so each set is made once."""
+    return Markers(literals)
 
 
 class Reader:

@@ -7,7 +7,7 @@ from headwater.actors.edge.parsing.events import OutputEvent
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.format import ReasoningFormat, ToolFormat
 from headwater.actors.edge.parsing.grammar.output import Output
-from headwater.actors.edge.parsing.grammar.reader import Markers, Reader, Steps
+from headwater.actors.edge.parsing.grammar.reader import Reader, Steps, markers
 
 
 class GrammarParser:
@@ -64,16 +64,14 @@ class Regions:
         self._whole: Final = tools.whole if tools is not None and tools.whole else self._reasoning.whole
         framing = (*self._reasoning.framing, *(tools.framing if tools is not None else ()))
         ends = (*self._reasoning.ends_before, *(tools.end_reasoning if tools is not None else ()))
-        self._in_text: Final = Markers(
-            (*self._calls, *framing, *self._reasoning.open, *self._reasoning.close)
-        )
-        self._in_reasoning: Final = Markers((*self._reasoning.close, *ends))
+        self._in_text: Final = markers(*self._calls, *framing, *self._reasoning.open, *self._reasoning.close)
+        self._in_reasoning: Final = markers(*self._reasoning.close, *ends)
         self._show: Final = not parse_reasoning
 
     def read(self, *, inside: bool) -> Steps[None]:
         """Read the answer. `inside`: it begins inside reasoning."""
         reader, out = self._context.reader, self._context.out
-        opens = Markers(self._reasoning.open)
+        opens = markers(*self._reasoning.open)
         if inside:
             # The template opened the reasoning; the model may open it again.
             opened = yield from reader.accept_after_space(opens)

@@ -11,7 +11,7 @@ from typing import Final
 from headwater.actors.edge.parsing.casting import cast, escape, quote, types_of_parameter
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.headed_calls import Header
-from headwater.actors.edge.parsing.grammar.reader import Markers, Steps, Write
+from headwater.actors.edge.parsing.grammar.reader import Steps, Write, markers
 
 _STRING: Final = frozenset({"string"})
 
@@ -46,7 +46,7 @@ class XmlCalls:
         """Read one call."""
         reader = context.reader
         prefixed = not self.prefix or marker in self.prefix
-        if not prefixed and not (yield from reader.accept_after_space(Markers(self.prefix))):
+        if not prefixed and not (yield from reader.accept_after_space(markers(*self.prefix))):
             context.abandon()
             return
         found, end = yield from self.name.read(context)
@@ -60,7 +60,7 @@ class XmlCalls:
             if end == self.parameter or end in self.close:
                 reader.at -= len(end)
             yield from call.read()
-        yield from reader.accept_after_space(Markers(self.after))
+        yield from reader.accept_after_space(markers(*self.after))
 
     def unescape(self, text: str) -> str:
         """Return a name or key as it is meant."""
@@ -86,10 +86,10 @@ class _XmlCall:
         self._context: Final = context
         self._name: Final = name
         self._schema: Final = context.offered.get(name, {})
-        self._next: Final = Markers((grammar.parameter, *grammar.close))
-        self._value_end: Final = Markers((grammar.value_end, *grammar.missing_end))
+        self._next: Final = markers(grammar.parameter, *grammar.close)
+        self._value_end: Final = markers(grammar.value_end, *grammar.missing_end)
         self._missing_end: Final = {
-            marker: Markers(following) for marker, following in grammar.missing_end.items()
+            marker: markers(*following) for marker, following in grammar.missing_end.items()
         }
         self._started = False
 
@@ -106,7 +106,7 @@ class _XmlCall:
         if not self._started:
             self._context.abandon()
         else:
-            yield from reader.copy_until(Markers(self._grammar.close), out.write_arguments)
+            yield from reader.copy_until(markers(*self._grammar.close), out.write_arguments)
 
     def end(self) -> None:
         """The call ended properly."""

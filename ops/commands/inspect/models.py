@@ -1,0 +1,49 @@
+"""`headwater models`: what a model's folder says about how to serve it."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from headwater.ops.config.command import command, group
+from headwater.ops.config.setting import Flag
+
+
+@command
+def inspect(
+    folder: Annotated[str, Meta(description="model folder in Hugging Face's layout")],
+    /,
+    *,
+    tool_parser: Annotated[
+        str, Meta(description="as for workers: this format in place of the detected one")
+    ] = "",
+    reasoning_parser: Annotated[str, Meta(description="as for workers, likewise")] = "",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Print the formats of a model's tool calls and reasoning, and why they were chosen."""
+    from headwater.engines.model_files import read_model_files
+    from headwater.ops.worker import parsers
+    from headwater.ops.worker.make_engine import model_folder
+
+    files = read_model_files(model_folder(folder))
+    found = parsers.find(tool_parser, reasoning_parser, files)
+    if as_json:
+        print(msgspec.json.encode({"model": files.name, **found._asdict(), "starts": found.starts}).decode())
+        return 0
+    starts = {
+        "prompt": "inside reasoning if the prompt ends there",
+        "always": "inside reasoning",
+        "never": "outside reasoning",
+    }
+    rows = (
+        ("model", files.name),
+        ("tool parser", f"{found.tool_format or 'none'} ({found.tool_reason})"),
+        ("reasoning parser", f"{found.reasoning_format or 'none'} ({found.reasoning_reason})"),
+        ("answers begin", starts[found.starts]),
+    )
+    for label, text in rows:
+        print(f"{label:<17} {text}")
+    return 0
+
+
+models = group("models", None, inspect=inspect)

@@ -1,0 +1,199 @@
+"""Forms that the recorded outputs lack, and rules for malformed ones."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headwater.actors.edge.parsing.casting import cast, types_of_parameter
+from headwater.actors.edge.parsing.events import ParsedOutput, ToolArgumentsDelta, ToolCallStart
+from headwater.actors.edge.parsing.formats.forced import forced_schema
+from headwater.actors.edge.parsing.selection.make import make_parser, starts_in_reasoning
+from tests.unit.actors.edge.parsing.support import parse, tool
+
+TOOLS = [
+    tool("f", s={"type": "string"}, n={"type": "integer"}, o={"type": ["object", "null"]}),
+    tool("g", a={"type": "array"}),
+]
+
+
+def calls_of(parsed: ParsedOutput) -> list[tuple[str, Any]]:
+    assert all(call.complete for call in parsed.calls)
+    return [(call.name, json.loads(call.arguments)) for call in parsed.calls]
+
+
+def test_minimax() -> None:
+    text = (
+        "<think>hm</think>\n\nLooking.\n<minimax:tool_call>\n"
+        '<invoke name="f">\n<parameter name="s">a</parameter>\n<parameter name="n">3</parameter>\n</invoke>\n'
+        '<invoke name="g">\n<parameter name="a">["x"]</parameter>\n</invoke>\n</minimax:tool_call>'
+    )
+    parsed = parse(text, "minimax_m2", "think", tools=TOOLS)
+    assert (parsed.text, parsed.reasoning) == ("Looking.", "hm")
+    assert calls_of(parsed) == [("f", {"s": "a", "n": 3}), ("g", {"a": ["x"]})]
+
+
+def test_olmo_writes_one_call_a_line() -> None:
+    parsed = parse("<function_calls>f(s='a', n=1)\ng(a=[1, 2.5])</function_calls>", "pythonic", tools=TOOLS)
+    assert parsed.text == ""
+    assert calls_of(parsed) == [("f", {"s": "a", "n": 1}), ("g", {"a": [1, 2.5]})]
+
+
+def test_python_literals() -> None:
+    text = r"""[f(s='it\'s \u00e9\x41\n"q"', n=-1_000, o={'k': (True, None), "x": 0x10})]"""
+    assert calls_of(parse(text, "pythonic", tools=TOOLS)) == [
+        ("f", {"s": 'it\'s éA\n"q"', "n": -1000, "o": {"k": [True, None], "x": 16}})
+    ]
+
+
+@pytest.mark.parametrize("text", ["[1] and [link](url)", "[h(a=1)]", "a[f] = x", "[f (or g)]"])
+def test_lists_that_are_no_calls_are_text(text: str) -> None:
+    assert parse(text, "pythonic", tools=TOOLS) == ParsedOutput(text, "", ())
+
+
+def test_nesting_is_bounded() -> None:
+    deep = "[" * 5_000
+    for tool_format, text in (
+        ("pythonic", f"[f(o={deep}"),
+        ("gemma4", f"<|tool_call>call:f{{o:{deep}"),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"o": {deep}'),
+        ("glm", f"<tool_call>f<arg_key>o</arg_key><arg_value>{deep}</arg_value></tool_call>"),
+    ):
+        parsed = parse(text, tool_format, tools=TOOLS)
+        assert [call.name for call in parsed.calls] == ["f"]
+
+
+def test_ids_that_the_model_writes() -> None:
+    kimi = '<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{"n": 1}<|tool_call_end|>'
+    assert parse(kimi, "kimi_k2", tools=TOOLS).calls[0].id == "functions.f:3"
+    mistral = '[TOOL_CALLS]f[CALL_ID]Ab1[ARGS]{"n": 1}'
+    assert parse(mistral, "mistral", tools=TOOLS).calls[0].id == "Ab1"
+    array = '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1}, "id": "xyz"}]'
+    parsed = parse(array, "mistral", tools=TOOLS)
+    assert calls_of(parsed) == [("f", {"n": 1})]
+
+
+def test_a_value_ends_where_the_markup_goes_on() -> None:
+    text = (
+        "<tool_call>\n<function=f>\n<parameter=s>\nwrite </parameter> and </function>, then\n</parameter>\n"
+        "<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
+    )
+    parsed = parse(text, "qwen3_coder", tools=TOOLS)
+    assert calls_of(parsed) == [("f", {"s": "write </parameter> and </function>, then", "n": 1})]
+
+
+def test_malformed_markup_is_passed_on_without_an_end() -> None:
+    text = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>"
+    assert parse(text, "qwen3_coder", tools=TOOLS).calls[0].complete
+    text = '<invoke name="f"><parameter name="s">a</parameter>'
+    (call,) = parse(text, "minimax_m2", tools=TOOLS).calls
+    assert (call.arguments, call.complete) == ('{"s": "a"', False)
+
+
+def test_arguments_are_streamed() -> None:
+    parser = make_parser(
+        "qwen3_coder", "", tools=TOOLS, parse_tools=True, parse_reasoning=True, starts_in_reasoning=False
+    )
+    assert parser.push("<tool_call>\n<function=f>\n<parameter=s>\nfirst ") == [
+        ToolCallStart(0, "f"),
+        ToolArgumentsDelta(0, '{"s": '),
+        ToolArgumentsDelta(0, '"'),
+        ToolArgumentsDelta(0, "first "),
+    ]
+    assert parser.push('a "word"\n') == [ToolArgumentsDelta(0, 'a \\"word\\"')]
+
+
+def test_harmony_without_headers_is_text() -> None:
+    assert parse("Hello", "harmony", "harmony") == ParsedOutput("Hello", "", ())
+    text = "<|channel|>analysis<|message|>hm<|channel|>final<|message|>Hi <|end|> there"
+    assert parse(text, "harmony", "harmony") == ParsedOutput("Hi <|end|> there", "hm", ())
+    assert parse(text, "", "harmony", parse_reasoning=False).text == "hmHi <|end|> there"
+
+
+@pytest.mark.parametrize(
+    ("raw", "types", "value"),
+    [
+        ("5", {"integer"}, 5),
+        ("5.0", {"integer"}, 5),
+        ("5", {"string", "integer"}, 5),
+        ("five", {"integer"}, "five"),
+        ("1e3", {"number"}, 1000.0),
+        (".5", {"number"}, 0.5),
+        ("nan", {"number"}, "nan"),
+        ("True", {"boolean"}, True),
+        ("null", {"null", "string"}, None),
+        ("null", {"string"}, "null"),
+        ("{'a': (1,)}", {"object"}, {"a": [1]}),
+        ('{"a": 1}', {"string"}, '{"a": 1}'),
+        ('{"a": 1}', set(), {"a": 1}),
+        ("  text ", set(), "  text "),
+    ],
+)
+def test_cast(raw: str, types: set[str], value: Any) -> None:
+    made = json.loads(cast(raw, frozenset(types)))
+    assert made == value
+    assert type(made) is type(value)
+
+
+def test_types_of_a_parameter() -> None:
+    schema = {
+        "properties": {
+            "r": {"$ref": "#/$defs/R"},
+            "e": {"enum": ["a", None]},
+            "u": {"anyOf": [{"type": "integer"}, {"type": "string", "nullable": True}]},
+            "loop": {"$ref": "#/properties/loop"},
+        },
+        "$defs": {"R": {"type": "object"}},
+        "additionalProperties": {"type": "number"},
+    }
+    found = {name: set(types_of_parameter(schema, name)) for name in ("r", "e", "u", "loop", "other")}
+    assert found == {
+        "r": {"object"},
+        "e": {"string", "null"},
+        "u": {"integer", "string", "null"},
+        "loop": set(),
+        "other": {"number"},
+    }
+
+
+def test_forced_schema() -> None:
+    reference = {"$ref": "#/definitions/D"}
+    first = {"type": "object", "properties": {"d": reference}, "definitions": {"D": {"type": "string"}}}
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": first}},
+        {"name": "g", "input_schema": {}},
+    ]
+    assert forced_schema(tools, "f", True) == first
+    assert forced_schema(tools, "g", True) == {"type": "object"}
+    schema = forced_schema(tools, "", False)
+    assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
+    assert schema["$defs"] == {"D": {"type": "string"}}
+    one, other = schema["items"]["anyOf"]
+    assert one["properties"]["parameters"]["properties"]["d"] == {"$ref": "#/$defs/D"}
+    assert other["properties"]["name"] == {"type": "string", "enum": ["g"]}
+    assert "maxItems" not in forced_schema(tools, "", True)
+    with pytest.raises(ValueError, match="'h', which is not among the tools: f, g"):
+        forced_schema(tools, "h", True)
+    with pytest.raises(ValueError, match="there are no tools"):
+        forced_schema([], "", True)
+    clash = [*tools, tool("h")]
+    clash[2]["function"]["parameters"]["$defs"] = {"D": {"type": "number"}}
+    with pytest.raises(ValueError, match="'D' differently"):
+        forced_schema(clash, "", True)
+
+
+@pytest.mark.parametrize(
+    ("reasoning_format", "prompt", "inside"),
+    [
+        ("think", "<|im_start|>assistant\n<think>\n", True),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("think", "<|im_start|>assistant\n", False),
+        ("think_opened", "<|im_start|>assistant\n", True),
+        ("think_opened", "<|im_start|>assistant\n<think></think>", False),
+        ("mistral", "[/INST]", False),
+        ("harmony", "<|start|>assistant", False),
+        ("", "<think>", False),
+    ],
+)
+def test_where_an_answer_begins(reasoning_format: str, prompt: str, inside: bool) -> None:
+    assert starts_in_reasoning(reasoning_format, prompt) is inside

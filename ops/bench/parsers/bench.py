@@ -7,7 +7,7 @@ from typing import Final
 
 from headwater.actors.edge.parsing.selection.make import make_parser
 from headwater.ops.bench.parsers.judge import Verdict, judge
-from headwater.ops.bench.parsers.recorded import Recorded, load, tokens_of
+from headwater.ops.bench.parsers.recorded import RecordedOutput, load, tokens_of
 from headwater.ops.bench.report import Measure, Report
 
 REPEATS: Final = 20
@@ -57,7 +57,7 @@ def _rates(verdicts: list[Verdict]) -> list[Measure]:
     return measures
 
 
-def _cost(chosen: list[Recorded]) -> float:
+def _cost(chosen: list[RecordedOutput]) -> float:
     """Microseconds per token: parsers made, fed token by token and finished, the best of the repeats."""
     fed = [(recorded, tokens_of(recorded.fixture.raw_output)) for recorded in chosen]
     tokens = sum(len(pieces) for _, pieces in fed)

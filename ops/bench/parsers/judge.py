@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.actors.edge.parsing.events import ParsedOutput
-from headwater.ops.bench.parsers.recorded import Recorded, cuts_of
+from headwater.ops.bench.parsers.recorded import RecordedOutput, cuts_of
 
 if TYPE_CHECKING:
     from canitoolcall.results import ParseResult
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 class Verdict(NamedTuple):
     """What came of one output. `status` is pass, soft_pass (whitespace differs) or fail. `cut` names a way of cutting it that gave another result than the whole; "" if none."""
 
-    recorded: Recorded
+    recorded: RecordedOutput
     status: str
     reasons: tuple[str, ...]
     cut: str
 
 
-def judge(recorded: Recorded) -> Verdict:
+def judge(recorded: RecordedOutput) -> Verdict:
     """Parse an output whole and in every cut, and compare it with the expected result.
 
     A call that began counts as made, even if it has no end: a client of a stream has seen it.

@@ -53,7 +53,7 @@ FORMATS: Final = {
 _TOKEN: Final = re.compile(r" ?[^\W\d_]{1,6}|\d{1,3}|[^\w\s]{1,3}|\s+|.", re.DOTALL)
 
 
-class Recorded(NamedTuple):
+class RecordedOutput(NamedTuple):
     """One recorded output. `fixture` and `family` are the package's own objects."""
 
     fixture: Any
@@ -82,7 +82,7 @@ class Recorded(NamedTuple):
 
 
 @cache
-def load() -> tuple[Recorded, ...]:
+def load() -> tuple[RecordedOutput, ...]:
     """Load all recorded outputs. Raises `ConfigError` if the package is not installed."""
     try:
         from canitoolcall import fixtures
@@ -91,14 +91,14 @@ def load() -> tuple[Recorded, ...]:
             "bench parsers replays the outputs in the package canitoolcall: pip install canitoolcall==0.1.1"
         ) from error
     families = fixtures.load_families()
-    found: list[Recorded] = []
+    found: list[RecordedOutput] = []
     for fixture in fixtures.load_fixtures():
         family = families[fixture.family]
         reference = next(one for one in family.reference_models if one.repo == fixture.models[0])
         tool_format, reasoning_format = FORMATS[reference.variant or ""]
         prompt = fixture.generation_prompt or reference.default_generation_prompt or ""
         inside = starts_in_reasoning(reasoning_format, prompt)
-        found.append(Recorded(fixture, family, tool_format, reasoning_format, inside))
+        found.append(RecordedOutput(fixture, family, tool_format, reasoning_format, inside))
     return tuple(found)
 
 

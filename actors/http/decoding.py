@@ -1,10 +1,14 @@
 """Reads JSON bodies into msgspec types; errors name the field."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
 from headwater.actors.http.errors import bad_request
+
+_INVALID_VALUE: Final = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
+"""msgspec repeats a value that is none of those allowed; errors do not repeat what a client sent."""
 
 
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -13,6 +17,7 @@ def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
+        message = _INVALID_VALUE.sub(r"\1", message)
         param = where.rstrip("`").lstrip(".") or None
         raise bad_request(f"{message}" + (f" (at {param})" if param else ""), param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

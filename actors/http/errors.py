@@ -1,15 +1,24 @@
 """HTTP errors in OpenAI's format. Invalid input of a client never results in a 5xx."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from headwater.actors.http.asgi import Headers
 from headwater.schemas.events.route import RouteRefused
 
+MESSAGE_BYTES_MAX: Final = 1_500
+PARAM_BYTES_MAX: Final = 200
+"""Sizes as JSON: with the rest of the error object, a response has at most 2 KB."""
+
+_json = msgspec.json.encode
+
 
 class ApiError(Exception):
-    """A response with an error object, and more `headers`. `retry_after_s` becomes the Retry-After header."""
+    """A response with an error object, and more `headers`. `retry_after_s` becomes the Retry-After header.
+
+    `logged`: what logs and the request log have instead of the message, where that may repeat a part of the request.
+    """
 
     def __init__(
         self,
@@ -21,14 +30,17 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float = 0.0,
         headers: Headers | None = None,
+        logged: str | None = None,
     ) -> None:
+        message = _shortened(message, MESSAGE_BYTES_MAX)
         super().__init__(message)
-        self.headers = headers or []
         self.status = status
+        self.logged = message if logged is None else logged
         self.kind = kind
-        self.param = param
+        self.param = _shortened(param, PARAM_BYTES_MAX) if param else param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.headers = headers or []
 
     def body(self) -> bytes:
         """The response body."""
@@ -38,7 +50,7 @@ class ApiError(Exception):
         """`{"error": {message, type, param, code}}`."""
         return {
             "error": {
-                "message": str(self)[:2000],
+                "message": str(self),
                 "type": self.kind,
                 "param": self.param,
                 "code": self.code,
@@ -46,15 +58,30 @@ class ApiError(Exception):
         }
 
 
-def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+def _shortened(text: str, most: int) -> str:
+    """The text, or a beginning of it that has at most so many bytes as JSON."""
+    if len(text) * 6 <= most or len(_json(text)) <= most:
+        return text
+    text = text[:most]
+    while len(_json(text)) > most:
+        text = text[: len(text) * 3 // 4]
+    return text + "…"
+
+
+def bad_request(
+    message: str, *, param: str | None = None, code: str | None = None, logged: str | None = None
+) -> ApiError:
     """400: the request is invalid; a retry cannot succeed."""
-    return ApiError(400, message, param=param, code=code)
+    return ApiError(400, message, param=param, code=code, logged=logged)
 
 
 def rejected(reason: str, param: str) -> ApiError:
     """400: an engine rejected the request; every other one would too."""
     return bad_request(
-        f"The engine rejected the request: {reason}", param=param or None, code="invalid_value"
+        f"The engine rejected the request: {reason}",
+        param=param or None,
+        code="invalid_value",
+        logged=f"The engine rejected the request{f' for {param}' if param else ''}.",
     )
 
 

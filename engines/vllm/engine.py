@@ -33,6 +33,7 @@ from headwater.engines.vllm.rejections import rejection_of
 from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.tables.capability import Capability
 
@@ -261,11 +262,12 @@ class VllmEngine(VllmControl):
         except Exception as error:  # the boundary to vLLM: any exception ends this request
             rejection = rejection_of(error)
             if rejection is not None:
-                _log.info("request_rejected", request=request.request, reason=str(rejection))
+                _log.info("request_rejected", request=request.request, param=rejection.param)
                 stream.send(Step((), "rejected", detail=str(rejection), param=rejection.param))
                 return
-            _log.error("generate_failed", request=request.request, reason=f"{type(error).__name__}: {error}")
-            stream.send(Step((), "error", detail=f"{type(error).__name__}: {str(error)[:300]}"))
+            _log.error("generate_failed", request=request.request, failure=failure_place(error))
+            _log.debug("generate_failure", exc_info=True)
+            stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from jwt import PyJWK, PyJWKError
+from jwt import PyJWK, PyJWTError
 
 from headwater.actors.edge.access.settings import OidcSettings, check_jwks_url
 from headwater.schemas.clock import Clock
@@ -116,7 +116,7 @@ def _signing_key(entry: Any) -> PyJWK | None:
         return None
     try:
         key = PyJWK(entry)
-    except (PyJWKError, ValueError, TypeError):
+    except (PyJWTError, ValueError, TypeError, AttributeError):
         return None
     return key if key.algorithm_name in ALGORITHMS else None
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from headwater.actors.http.asgi import Headers
 from headwater.actors.http.errors import ApiError
 
 NO_CREDENTIAL: Final = (
@@ -12,7 +13,8 @@ INVALID_KEY: Final = "The API key is not valid: it is unknown, revoked or expire
 
 def unauthenticated(message: str, code: str = "invalid_api_key") -> ApiError:
     """401: there is no credential, or it is not valid."""
-    return ApiError(401, message, kind="authentication_error", code=code)
+    headers: Headers = [(b"www-authenticate", b"Bearer")]
+    return ApiError(401, message, kind="authentication_error", code=code, headers=headers)
 
 
 def forbidden(message: str, *, param: str | None = None, code: str = "insufficient_scope") -> ApiError:

@@ -32,6 +32,7 @@ from headwater.actors.http.json_shape import check_shape
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.runtime.persistence import Persistence
 from headwater.schemas.events.request import PayloadKind
+from headwater.schemas.failure import failure_place
 
 PROBES: Final = ("/live", "/health", "/metrics")
 
@@ -111,8 +112,9 @@ class App:
             await self._refuse(send, error)
         except ClientGone:
             metrics.HTTP_ERRORS.labels("499").inc()
-        except Exception:
-            _log.exception("request_failed", path=path)
+        except Exception as error:
+            _log.error("request_failed", path=path, failure=failure_place(error))
+            _log.debug("request_failure", exc_info=True)
             metrics.HTTP_ERRORS.labels("500").inc()
             failure = ApiError(500, "Internal error; see the log of the edge.", kind="server_error")
             await respond(send, 500, failure.body(), [])

@@ -25,6 +25,7 @@ from headwater.actors.edge.request.pooling import Pooling, PoolingJob
 from headwater.actors.edge.request.routing_hints import RoutingHints, parse_routing_headers
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, respond
 from headwater.actors.http.errors import ApiError, bad_request
+from headwater.schemas.failure import failure_place
 from headwater.schemas.hashing import U32
 from headwater.schemas.tables.card import ModelCard
 
@@ -173,7 +174,7 @@ class PoolingApi:
         except ClientGone:
             raise
         except Exception as error:
-            reason, why = "error", str(error)
+            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
             raise
         finally:
             client.stop()

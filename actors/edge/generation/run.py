@@ -358,7 +358,7 @@ class Generation:
         first_s = min((c.first_token_s for c in self._choices if c.first_token_s), default=0.0)
         self._record.ended(
             "error" if failure is not None else reason,
-            str(failure) if failure else "",
+            failure.logged if failure else "",
             completion_tokens=self._completion_tokens(),
             cached_tokens=self._cached_tokens(),
             migrations=sum(driver.saga.migrations for driver in self._drivers),

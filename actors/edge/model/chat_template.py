@@ -75,7 +75,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text; `variables` are further ones for the template.
 
-        Raises `ApiError` 400 with the template's own complaint.
+        Raises `ApiError` 400 with the template's own complaint, unless it is made of parts of the messages.
         """
         ours: dict[str, Any] = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         # Many templates ask whether `tools` is defined; an empty list would count as such.
@@ -84,12 +84,15 @@ class ChatTemplate:
             # As one dictionary: a client may name a variable anything.
             return self._template.render({**self._special_tokens, **(variables or {}), **ours})
         except jinja2.TemplateError as error:
+            complaint = str(error)
+            reason = f": {complaint}" if complaint and complaint in self._source else "."
             raise bad_request(
-                f"The model's chat template refused the messages: {error}", param="messages"
+                f"The model's chat template refused the messages{reason}", param="messages"
             ) from error
         except Exception as error:  # a template can fail in any way, and it fails on what the client sent
             raise bad_request(
-                f"The model's chat template cannot render these messages: {error}", param="messages"
+                f"The model's chat template cannot render these messages ({type(error).__name__}).",
+                param="messages",
             ) from error
 
 

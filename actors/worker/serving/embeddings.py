@@ -15,6 +15,7 @@ from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.engines.engine import Engine, EngineError, RequestRejected
+from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
 
 ACTIVE_MAX: Final = 256
@@ -92,8 +93,9 @@ class Embeddings:
             reply = Refused(str(error), True)
         except Exception as error:
             # A bug in an engine's integration costs this request, not the worker with all others.
-            _log.exception("embedding_failed", request=request.request)
-            reply = Refused(f"the engine failed: {error}", True)
+            _log.error("embedding_failed", request=request.request, failure=failure_place(error))
+            _log.debug("embedding_failure", exc_info=True)
+            reply = Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True)
         try:
             await self._reply(message, reply)
         except BusError as error:

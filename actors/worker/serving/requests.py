@@ -18,6 +18,7 @@ from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.actors.worker.serving.token_frames import FrameSender
 from headwater.engines.engine import Emit, EngineError, RequestRejected, Step, Transfer
 from headwater.schemas import subjects
+from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.handoff import (
     Choreography,
     Handoff,
@@ -163,9 +164,12 @@ class RequestIntake:
             return Refused(str(error), error.retryable, transfer is not None, error.param)
         except Exception as error:
             # A bug in an engine's integration costs this request, and its edge must get an answer.
-            _log.exception("submit_failed", request=request.request)
+            _log.error("submit_failed", request=request.request, failure=failure_place(error))
+            _log.debug("submit_failure", exc_info=True)
             self.frames.drop_stream(request.request)
-            return Refused(f"the engine failed: {type(error).__name__}: {error}", True, transfer is not None)
+            return Refused(
+                f"the engine failed: {type(error).__name__}; see the worker's log", True, transfer is not None
+            )
         self.inflight.accept(request, fetches=transfer is not None)
         return Accepted()
 

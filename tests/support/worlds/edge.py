@@ -9,12 +9,16 @@ import msgspec
 
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import Message, Subscription
+from headwater.actors.edge.access.control import AccessServices
+from headwater.actors.edge.access.secret import key_text
+from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.api.app import App
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.actors.worker.lifecycle.model_card import Served, publish_card
 from headwater.engines.engine import EngineInfo
 from headwater.engines.model_files import ModelFiles
@@ -24,6 +28,7 @@ from headwater.events.log import Log, Record
 from headwater.events.memory.log import MemoryLog
 from headwater.events.memory.stores import MemoryBlobs, MemoryTable
 from headwater.events.writer import DELAY_S
+from headwater.ops.operator.keys import WantedKey, new_key
 from headwater.ops.process.kernels import compile_kernels
 from headwater.schemas import subjects
 from headwater.schemas.events.request import PayloadKind
@@ -160,11 +165,13 @@ class EdgeWorld:
         payload: PayloadKind = "off",
         *,
         frame_tokens: int = 0,
+        access: AccessSettings | None = None,
         service: ServiceLimits = UNLIMITED_SERVICE,
         probes: bool = True,
     ) -> None:
         self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
+        self.access = access or AccessSettings()
         self.service = service
         self.probes = probes
         self.cancelled: list[Cancel] = []
@@ -216,6 +223,22 @@ class EdgeWorld:
             while name not in [card.name for card in self.models.cards()]:
                 await asyncio.sleep(0)
 
+    def create_key(self, wanted: WantedKey) -> str:
+        """A key as its owner uses it, known to the edge."""
+        key, secret = new_key(wanted, self.clock.wall_ns() // 1_000_000_000)
+        self.runner.run(self._change_keys(ApiKeyTable(self.world.api_keys).create(key)))
+        return key_text(key.id, secret)
+
+    def revoke_key(self, text: str) -> None:
+        """Revoke a key; the edge knows."""
+        self.runner.run(self._change_keys(ApiKeyTable(self.world.api_keys).delete(text.split("-")[1])))
+
+    async def _change_keys(self, change: Coroutine[Any, Any, object]) -> None:
+        await change
+        # The table's watcher runs in between.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
     def recorded(self) -> list[Record]:
         """The request log, once everything so far is in it."""
         return self.runner.run(self._recorded())
@@ -236,8 +259,19 @@ class EdgeWorld:
         await self._serve("m", EVERYTHING)
         fleet = WorkerRegistry(self.world, "e1", self.spawn)
         self.ledger = OpenRequests(self.world.requests, "ns", "e1", 1, self.world.clock)
+        services = AccessServices(self.access, self.world)
+        for loop, name in services.loops():
+            self.spawn(loop, name)
+        await services.prepare()
         self.app = App(
-            fleet, models, self.ledger, self, self.payload, service=self.service, probes=self.probes
+            fleet,
+            models,
+            self.ledger,
+            self,
+            self.payload,
+            access=services.control,
+            service=self.service,
+            probes=self.probes,
         )
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),

@@ -22,6 +22,8 @@ async def test_the_streams_of_a_running_fleet_are_as_wanted(tmp_path: Path) -> N
             "request log",
             "leases",
             "model cards",
+            "API keys",
+            "secrets",
             "objects",
         }
         assert all(one["differences"] == [] for one in document["streams"])

@@ -87,6 +87,10 @@ class FleetProcess:
         with contextlib.suppress(TimeoutError):
             while True:
                 message = await replies.next_msg(timeout=GRACE_S if quick and not wanted else SILENCE_S)
+                if not message.data:
+                    # The word of a server that was just started: nobody listens yet.
+                    await asyncio.sleep(GRACE_S)
+                    break
                 answers.append(msgspec.json.decode(message.data))
                 wanted.discard(answers[-1]["id"])
         await replies.unsubscribe()

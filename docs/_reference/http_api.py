@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ from docs._reference.markdown import code, table
 from docs._reference.structs import fields
 from headwater.actors.admin import app as admin
 from headwater.actors.edge.api import pooling_types
+from headwater.actors.edge.api.anthropic.field_table import ANSWER_FIELDS, HEADERS, PROMPT_FIELDS, FieldRow
 from headwater.actors.edge.api.openai import types as openai_types
 from headwater.actors.edge.request import routing_hints
 from headwater.actors.edge.request.fields import NEUTRAL_VALUES, ReservedFields, UnsupportedFields
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 ROUTES: dict[str, tuple[str, str]] = {
     "/v1/chat/completions": ("POST", "chat completion, streamed or not"),
     "/v1/completions": ("POST", "text completion, streamed or not; token ids as prompt are accepted"),
+    "/v1/messages": ("POST", "Anthropic's messages, streamed or not"),
+    "/v1/messages/count_tokens": ("POST", "tokens of such a request's prompt"),
     "/v1/embeddings": ("POST", "embeddings"),
     "/v1/classify": ("POST", "classification (vLLM's format)"),
     "/v1/score": ("POST", "similarity scores (vLLM's format)"),
@@ -42,6 +45,7 @@ RESPONSE_HEADERS = {
     "x-headwater-worker": "worker that generated the answer",
     "x-headwater-cached-blocks": "blocks of the prompt that the router expected in its cache",
     "x-headwater-log-position": "log position of the decision",
+    "request-id": "id of a response of Anthropic's API; also in its errors",
     "retry-after": "with 429 and 503: seconds until a retry can succeed",
 }
 
@@ -53,7 +57,7 @@ _BODIES = (
     pooling_types.ScoreRequest,
     pooling_types.RerankRequest,
 )
-_ROUTE = re.compile(r"/(?:v\d/[a-z/]+|health|live|metrics)")
+_ROUTE = re.compile(r"/(?:v\d/[a-z/_]+|health|live|metrics)")
 
 
 def page() -> str:
@@ -61,7 +65,7 @@ def page() -> str:
     hidden = set(ReservedFields.__struct_fields__) | set(UnsupportedFields.__struct_fields__)
     parts = [
         "# HTTP API",
-        "Errors have OpenAI's format. Unknown fields are ignored; fields in the last tables are rejected or removed.",
+        "Errors have the format of the path's API. Unknown fields are ignored; fields in the last tables are rejected or removed.",
         "## Routes",
         table(
             ("method", "path", ""), [(method, code(path), text) for path, (method, text) in ROUTES.items()]
@@ -73,6 +77,13 @@ def page() -> str:
         table(("header", ""), [(code(name), text) for name, text in RESPONSE_HEADERS.items()]),
         "## Request fields",
         *(_body(struct, hidden) for struct in _BODIES),
+        "### Anthropic's Messages API",
+        "See [its guide](../guides/anthropic.md). Fields of both routes:",
+        _treatments(PROMPT_FIELDS),
+        "Fields of `/v1/messages` only:",
+        _treatments(ANSWER_FIELDS),
+        "Headers:",
+        _treatments(HEADERS),
         "## Rejected fields",
         "A value other than those listed changes the answer and is rejected with 400.",
         table(
@@ -94,6 +105,10 @@ def page() -> str:
         table(("command", ""), [(code(name), text) for name, text in COMMANDS.items()]),
     ]
     return "\n\n".join(parts)
+
+
+def _treatments(rows: Iterable[FieldRow]) -> str:
+    return table(("field", "", "remark"), [(code(row.field), row.treatment, row.remark) for row in rows])
 
 
 def routes() -> set[str]:

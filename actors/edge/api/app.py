@@ -1,6 +1,5 @@
 """The HTTP routes of an edge. A raw ASGI application; no framework, no middleware."""
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
@@ -12,6 +11,8 @@ from headwater.actors import metrics
 from headwater.actors.edge.access.control import AccessControl
 from headwater.actors.edge.access.models import permitted_model, permitted_models
 from headwater.actors.edge.access.principal import Principal
+from headwater.actors.edge.api.anthropic.endpoints import AnthropicApi
+from headwater.actors.edge.api.error_formats import respond_error
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.pooling import PoolingApi
 from headwater.actors.edge.clients.workers import WorkerRegistry
@@ -88,10 +89,14 @@ class App:
             self._access.salts,
             service.request_timeout_s,
         )
-        openai, pooling = OpenAiApi(serving, Generator(serving)), PoolingApi(serving)
+        generator = Generator(serving)
+        openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
+        pooling = PoolingApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,
+            "/v1/messages": anthropic.messages,
+            "/v1/messages/count_tokens": anthropic.count_tokens,
             "/v1/embeddings": pooling.embeddings,
             "/v1/classify": pooling.classify,
             "/v1/score": pooling.score,
@@ -101,7 +106,7 @@ class App:
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Errors become OpenAI error objects; no exception propagates."""
+        """Answer one request. Errors become error objects of the path's API; no exception propagates."""
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
@@ -109,15 +114,14 @@ class App:
         try:
             await self._route(path, method, scope, receive, send)
         except ApiError as error:
-            await self._refuse(send, error)
+            await self._refuse(send, path, error)
         except ClientGone:
             metrics.HTTP_ERRORS.labels("499").inc()
         except Exception as error:
             _log.error("request_failed", path=path, failure=failure_place(error))
             _log.debug("request_failure", exc_info=True)
-            metrics.HTTP_ERRORS.labels("500").inc()
             failure = ApiError(500, "Internal error; see the log of the edge.", kind="server_error")
-            await respond(send, 500, failure.body(), [])
+            await self._refuse(send, path, failure)
         finally:
             self.active -= 1
 
@@ -165,7 +169,7 @@ class App:
                 await post(Call(body, trace_of(scope), receive, send, headers, principal, quota))
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.
-            await self._refuse(send, error)
+            await self._refuse(send, scope["path"], error)
         finally:
             quota.leave()
 
@@ -178,9 +182,9 @@ class App:
             holder = holder_of(principal, tenant_of(headers, principal), self._rates)
         return self._limiter.quota(holder) if holder.limited else NO_QUOTA
 
-    async def _refuse(self, send: Send, error: ApiError) -> None:
-        metrics.HTTP_ERRORS.labels(str(error.status)).inc()
-        await respond(send, error.status, error.body(), _headers_of(error))
+    async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
+        status = await respond_error(send, path, error, self._workers.world.ids())
+        metrics.HTTP_ERRORS.labels(str(status)).inc()
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether clients should be sent here, and the body of /health."""
@@ -209,12 +213,6 @@ class App:
 def _only(wanted: str, method: str) -> None:
     if method != wanted:
         raise ApiError(405, f"Use {wanted} here.", code="method_not_allowed")
-
-
-def _headers_of(error: ApiError) -> Headers:
-    if error.retry_after_s <= 0:
-        return error.headers
-    return [*error.headers, (b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
 
 
 def model_entry(model: Model) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def sampling_for(
     """How the engine samples for a request whose longest prompt has `longest` tokens of this context. Raises `ApiError` 400."""
     card, fields = model.card, request.sampling
     limit = request.max_tokens
+    if limit and request.reduce_max_tokens:
+        limit = max(1, min(limit, context - longest))
     if longest + (limit or 1) > context:
         raise too_long(model, context, f"{longest} in the prompt and asks for {limit or 1}", request.param)
     if limit is None:

@@ -71,7 +71,7 @@ def _of_response_format(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
         if type(described.get("strict", False)) not in (bool, type(None)):
             raise bad_request(f"{param}.strict must be true or false.", param=f"{param}.strict")
         # The schema is always enforced, with or without `strict`.
-        yield "response_format", _json_schema(described.get("schema"), f"{param}.schema")
+        yield "response_format", json_schema_guide(described.get("schema"), f"{param}.schema")
     elif kind != "text":
         raise bad_request(
             "response_format.type is text, json_object or json_schema.", param="response_format.type"
@@ -102,7 +102,8 @@ def _of_structured_outputs(wanted: dict[str, Any] | None) -> Iterator[FieldGuide
         )
 
 
-def _json_schema(value: Any, param: str) -> Guide:
+def json_schema_guide(value: Any, param: str) -> Guide:
+    """The guide of a JSON schema, or of its JSON text. Raises `ApiError` 400 naming `param`."""
     if isinstance(value, str):
         _check_size(value, param)
         try:
@@ -163,4 +164,4 @@ def too_large(param: str) -> ApiError:
     return bad_request(f"{param} is larger than {VALUE_BYTES_MAX} bytes; shorten it.", param=param)
 
 
-_READERS: Final = {"json": _json_schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
+_READERS: Final = {"json": json_schema_guide, "regex": _regex, "choice": _choice, "grammar": _grammar}

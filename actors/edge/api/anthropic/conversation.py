@@ -1,0 +1,207 @@
+"""Anthropic's messages as turns: system prompts, tool results as turns of their own, blocks as parts. Pure.
+
+A user's message may contain tool results and text. Chat templates know a tool's result as a message, so each becomes a
+turn, in the order of the blocks. Neighbouring messages of one role are one turn, as Anthropic has it.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from headwater.actors.edge.api.anthropic.types import (
+    Base64Source,
+    Block,
+    DocumentBlock,
+    FileSource,
+    ImageBlock,
+    InputMessage,
+    PlainTextSource,
+    RedactedThinkingBlock,
+    SearchResultBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
+)
+from headwater.actors.edge.generation.request import MediaPart, Part, Role, TextPart, ToolCall, Turn
+from headwater.actors.http.errors import ApiError, bad_request
+
+BILLING_PREFIX: Final = "x-anthropic-billing-header"
+"""Claude Code's first system block: it differs in every request, and would keep all others from sharing a prefix."""
+
+IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
+DOCUMENT_TYPES: Final = ("application/pdf",)
+ERROR_PREFIX: Final = "Error: "
+SEPARATOR: Final = "\n"
+"""Between adjacent text blocks: joined without it, the last word of one and the first of the next would be one."""
+
+Content = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
+def turns_of(system: str | list[TextBlock] | None, messages: Sequence[InputMessage]) -> tuple[Turn, ...]:
+    """All turns; there is at least one message. Raises `ApiError` 400 naming the block."""
+    names: dict[str, str] = {}
+    turns: list[Turn] = []
+    text = _system_text(system)
+    if text:
+        turns.append(Turn(role="system", parts=(TextPart(text),)))
+    for number, message in enumerate(messages):
+        for turn in _of_message(message, f"messages[{number}].content", names):
+            _append(turns, turn)
+    if turns[-1].calls:
+        raise bad_request(
+            "Each tool_use block needs a tool_result block in the next message.",
+            param=f"messages[{len(messages) - 1}].content",
+        )
+    if turns[-1].role == "system":
+        raise bad_request(
+            "The last message must be of role user, or of role assistant to be continued.",
+            param=f"messages[{len(messages) - 1}].role",
+        )
+    return tuple(turns)
+
+
+def _system_text(system: str | list[TextBlock] | None) -> str:
+    blocks = [TextBlock(system)] if isinstance(system, str) else system or []
+    return SEPARATOR.join(block.text for block in blocks if not block.text.startswith(BILLING_PREFIX))
+
+
+def _append(turns: list[Turn], turn: Turn) -> None:
+    last = turns[-1] if turns else None
+    if last is None or last.role != turn.role or turn.role not in ("user", "assistant") or last.calls:
+        turns.append(turn)
+        return
+    turns[-1] = msgspec.structs.replace(
+        last,
+        parts=tuple(_joined([*last.parts, *turn.parts])),
+        calls=turn.calls,
+        reasoning=SEPARATOR.join(filter(None, (last.reasoning, turn.reasoning))),
+    )
+
+
+def _of_message(message: InputMessage, param: str, names: dict[str, str]) -> Iterator[Turn]:
+    if isinstance(message.content, str):
+        yield Turn(role=message.role, parts=(TextPart(message.content),))
+    elif message.role == "assistant":
+        yield _assistant(message.content, param, names)
+    else:
+        yield from _given(message.role, message.content, param, names)
+
+
+def _assistant(blocks: Sequence[Block], param: str, names: dict[str, str]) -> Turn:
+    parts: list[Part] = []
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    for number, block in enumerate(blocks):
+        if isinstance(block, TextBlock):
+            parts.append(TextPart(block.text))
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            if block.id in names:
+                raise bad_request(
+                    f"{param}[{number}].id {block.id!r} occurs twice; ids of tool_use blocks are unique.",
+                    param=f"{param}[{number}].id",
+                )
+            names[block.id] = block.name
+            calls.append(ToolCall(block.id, block.name, msgspec.json.encode(block.input).decode()))
+        elif not isinstance(block, RedactedThinkingBlock):
+            raise _misplaced(block, f"{param}[{number}]", "user")
+    return Turn(
+        role="assistant",
+        parts=tuple(_joined(parts)),
+        calls=tuple(calls),
+        reasoning=SEPARATOR.join(filter(None, thoughts)),
+    )
+
+
+def _given(role: Role, blocks: Sequence[Block], param: str, names: dict[str, str]) -> Iterator[Turn]:
+    """Turns of what the client gives: tool results, and between them what the user says."""
+    parts: list[Part] = []
+    for number, block in enumerate(blocks):
+        here = f"{param}[{number}]"
+        if isinstance(block, ToolResultBlock) and role == "user":
+            if parts:
+                yield Turn(role=role, parts=tuple(_joined(parts)))
+                parts = []
+            yield _tool_result(block, here, names)
+        elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
+            parts.append(_part(block, here))
+        else:
+            raise _misplaced(block, here, "assistant" if role == "user" else "user")
+    if parts or not blocks:
+        yield Turn(role=role, parts=tuple(_joined(parts)))
+
+
+def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> Turn:
+    name = names.get(block.tool_use_id)
+    if name is None:
+        raise bad_request(
+            f"{param}.tool_use_id {block.tool_use_id!r} is not the id of a tool_use block in an earlier message.",
+            param=f"{param}.tool_use_id",
+        )
+    content = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
+    parts = [_part(one, f"{param}.content[{number}]") for number, one in enumerate(content)]
+    if block.is_error:
+        parts = [TextPart(ERROR_PREFIX), *parts]
+        if len(parts) > 1 and isinstance(parts[1], TextPart):
+            parts[:2] = [TextPart(ERROR_PREFIX + parts[1].text)]
+    return Turn(role="tool", parts=tuple(_joined(parts)), name=name, call_id=block.tool_use_id)
+
+
+def _joined(parts: Sequence[Part]) -> Iterator[Part]:
+    """The parts, adjacent texts as one."""
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+            continue
+        if texts:
+            yield TextPart(SEPARATOR.join(texts))
+            texts = []
+        yield part
+    if texts:
+        yield TextPart(SEPARATOR.join(texts))
+
+
+def _part(block: Content, param: str) -> Part:
+    if isinstance(block, TextBlock):
+        return TextPart(block.text)
+    if isinstance(block, ImageBlock):
+        return _media(block, param)
+    if isinstance(block, SearchResultBlock):
+        texts = (text.text for text in block.content)
+        return TextPart(SEPARATOR.join((block.title, block.source, *texts)))
+    if isinstance(block.source, PlainTextSource):
+        return TextPart(SEPARATOR.join(filter(None, (block.title, block.context, block.source.data))))
+    return _media(block, param)
+
+
+def _media(block: ImageBlock | DocumentBlock, param: str) -> MediaPart:
+    """An image or a file, its source checked."""
+    kind, types = ("image", IMAGE_TYPES) if isinstance(block, ImageBlock) else ("file", DOCUMENT_TYPES)
+    source, here = block.source, f"{param}.source"
+    part = MediaPart("image" if kind == "image" else "file", param)
+    if isinstance(source, UrlSource):
+        if not source.url.startswith(("https://", "http://")):
+            raise bad_request(f"{here}.url must be an http or https URL.", param=f"{here}.url")
+        return msgspec.structs.replace(part, url=source.url)
+    if isinstance(source, FileSource):
+        return msgspec.structs.replace(part, file_id=source.file_id)
+    assert isinstance(source, Base64Source), "plain text is not media"
+    if source.media_type not in types:
+        raise bad_request(f"{here}.media_type must be {' or '.join(types)}.", param=f"{here}.media_type")
+    try:
+        base64.b64decode(source.data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_request(f"{here}.data is not valid base64.", param=f"{here}.data") from error
+    return msgspec.structs.replace(part, data=source.data, media_type=source.media_type)
+
+
+def _misplaced(block: Block, param: str, role: Role) -> ApiError:
+    kind = type(block).__struct_config__.tag
+    return bad_request(f"{param} of type {kind} belongs in a message of role {role}.", param=param)

@@ -1,0 +1,276 @@
+"""Wire types of Anthropic's Messages API that the edge accepts.
+
+`field_table` says of every field whether it is served, ignored or rejected. Unknown fields are ignored.
+"""
+
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
+
+import msgspec
+
+from headwater.actors.edge.api.openai.types import MESSAGES_MAX, Count, Probability, Salt, Temperature
+from headwater.actors.edge.request.fields import ReservedFields
+from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.errors import ApiError, bad_request
+
+TOOLS_MAX: Final = 1_024
+ToolName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+BlockId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class CacheControl(msgspec.Struct):
+    """A breakpoint of Anthropic's prompt cache. Accepted and ignored: caching of prefixes is automatic."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Base64Source(msgspec.Struct, tag="base64"):
+    """A file inside the request."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(msgspec.Struct, tag="url"):
+    """A file on a server."""
+
+    url: str
+
+
+class FileSource(msgspec.Struct, tag="file"):
+    """An uploaded file."""
+
+    file_id: str
+
+
+class PlainTextSource(msgspec.Struct, tag="text"):
+    """A document as plain text."""
+
+    data: str
+    media_type: Literal["text/plain"] = "text/plain"
+
+
+ImageSource = Base64Source | UrlSource | FileSource
+DocumentSource = Base64Source | UrlSource | FileSource | PlainTextSource
+
+
+class TextBlock(msgspec.Struct, tag="text"):
+    """Text. `citations` of earlier answers are ignored."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+
+
+class ImageBlock(msgspec.Struct, tag="image"):
+    """An image."""
+
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+
+class DocumentBlock(msgspec.Struct, tag="document"):
+    """A document: a PDF, or plain text. `title` and `context` precede plain text."""
+
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
+class SearchResultBlock(msgspec.Struct, tag="search_result"):
+    """A search result that the client found: its title, source and texts are part of the prompt."""
+
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """Thinking of an earlier answer. Its `signature` is not verified: conversations may begin at another server."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag="redacted_thinking"):
+    """Encrypted thinking of another server; ignored."""
+
+    data: str
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    """A call of an earlier answer."""
+
+    id: BlockId
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+ResultContent = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result"):
+    """What a call returned."""
+
+    tool_use_id: BlockId
+    content: str | list[ResultContent] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+)
+
+
+class InputMessage(msgspec.Struct):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolDefinition(msgspec.Struct):
+    """A function that the model may call, and that the client runs. Tools with another `type` than custom are rejected."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    input_examples: Any = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoiceField(msgspec.Struct):
+    """auto: the model decides; any: at least one call; tool: exactly the tool `name`; none: no call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model thinks before it answers. `display` omitted: thinking blocks have no text."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """A JSON schema that the answer conforms to."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """Effort of the model, and the format of its answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class RequestMetadata(msgspec.Struct):
+    """`user_id`: an opaque id of the client's user."""
+
+    user_id: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+
+
+class PromptFields(ReservedFields, kw_only=True):
+    """The fields that make up a prompt: those of count_tokens."""
+
+    model: str
+    messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[ToolDefinition], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: ToolChoiceField | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    mcp_servers: Any = None
+    container: Any = None
+    inference_geo: Any = None
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "mcp_servers": ([],),
+        "container": (),
+        "inference_geo": ("global",),
+    }
+    """Rejected fields, and the values of them that mean the same as leaving the field out."""
+
+    def refuse_unsupported(self) -> None:
+        """Raises `ApiError` 400 for the first field that would change the answer and is not served."""
+        for name, neutral in self.NEUTRAL.items():
+            value = getattr(self, name)
+            if value is not None and value not in neutral:
+                raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
+
+
+class MessagesRequest(PromptFields, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
+    metadata: RequestMetadata | None = None
+    # Headwater's own, as in the OpenAI API.
+    cache_salt: Salt | None = None
+
+
+class CountTokensRequest(PromptFields, kw_only=True):
+    """POST /v1/messages/count_tokens."""
+
+
+class TokenCount(msgspec.Struct):
+    """The answer of count_tokens: tokens of the prompt with system, tools and the chat template's own."""
+
+    input_tokens: int
+
+
+_messages = msgspec.json.Decoder(MessagesRequest)
+_count = msgspec.json.Decoder(CountTokensRequest)
+
+
+def decode_messages(body: bytes) -> MessagesRequest:
+    """Read and check a request. Raises `ApiError` 400 naming the field."""
+    return cast(MessagesRequest, _decode(_messages, body))
+
+
+def decode_count(body: bytes) -> CountTokensRequest:
+    """Read and check a request to count tokens. Raises `ApiError` 400 naming the field."""
+    return cast(CountTokensRequest, _decode(_count, body))
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> PromptFields:
+    try:
+        request: PromptFields = decode_body(decoder, body)
+    except ApiError as error:
+        if (error.param or "").endswith("].type") and "Invalid value" in str(error):
+            raise bad_request(
+                f"{error}: blocks of server tools and of unknown types are not served; content is text, image,"
+                " document, search_result, thinking, redacted_thinking, tool_use and tool_result.",
+                param=error.param,
+            ) from error
+        raise
+    request.refuse_unsupported()
+    return request

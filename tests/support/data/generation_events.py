@@ -1,0 +1,73 @@
+"""A request's events as generation produces them, of every type: what each API's encoder translates in its golden transcripts."""
+
+from headwater.actors.edge.generation.encoder import ResponseEncoder
+from headwater.actors.edge.generation.events import (
+    ChoiceEnd,
+    ChoiceResult,
+    FinishedCall,
+    GenerationResult,
+    GenerationStart,
+    PromptDetail,
+    TokenDetail,
+    TokenUsage,
+)
+from headwater.actors.edge.parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+START = GenerationStart("r1", "tiny", 1_700_000_000, TokenUsage(48, 0, 0, 0))
+USAGE = TokenUsage(48, 21, 32, 12, 5)
+
+AGENT: tuple[OutputEvent, ...] = (
+    ReasoningDelta("Two cities,"),
+    ReasoningDelta(" two calls."),
+    TextDelta("I look it up."),
+    ToolCallStart(0, "get_weather", "call_a"),
+    ToolArgumentsDelta(0, '{"city":'),
+    ToolArgumentsDelta(0, ' "Zürich"}'),
+    ToolCallEnd(0),
+    ToolCallStart(1, "get_weather", "call_b"),
+    ToolArgumentsDelta(1, '{"city": "Paris"}'),
+    ToolCallEnd(1),
+)
+"""Reasoning, text and two parallel calls."""
+
+TEXT: tuple[OutputEvent, ...] = (TextDelta('A "quoted" word'), TextDelta(" and a\nline."))
+
+
+def stream(encoder: ResponseEncoder, events: tuple[OutputEvent, ...], end: ChoiceEnd) -> bytes:
+    """Everything that a stream of one choice sends, with a ping where the client waits for the first token."""
+    sent = [encoder.start(START), encoder.start_choice(0, None), encoder.ping()]
+    for event in events:
+        if isinstance(event, TextDelta):
+            sent.append(encoder.text(0, event.text, None))
+        else:
+            sent.append(encoder.delta(0, event, None))
+    sent += [encoder.end_choice(0, end), encoder.end(result(events, end))]
+    return b"".join(sent)
+
+
+def result(events: tuple[OutputEvent, ...], end: ChoiceEnd) -> GenerationResult:
+    """The same as a whole answer."""
+    calls = [event for event in events if isinstance(event, ToolCallStart)]
+    choice = ChoiceResult(
+        number=0,
+        prompt_index=0,
+        text="".join(event.text for event in events if isinstance(event, TextDelta)),
+        reasoning="".join(event.text for event in events if isinstance(event, ReasoningDelta)),
+        calls=tuple(FinishedCall(call.id, call.name, _arguments(events, call.call)) for call in calls),
+        end=end,
+        detail=TokenDetail(),
+        prompt=PromptDetail(),
+    )
+    return GenerationResult(START, (choice,), USAGE)
+
+
+def _arguments(events: tuple[OutputEvent, ...], call: int) -> str:
+    pieces = [event for event in events if isinstance(event, ToolArgumentsDelta) and event.call == call]
+    return "".join(piece.text for piece in pieces)

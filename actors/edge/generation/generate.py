@@ -2,7 +2,7 @@
 
 from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import GenerationResult
-from headwater.actors.edge.generation.prepare import prepare
+from headwater.actors.edge.generation.prepare import Prepared, prepare
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.run import Generation
 from headwater.actors.edge.generation.sink import ByteSink, HttpSink
@@ -18,6 +18,17 @@ class Generator:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
+    async def prepare(self, request: GenerationRequest, call: Call) -> Prepared:
+        """Check a request, count it, and encode its prompts; all that is known without a worker. Raises `ApiError`."""
+        serving, quota = self._serving, call.quota
+        model = serving.model(request.model, call.principal)
+        quota.enter(model.card.name)
+        context = quota.context(model.card.name, model.card.context_length)
+        salt = serving.salts.salt_of(call.principal, model.card, request.hints.cache_salt, request.system)
+        return await prepare(
+            request, model, context, salt, special_tokens_in_text=serving.special_tokens_in_text
+        )
+
     async def run(
         self, request: GenerationRequest, encoder: ResponseEncoder, call: Call, sink: ByteSink | None = None
     ) -> GenerationResult | None:
@@ -26,15 +37,8 @@ class Generator:
         Returns the whole answer, None if the client disconnected before its end or if it ended with an error after the
         headers of a stream were sent. Raises `ApiError` before anything was sent.
         """
-        serving = self._serving
-        model = serving.model(request.model, call.principal)
-        quota = call.quota
-        quota.enter(model.card.name)
-        context = quota.context(model.card.name, model.card.context_length)
-        salt = serving.salts.salt_of(call.principal, model.card, request.hints.cache_salt, request.system)
-        prepared = await prepare(
-            request, model, context, salt, special_tokens_in_text=serving.special_tokens_in_text
-        )
+        serving, quota = self._serving, call.quota
+        prepared = await self.prepare(request, call)
         serving.require_open()
         hints = parse_routing_headers(
             call.headers,
@@ -47,8 +51,8 @@ class Generator:
         id_ = request.id or serving.workers.world.ids()
         name = request.id_prefix + id_
         answers = len(prepared.prompts) * prepared.per_prompt
-        quota.reserve(prepared.prompt_tokens, request.max_tokens, answers)
-        record = serving.record(name, model, request.endpoint, call.trace, answers=answers)
+        quota.reserve(prepared.prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
+        record = serving.record(name, prepared.model, request.endpoint, call.trace, answers=answers)
         generation = Generation(
             serving.workers, prepared, encoder, sink or HttpSink(call.send), record, id_, hints=hints
         )

@@ -9,7 +9,6 @@ from headwater.actors.edge.api.anthropic.encoder import MessageEncoder
 from headwater.actors.edge.api.anthropic.translate import to_generation, to_prompt
 from headwater.actors.edge.api.anthropic.types import TokenCount, decode_count, decode_messages
 from headwater.actors.edge.generation.generate import Generator
-from headwater.actors.edge.generation.prepare import prepare
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.http.asgi import HeaderAdder, Headers, respond
 from headwater.actors.http.errors import bad_request
@@ -52,9 +51,7 @@ class AnthropicApi:
         check_version(call.headers)
         request = decode_count(call.body)
         self._serving.fields.count(request)
-        model = self._serving.model(request.model, call.principal)
-        special = self._serving.special_tokens_in_text
-        prepared = await prepare(to_prompt(request), model, special_tokens_in_text=special)
+        prepared = await self._generator.prepare(to_prompt(request), call)
         header = request_id_header(self._serving.workers.world.ids())
         await respond(call.send, 200, msgspec.json.encode(TokenCount(prepared.prompt_tokens)), [header])
 

@@ -9,7 +9,7 @@ from headwater.actors.edge.api.anthropic.conversation import turns_of
 from headwater.actors.edge.api.anthropic.types import (
     MessagesRequest,
     PromptFields,
-    Thinking,
+    ThinkingConfig,
     ToolChoiceField,
     ToolDefinition,
     ToolName,
@@ -143,7 +143,7 @@ def _tool_choice(choice: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolC
     return ToolChoice("auto" if choice.type == "auto" else "none", "", parallel)
 
 
-def _reasoning(thinking: Thinking | None, effort: str | None) -> Reasoning:
+def _reasoning(thinking: ThinkingConfig | None, effort: str | None) -> Reasoning:
     if thinking is None:
         return Reasoning(effort=effort)
     if thinking.type == "enabled":

@@ -165,7 +165,7 @@ class ToolChoiceField(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct):
+class ThinkingConfig(msgspec.Struct):
     """Whether the model thinks before it answers. `display` omitted: thinking blocks have no text."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -201,7 +201,7 @@ class PromptFields(ReservedFields, kw_only=True):
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[ToolDefinition], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: ToolChoiceField | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     mcp_servers: Any = None

@@ -223,7 +223,7 @@ def test_an_output_format_is_a_guide() -> None:
     [
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
         ({"messages": []}, "messages", "length"),
-        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role", "tool"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role", "role"),
         ({"messages": [user({"type": "server_tool_use", "id": "a"})]}, "messages[0].content[0].type", "server"),
         ({"messages": [user(call("t1"))]}, "messages[0].content[0]", "assistant"),
         ({"messages": [USER, assistant(answer("t1"))]}, "messages[1].content[0]", "user"),

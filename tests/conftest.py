@@ -8,8 +8,8 @@ settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("soak", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
-SHARING = ("contract", "docs", "durability", "faults", "packaging", "system", "vllm")
-"""Folders whose modules share servers and fleets: each module runs in one worker, so that none is started twice."""
+SHARING = ("contract", "docs", "durability", "faults", "packaging", "system", "tidy", "vllm")
+"""Folders whose modules share servers, fleets or parsed sources: each module runs in one worker, so that none is made twice."""
 
 SHORT = ("tidy", "unit")
 """Folders of tests that take less than a second each."""

@@ -34,16 +34,16 @@ class Group:
         self.name = name
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.on_step: Callable[[], None] | None = None
-        self._paused = False
+        self.paused = False
         self._backlog: deque[asyncio.Handle] = deque()
 
     def pause(self) -> None:
         """Defer the callbacks of this group until `resume`."""
-        self._paused = True
+        self.paused = True
 
     def resume(self, loop: "VirtualLoop") -> None:
         """Run the deferred callbacks, in their original order."""
-        self._paused = False
+        self.paused = False
         loop.reschedule(self._backlog)
         self._backlog.clear()
 
@@ -51,9 +51,9 @@ class Group:
         """Defer the callback if the group is paused; returns whether it was deferred."""
         if self.on_step is not None:
             self.on_step()
-        if self._paused:
+        if self.paused:
             self._backlog.append(handle)
-        return self._paused
+        return self.paused
 
 
 GROUP: ContextVar[Group | None] = ContextVar("headwater_sim_group", default=None)
@@ -69,22 +69,40 @@ class _Task(asyncio.Task[Any]):
     def __hash__(self) -> int:
         return self._number
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
 
 class _Future(asyncio.Future[Any]):
-    """A future that hashes by number."""
+    """A future that hashes by number, which it takes when it is hashed first: few are."""
 
-    def __init__(self, *, loop: "VirtualLoop") -> None:
-        self._number = next(loop.numbers)
-        super().__init__(loop=loop)
+    _number = 0
 
     def __hash__(self) -> int:
+        if not self._number:
+            self._number = next(cast(VirtualLoop, self.get_loop()).numbers)
         return self._number
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+
+class _Timer(asyncio.TimerHandle):
+    """A timer made without asyncio's two constructors, which also serve loops in debug mode."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: Context | None,
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._scheduled = True
+        self._repr = None
+        self._source_traceback = None
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -94,6 +112,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # `type: ignore`s of this file.
     _ready: deque[asyncio.Handle]
     _timer_cancelled_count: int
+    _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,15 +137,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context.run(GROUP.set, group)
         return self.create_task(work, name=name, context=context)
 
-    # The declared method also has type parameters for its arguments.
+    # These three as in other loops, without their checks: every step of every task comes through here. The declared
+    # methods also have type parameters for their arguments.
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As in other loops."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As in other loops."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """As in other loops; timers for the same time run in the order in which they were scheduled."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self.numbers), timer))
-        # As in asyncio, so that its cancellation is counted; the attribute is not in the stubs.
-        timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
     def later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
@@ -155,7 +187,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
         )
 
     def _run_once(self) -> None:
-        """One turn of the loop. Replaces the selector loop's, as there is no I/O."""
+        """Turns of the loop until it is stopped. Replaces the selector loop's one turn, as there is no I/O."""
+        ready, timers = self._ready, self._timers
+        while not self._stopping:
+            if not ready or (timers and timers[0][0] <= self._now):
+                self._take_timers()
+            for _ in range(len(ready)):
+                handle: Any = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context = handle._context
+                group = context.get(GROUP)
+                if group is not None and (group.paused or group.on_step is not None) and group.defer(handle):
+                    continue
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"Exception in {handle}", "exception": error})
+
+    def _take_timers(self) -> None:
+        """Make timers ready whose time has come; with nothing else to run, advance to the time of the next one."""
         timers, ready = self._timers, self._ready
         if self._timer_cancelled_count > max(CANCELLED_TIMERS_MAX, len(timers) // 2):
             timers[:] = [entry for entry in timers if not entry[2].cancelled()]
@@ -168,19 +221,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not timers:
                 raise Deadlock("nothing can run and no timer is scheduled")
             self._now = max(self._now, timers[0][0])
-        while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
+        now = self._now
+        while timers and timers[0][0] <= now:
+            timer: Any = heapq.heappop(timers)[2]
+            timer._scheduled = False
             if timer.cancelled():
                 self._timer_cancelled_count -= 1
             else:
                 ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.cancelled():
-                continue
-            group = handle._context.get(GROUP)  # type: ignore[attr-defined]
-            if group is None or not group.defer(handle):
-                handle._run()
 
     def _write_to_self(self) -> None:
         """Nothing to wake: the loop does not sleep."""

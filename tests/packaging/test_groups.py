@@ -68,11 +68,18 @@ def notes(tmp_path: Path) -> dict[str, list[str]]:
         "loadgroup",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "xdist",
     ]
     done = subprocess.run(
         [*command, "--rootdir", tmp_path, "-c", tmp_path / "pytest.ini", tmp_path],
         cwd=tmp_path,
-        env=environ | {"NOTES": str(tmp_path / "notes"), "PYTHONPATH": os.pathsep.join(paths)},
+        env=environ
+        | {
+            "NOTES": str(tmp_path / "notes"),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no other plugin has a say in groups
+        },
         capture_output=True,
         text=True,
         timeout=100,

@@ -22,6 +22,8 @@ ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
 CHOREOGRAPHIES: tuple[Choreography, ...] = ("returned", "room", "opaque")
 STATES: tuple[SagaState, ...] = ("routing", "prefill", "handoff", "decode")
 REQUESTS = 6
+RECOVERED_S = 5.0
+PINS_END_S = 30.0
 
 Victim = Callable[[Saga], str]
 
@@ -82,8 +84,11 @@ async def _run(
         watch = Watch(patch, state, lambda saga: doomed.set_result(victim(saga)))
         told = await asyncio.gather(*(clients.send("edge-0", patient=True) for _ in range(REQUESTS)))
         await asyncio.wait({killing}, timeout=30.0)
+        await asyncio.sleep(RECOVERED_S)
         # The pins of a killed worker's partner end with their leases.
-        await asyncio.sleep(35.0)
+        deadline = clock.time() + PINS_END_S
+        while fleet.fabric.pins and clock.time() < deadline:
+            await asyncio.sleep(0.5)
         again = await clients.send("edge-0", patient=True)
         problems += checks.streams([*told, again])
         await fleet.stop()

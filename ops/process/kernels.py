@@ -5,6 +5,7 @@ import numpy as np
 
 def compile_kernels() -> None:
     """Call every kernel with each of its argument types: numba loads it from its cache, or compiles it."""
+    from headwater.actors.edge.model.control_tokens import SHORT_CHARACTERS, ControlTokens
     from headwater.actors.http import json_shape
     from headwater.router.index.prefix_index import PrefixIndex
     from headwater.schemas import hashing
@@ -24,4 +25,5 @@ def compile_kernels() -> None:
     index.reserve(2 * index.capacity)
     index.adopt(index.packed(), index.rows, index.words, index.tiers)
     index.clear("a")
+    ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
     json_shape.count(np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8))

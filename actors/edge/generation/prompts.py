@@ -1,17 +1,23 @@
 """Messages and texts to prompt tokens."""
 
+import asyncio
 from collections.abc import Iterable
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from headwater.actors.edge.generation.answer_format import tool_definition
 from headwater.actors.edge.generation.conversation import template_messages, template_variables
 from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.model.chat_template import LiteralText
+from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.fill_in_middle import fill_in_middle
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.schemas.hashing import U32
+
+RENDERED_INLINE_MAX: Final = 65_536
+"""Longer conversations, in characters, are rendered in a thread."""
 
 
 async def text_prompts(request: GenerationRequest, model: Model, context: int) -> list[U32]:
@@ -82,15 +88,30 @@ async def chat_prompt(
     if template is None:
         raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
     _refuse_media(request.messages, model)
-    options = request.prompt_options
-    is_limited = options.truncate_tokens is None
+    is_limited = request.prompt_options.truncate_tokens is None
     if is_limited:
         _check_length(model, context, request.messages, request.param)
+    definitions = _size_of_tools(request)
+    if definitions > context * model.tokenizer.token_bytes_max:
+        raise too_long(model, context, f"{definitions} bytes of tools", "tools")
+    literal = LiteralText(model.tokenizer)
+    size = definitions + sum(len(text) for text in _texts(request.messages))
+    arguments = request, template, literal, not special_tokens_in_text
+    # A template may do anything with what it renders.
+    text = _render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(_render, *arguments)
+    if is_limited:
+        _check_length(model, context, text, request.param)
+    special = bool(request.prompt_options.add_special_tokens)
+    return text, await literal.encode(text, add_special_tokens=special)
+
+
+def _render(request: GenerationRequest, template: ChatTemplate, literal: LiteralText, mark: bool) -> str:
+    """The conversation as text; `mark`: with marks for the control tokens that are spelled in it."""
+    options = request.prompt_options
     messages = template_messages(request.messages, developer=template.mentions("developer"))
     tools = [tool_definition(tool) for tool in request.tools] if request.tool_choice.mode != "none" else []
-    literal = LiteralText(model.tokenizer)
     variables = template_variables(request)
-    if not special_tokens_in_text:
+    if mark:
         messages = [literal.mark_message(message) for message in messages]
         tools, variables = literal.mark(tools), literal.mark(variables)
     end = literal.mark_end(messages[-1]) if options.continue_final else ""
@@ -107,9 +128,13 @@ async def chat_prompt(
                 "continue_final_message: the model's chat template changes the last message's text.",
                 param="continue_final_message",
             )
-    if is_limited:
-        _check_length(model, context, text, request.param)
-    return text, await literal.encode(text, add_special_tokens=bool(options.add_special_tokens))
+    return text
+
+
+def _size_of_tools(request: GenerationRequest) -> int:
+    """Bytes of the tools' definitions and of the template's variables as JSON: texts that no message contains."""
+    given = (request.tools, request.prompt_options.variables)
+    return len(msgspec.json.encode(given)) if any(given) else 0
 
 
 def _refuse_media(messages: Iterable[Turn], model: Model) -> None:

@@ -8,6 +8,7 @@ message. Such spellings are replaced by marks before the template is rendered, a
 characters. Messages without any, which is most, are encoded as a whole.
 """
 
+import asyncio
 import json
 import re
 import secrets
@@ -22,13 +23,17 @@ import jinja2.parser
 import jinja2.sandbox
 import numpy as np
 
-from headwater.actors.edge.model.tokenizer import MARK, Tokenizer
+from headwater.actors.edge.model.control_tokens import MARK
+from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.hashing import U32
 
 USER_ROLES: Final = frozenset({"user", "tool"})
 
 SPELLINGS_MAX: Final = 4_096
+
+ENCODED_A_TURN: Final = 32
+"""Pieces around marks that are encoded in a turn of the event loop."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -158,18 +163,18 @@ class LiteralText:
         return mark
 
     def _marked(self, text: str) -> str:
-        control = self._tokenizer.control
-        if MARK not in text and not control.may_be_in(text):
+        pieces = self._tokenizer.control.split(text, SPELLINGS_MAX + 1)
+        if len(pieces) == 1:
             return text
-        return control.pattern.sub(self._mark, text)
+        return "".join(self._mark(piece) if at % 2 else piece for at, piece in enumerate(pieces))
 
-    def _mark(self, found: re.Match[str]) -> str:
+    def _mark(self, spelling: str) -> str:
         if len(self._spelled) >= SPELLINGS_MAX:
             raise bad_request(
                 f"The messages spell more than {SPELLINGS_MAX} control tokens of this model.",
                 param="messages",
             )
-        self._spelled.append(found[0])
+        self._spelled.append(spelling)
         return f"{MARK}{self._key}.{len(self._spelled) - 1}{MARK}"
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> U32:
@@ -185,4 +190,6 @@ class LiteralText:
             elif piece or not position:
                 special = add_special_tokens and not position
                 pieces.append(await self._tokenizer.encode(piece, add_special_tokens=special))
+            if position % ENCODED_A_TURN == ENCODED_A_TURN - 1:
+                await asyncio.sleep(0)
         return np.concatenate(pieces)

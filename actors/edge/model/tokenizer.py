@@ -9,8 +9,6 @@ tokenizer; if that fails, the tokenizer's own incremental decoder.
 import asyncio
 import itertools
 import random
-import re
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import fastokens
@@ -19,10 +17,8 @@ import numpy as np
 import structlog
 import tokenizers
 
+from headwater.actors.edge.model.control_tokens import ControlTokens
 from headwater.schemas.hashing import U32
-
-MARK = "\U0010fffd"
-"""A private-use character with which `headwater.actors.edge.model.chat_template` marks control tokens."""
 
 TOKEN_BYTES_MAX = 128
 """Assumed bytes of the longest token without a byte table: runs of spaces are the longest in known tokenizers."""
@@ -46,19 +42,6 @@ class TokenTable(msgspec.Struct, frozen=True):
     """Bytes of each token id; special tokens have none."""
 
     pieces: list[bytes]
-
-
-class ControlTokens:
-    """Finds spellings of a vocabulary's control tokens in text."""
-
-    def __init__(self, spellings: Iterable[str]) -> None:
-        found = sorted(set(spellings), key=len, reverse=True)
-        self._beginnings = tuple({spelling[:2] for spelling in found})
-        self.pattern = re.compile("|".join(map(re.escape, [*found, MARK])))
-
-    def may_be_in(self, text: str) -> bool:
-        """Whether the text may contain a control token. Cheap, for long texts."""
-        return any(beginning in text for beginning in self._beginnings)
 
 
 class Tokenizer:
@@ -101,12 +84,8 @@ class Tokenizer:
             try:
                 if len(text) <= INLINE_CHARACTERS_MAX:
                     ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
-                else:
-                    encoding = await asyncio.to_thread(
-                        self._fast.encode, text, add_special_tokens=add_special_tokens
-                    )
-                    ids = encoding.ids
-                return np.array(ids, dtype=np.uint32)
+                    return np.array(ids, dtype=np.uint32)
+                return await asyncio.to_thread(_encode_flat, self._fast, text, add_special_tokens)
             except ValueError:
                 # It rejects bytes that the vocabulary lacks; the reference implementation encodes them.
                 pass
@@ -249,12 +228,19 @@ def _whole_characters(data: bytes) -> int:
     return len(data)
 
 
+def _encode_flat(fast: Any, text: str, add_special_tokens: bool) -> U32:
+    """Encode without an object for each token: the list of 128 k ids would hold the GIL for 10 ms."""
+    ids, _ = fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)
+    return np.frombuffer(ids, "<u4")
+
+
 def _fast_if_equal(data: bytes, reference: tokenizers.Tokenizer) -> Any:
     try:
         fast = fastokens.Tokenizer.from_json_str(data.decode())
         for probe, special in itertools.product(PROBES, (False, True)):
             mine = fast.encode(probe, add_special_tokens=special).ids
-            if list(mine) != reference.encode(probe, add_special_tokens=special).ids:
+            wanted = reference.encode(probe, add_special_tokens=special).ids
+            if list(mine) != wanted or _encode_flat(fast, probe, special).tolist() != wanted:
                 raise ValueError(f"it encodes {probe[:20]!r} differently")
     except Exception as error:  # fastokens raises bare exceptions for unknown formats
         _log.info("tokenizer_fallback", reason=str(error), to="tokenizers")

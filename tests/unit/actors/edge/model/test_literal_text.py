@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.model.chat_template import LiteralText
-from headwater.actors.edge.model.tokenizer import MARK, ControlTokens, Tokenizer
+from headwater.actors.edge.model.control_tokens import MARK, SHORT_CHARACTERS, ControlTokens
+from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.engines.sim import model as sim_model
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
@@ -109,9 +110,35 @@ async def test_spellings_within_spellings_are_text_too() -> None:
 async def test_the_longest_of_overlapping_control_tokens_is_taken_out() -> None:
     """No part of it remains to be read as the shorter one."""
     found = ControlTokens(["<a>", "<a><b>"])
-    assert found.pattern.findall("x<a><b>y<a>") == ["<a><b>", "<a>"]
-    assert found.may_be_in("x<a")
-    assert not found.may_be_in("x < a > y")
+    assert found.split("x<a><b>y<a>", 9) == ["x", "<a><b>", "y", "<a>", ""]
+    assert found.split("x < a > y", 9) == ["x < a > y"]
+
+
+@given(
+    st.lists(st.sampled_from(["<", "<|", "<|x|>", "é", "|>", "漢", "a"]) | st.text(max_size=3), max_size=6),
+    st.lists(
+        st.sampled_from(["<", "<|", "<|x|>", "<|x", "|>", "é", "漢", "a", "\ud800", MARK])
+        | st.text(max_size=3),
+        max_size=30,
+    ),
+)
+def test_long_texts_are_split_like_short_ones(spellings: list[str], text: list[str]) -> None:
+    """The kernel finds what the regular expression finds, wherever it is in the text."""
+    control, short = ControlTokens(spellings), "".join(text)
+    long = ControlTokens(["\0no\0"]).split("\0yes" * SHORT_CHARACTERS, 9)
+    assert long == ["\0yes" * SHORT_CHARACTERS]
+    padding = "\x01" * (SHORT_CHARACTERS + 1)
+    if any("\x01" in spelling for spelling in spellings):
+        return
+    first, *rest = control.split(short, 99)
+    assert control.split(padding + short, 99) == [padding + first, *rest]
+
+
+def test_only_so_many_spellings_are_found_in_a_long_text() -> None:
+    """One more than is allowed is enough to refuse it."""
+    pieces = ControlTokens(["<a>"]).split("<a>" * SHORT_CHARACTERS, 5)
+    assert len(pieces) == 11
+    assert "".join(pieces) == "<a>" * SHORT_CHARACTERS
 
 
 async def test_ordinary_text_takes_the_ordinary_way() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Final
 
 from headwater.actors.http.asgi import ClientGone, Receive, Scope
@@ -29,7 +30,8 @@ class Bodies:
         """
         held = 0
         try:
-            parts: list[bytes] = []
+            # Its bytes become the body without a copy: joining 30 MB would hold the GIL for 20 ms.
+            parts = BytesIO()
             size = 0
             self._check(max(0, length_of(scope)), 0)
             async for part in _parts(receive):
@@ -38,9 +40,9 @@ class Bodies:
                     self._check(size, held)
                     self.in_flight_bytes += size - held
                     held = size
-                parts.append(part)
-            body = b"".join(parts)
-            parts.clear()
+                parts.write(part)
+            body = parts.getvalue()
+            parts.close()
             yield body
         finally:
             self.in_flight_bytes -= held

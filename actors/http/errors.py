@@ -11,12 +11,11 @@ MESSAGE_BYTES_MAX: Final = 1_500
 PARAM_BYTES_MAX: Final = 200
 """Sizes as JSON: with the rest of the error object, a response has at most 2 KB."""
 
-_json = msgspec.json.encode
-
 
 class ApiError(Exception):
     """A response with an error object, and more `headers`. `retry_after_s` becomes the Retry-After header.
 
+    Message and `param` are cut to fit: they may name what the client sent.
     `logged`: what logs and the request log have instead of the message, where that may repeat a part of the request.
     """
 
@@ -32,12 +31,12 @@ class ApiError(Exception):
         headers: Headers | None = None,
         logged: str | None = None,
     ) -> None:
-        message = _shortened(message, MESSAGE_BYTES_MAX)
+        message = cut(message, MESSAGE_BYTES_MAX)
         super().__init__(message)
         self.status = status
         self.logged = message if logged is None else logged
         self.kind = kind
-        self.param = _shortened(param, PARAM_BYTES_MAX) if param else param
+        self.param = cut(param, PARAM_BYTES_MAX) if param else param
         self.code = code
         self.retry_after_s = retry_after_s
         self.headers = headers or []
@@ -58,14 +57,18 @@ class ApiError(Exception):
         }
 
 
-def _shortened(text: str, most: int) -> str:
-    """The text, or a beginning of it that has at most so many bytes as JSON."""
-    if len(text) * 6 <= most or len(_json(text)) <= most:
+def cut(text: str, bytes_max: int) -> str:
+    """The text, or as much of its beginning as takes `bytes_max` bytes as JSON. Lone surrogates become question marks."""
+    try:
+        size = len(msgspec.json.encode(text[:bytes_max]))
+    except UnicodeEncodeError:
+        return cut(text[:bytes_max].encode("utf-8", "replace").decode(), bytes_max)
+    if size <= bytes_max and len(text) <= bytes_max:
         return text
-    text = text[:most]
-    while len(_json(text)) > most:
-        text = text[: len(text) * 3 // 4]
-    return text + "…"
+    kept = min(len(text), bytes_max)
+    while len(msgspec.json.encode(text[:kept] + "…")) > bytes_max:
+        kept = kept * 9 // 10
+    return text[:kept] + "…"
 
 
 def bad_request(

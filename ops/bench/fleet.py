@@ -3,8 +3,9 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from headwater.ops.config.processes import LocalFleetSettings
 from headwater.ops.config.tree import with_settings
@@ -14,9 +15,12 @@ READY_S = 120.0
 """How long a fleet may take to start; a busy machine takes more than half a minute."""
 
 
+NO_SETTINGS: Final[Mapping[str, Any]] = {}
+
+
 @asynccontextmanager
-async def running(workers: int) -> AsyncIterator[LocalFleet]:
-    """A fleet whose engine steps take no time, on its own server and ports."""
+async def running(workers: int, settings: Mapping[str, Any] = NO_SETTINGS) -> AsyncIterator[LocalFleet]:
+    """A fleet whose engine steps take no time, on its own server and ports. `settings` are further ones, by key."""
     folder = tempfile.mkdtemp(prefix="headwater-bench-")
     fleet = LocalFleet(
         with_settings(
@@ -28,6 +32,7 @@ async def running(workers: int) -> AsyncIterator[LocalFleet]:
                 "http.port": 0,
                 "nats.port": 0,
                 "log.level": "error",
+                **settings,
             },
         )
     )

@@ -270,7 +270,7 @@ class LocalFleet:
         """Wait until the edge serves with every worker; prints progress."""
         started = printed = time.monotonic()
         while True:
-            health = await _health(self._probe_url)
+            health = await _health(self.probe_url)
             joined = sum(health.get("workers", {}).values())
             if health.get("status") == "ok" and joined >= len(self.workers):
                 return
@@ -297,7 +297,7 @@ class LocalFleet:
         return min(card.name for card in await cards.models())
 
     @property
-    def _probe_url(self) -> str:
+    def probe_url(self) -> str:
         """The edge's metrics port: its own may demand TLS and keys."""
         own = self._metrics["edge-0"]
         return f"http://{reachable(own.host)}:{own.port}"

@@ -98,7 +98,9 @@ async def chat_prompt(
     size = definitions + sum(len(text) for text in _texts(request.messages))
     arguments = request, template, literal, not special_tokens_in_text
     # A template may do anything with what it renders.
-    text = _render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(_render, *arguments)
+    text = (
+        _render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(_render, *arguments)
+    )
     if is_limited:
         _check_length(model, context, text, request.param)
     special = bool(request.prompt_options.add_special_tokens)

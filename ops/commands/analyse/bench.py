@@ -17,6 +17,9 @@ def bench(
     /,
     *,
     peer: Annotated[bool, Meta(description="index: measure a peer's index too, if it is installed")] = False,
+    long_prompt: Annotated[
+        bool, Meta(description="edge: measure what prompts of 128 k tokens do to other streams and to probes")
+    ] = False,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Measure this machine."""
@@ -24,6 +27,8 @@ def bench(
 
     if peer and what != "index":
         raise ConfigError("--peer is for bench index")
+    if long_prompt and what != "edge":
+        raise ConfigError("--long-prompt is for bench edge")
     if what == "whatif":
         from headwater.ops.bench import whatif
 
@@ -44,11 +49,12 @@ def bench(
 
         report.show(hashing.bench() if what == "hash" else lookup.bench(peer=peer), as_json=as_json)
         return 0
-    return _in_a_fleet(what, as_json=as_json)
+    return _in_a_fleet(what, long_prompt=long_prompt, as_json=as_json)
 
 
-def _in_a_fleet(what: What, *, as_json: bool) -> int:
+def _in_a_fleet(what: What, *, long_prompt: bool, as_json: bool) -> int:
     from headwater.ops.bench import edge, log, nixl, report, route, snapshot
+    from headwater.ops.bench import long_prompt as long_prompts
     from headwater.ops.process import logging, signals
 
     logging.configure("warning")
@@ -59,7 +65,7 @@ def _in_a_fleet(what: What, *, as_json: bool) -> int:
         "route": route.bench,
         "snapshot": snapshot.bench,
     }
-    chosen = benches[what]
+    chosen = long_prompts.bench if long_prompt else benches[what]
 
     async def run(_stop: object) -> int:
         report.show(await chosen(), as_json=as_json)

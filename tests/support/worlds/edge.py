@@ -113,12 +113,13 @@ async def serve_model(
     *,
     capabilities: frozenset[Capability] = EVERYTHING,
     tasks: tuple[str, ...] = (),
+    context: int = CONTEXT,
 ) -> str:
     """Publish a model as its worker would; returns its pool."""
     engine = SimEngine(SimSettings(), world.clock)
     engine.capabilities = capabilities
     served = Served(name, files or sim_model_files(name))
-    info = EngineInfo(name, 16, 1000, 256, CONTEXT, tasks=tasks, processors=PROCESSORS)
+    info = EngineInfo(name, 16, 1000, 256, context, tasks=tasks, processors=PROCESSORS)
     return (await publish_card(world, served, engine, info)).pool
 
 
@@ -168,12 +169,14 @@ class EdgeWorld:
         access: AccessSettings | None = None,
         service: ServiceLimits = UNLIMITED_SERVICE,
         probes: bool = True,
+        context: int = CONTEXT,
     ) -> None:
         self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
         self.access = access or AccessSettings()
         self.service = service
         self.probes = probes
+        self.context = context
         self.cancelled: list[Cancel] = []
         self.silent = False
         self.stopping = False
@@ -216,7 +219,9 @@ class EdgeWorld:
     async def _serve(
         self, name: str, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()
     ) -> None:
-        pool = await serve_model(self.world, name, capabilities=capabilities, tasks=tasks)
+        pool = await serve_model(
+            self.world, name, capabilities=capabilities, tasks=tasks, context=self.context
+        )
         subject = subjects.route_query("ns", pool)
         self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_route))
         async with asyncio.timeout(20):

@@ -2,8 +2,14 @@
 
 import msgspec
 
+from headwater.actors.edge.parsing.formats.response_template import InvalidTemplate, load_response_template
 from headwater.actors.edge.parsing.selection.detect import Detected, detect
-from headwater.actors.edge.parsing.selection.names import UnknownParser, reasoning_format_of, tool_format_of
+from headwater.actors.edge.parsing.selection.names import (
+    RESPONSE_TEMPLATE,
+    UnknownParser,
+    reasoning_format_of,
+    tool_format_of,
+)
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.model_files import ModelFiles
 
@@ -41,7 +47,29 @@ def find(tool_parser: str, reasoning_parser: str, files: ModelFiles) -> Detected
         found = found._replace(
             reasoning_format=reasoning_format_of(reasoning_parser), reasoning_reason="--reasoning-parser"
         )
+    if RESPONSE_TEMPLATE in (found.tool_format, found.reasoning_format):
+        _check_template(found, files)
     return found
+
+
+def _check_template(found: Detected, files: ModelFiles) -> None:
+    if found.tool_format not in ("", RESPONSE_TEMPLATE) or found.reasoning_format not in (
+        "",
+        RESPONSE_TEMPLATE,
+    ):
+        raise EngineUnavailable(
+            "--tool-parser and --reasoning-parser: response_template describes both formats; give it for both, or none"
+        )
+    if not files.response_template:
+        raise EngineUnavailable(
+            "--tool-parser and --reasoning-parser: the model's tokenizer_config.json has no response_template"
+        )
+    try:
+        load_response_template(files.response_template)
+    except InvalidTemplate as error:
+        raise EngineUnavailable(
+            f"{files.name}: {error}; name the formats with --tool-parser and --reasoning-parser"
+        ) from error
 
 
 def _added_tokens(tokenizer: bytes) -> list[_AddedToken]:

@@ -72,6 +72,16 @@ def test_inspect_prints_formats_and_reasons(tmp_path: Path, capsys: pytest.Captu
 def test_a_response_template_is_read(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", TEMPLATE)
     assert read_model_files(folder).response_template == ""
-    config = {"chat_template": TEMPLATE, "response_template": {"fields": {}}}
+    template: dict[str, object] = {"fields": {"content": {}}}
+    config = {"chat_template": TEMPLATE, "response_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert json.loads(read_model_files(folder).response_template) == {"fields": {}}
+    found = read_model_files(folder)
+    assert json.loads(found.response_template) == template
+    assert parsers.find("", "", found).tool_format == "response_template"
+    assert parsers.find("hermes", "none", found).tool_format == "hermes"
+    with pytest.raises(EngineUnavailable, match="give it for both, or none"):
+        parsers.find("hermes", "", found)
+    with pytest.raises(EngineUnavailable, match="has no response_template"):
+        parsers.find("hf", "none", files(TEMPLATE))
+    with pytest.raises(EngineUnavailable, match=r"m: response_template has no fields; name the formats"):
+        parsers.find("", "", found._replace(response_template="{}"))

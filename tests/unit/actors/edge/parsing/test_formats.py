@@ -108,6 +108,8 @@ def test_harmony_without_headers_is_text() -> None:
     text = "<|channel|>analysis<|message|>hm<|channel|>final<|message|>Hi <|end|> there"
     assert parse(text, "harmony", "harmony") == ParsedOutput("Hi <|end|> there", "hm", ())
     assert parse(text, "", "harmony", parse_reasoning=False).text == "hmHi <|end|> there"
+    assert parse('<|channel|>final {"a": 1}', "harmony", "harmony").text == 'final {"a": 1}'
+    assert parse("<|channel|>fin", "harmony", "harmony") == ParsedOutput("", "", ())
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,9 @@ def test_forced_calls() -> None:
     )
     assert parse('{"a": 1}\n', "forced_call", tools=tools) == ParsedOutput("", "", (call("f", '{"a": 1}'),))
     assert parse('{"a": ', "forced_call", tools=tools).calls == (call("f", '{"a": ', complete=False),)
-    assert parse("no", "forced_call", tools=tools) == ParsedOutput("no", "", ())
+    for text in ("no", " ", ""):
+        assert parse(text, "forced_call", tools=tools) == ParsedOutput(text, "", ())
+        assert parse(text, "forced_calls", tools=tools) == ParsedOutput(text, "", ())
 
 
 def test_what_is_not_parsed_stays_text() -> None:

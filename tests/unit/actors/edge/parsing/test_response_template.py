@@ -131,6 +131,11 @@ def test_cuts_do_not_matter(
     assert parse(template, [text[at : at + size] for at in range(0, len(text), size)], **flags) == whole
 
 
+def test_a_match_that_more_text_could_lengthen_waits() -> None:
+    text = "<|tool_call>call:long_name{n:1}<tool_call|>"
+    assert [call.name for call in parse(LAX, list(text)).calls] == ["long_name"]
+
+
 def test_what_cannot_be_understood_is_text() -> None:
     text = "<tool_call>no JSON</tool_call>"
     assert parse(JSON_CALLS, [text]) == ParsedOutput(text, "", ())

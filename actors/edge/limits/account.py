@@ -1,5 +1,6 @@
 """What one holder of limits (an API key or a tenant) uses of all models, or of one: here, and as other edges report it."""
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -19,6 +20,7 @@ CLOSE_S: Final = 30.0
 """Totals of an account without use here for so long begin again. Less than `FORGET_S`: what was forgotten must not come back."""
 
 
+@lru_cache(maxsize=65_536)
 def account_key(holder: str, scope: str) -> bytes:
     """The account's name between edges: neither keys nor tenants are sent."""
     return blake2b(f"{holder}\0{scope}".encode(), digest_size=16).digest()

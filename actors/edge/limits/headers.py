@@ -9,24 +9,34 @@ from headwater.actors.http.asgi import Headers
 
 _MINUTE_S: Final = 60
 
+_Names = tuple[bytes, bytes, bytes]
+_REQUESTS: Final[_Names] = (
+    b"x-ratelimit-limit-requests",
+    b"x-ratelimit-remaining-requests",
+    b"x-ratelimit-reset-requests",
+)
+_TOKENS: Final[_Names] = (
+    b"x-ratelimit-limit-tokens",
+    b"x-ratelimit-remaining-tokens",
+    b"x-ratelimit-reset-tokens",
+)
+
 
 def rate_limit_headers(accounts: Sequence[Account], now_s: float) -> Headers:
     """Limit, remaining units and time until they are all there again: of the account that has least left of each."""
-    headers: Headers = []
-    for name, buckets in (
-        (b"requests", [account.requests for account in accounts if account.requests is not None]),
-        (b"tokens", [account.tokens for account in accounts if account.tokens is not None]),
-    ):
-        if buckets:
-            headers += _of_bucket(name, min(buckets, key=lambda bucket: bucket.left(now_s)), now_s)
-    return headers
+    requests = [account.requests for account in accounts if account.requests is not None]
+    tokens = [account.tokens for account in accounts if account.tokens is not None]
+    return [*_of_buckets(_REQUESTS, requests, now_s), *_of_buckets(_TOKENS, tokens, now_s)]
 
 
-def _of_bucket(name: bytes, bucket: TokenBucket, now_s: float) -> Headers:
+def _of_buckets(names: _Names, buckets: Sequence[TokenBucket], now_s: float) -> Headers:
+    if not buckets:
+        return []
+    left, bucket = min(((one.left(now_s), one) for one in buckets), key=lambda found: found[0])
     return [
-        (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
-        (b"x-ratelimit-remaining-" + name, b"%d" % bucket.left(now_s)),
-        (b"x-ratelimit-reset-" + name, duration(bucket.reset_s(now_s)).encode()),
+        (names[0], b"%d" % bucket.capacity),
+        (names[1], b"%d" % left),
+        (names[2], duration(bucket.reset_s(now_s)).encode()),
     ]
 
 

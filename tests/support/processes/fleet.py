@@ -24,7 +24,7 @@ SILENCE_S = 0.3
 GRACE_S = 0.05
 WHOLE_S = 60.0
 
-READY = re.compile(rb"ready at (http://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
+READY = re.compile(rb"ready at (https?://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
 
 
 class FleetProcess:
@@ -175,7 +175,7 @@ class FleetProcess:
 
     def client(self) -> httpx.AsyncClient:
         """An HTTP client for this fleet."""
-        return httpx.AsyncClient(base_url=self.url, timeout=60)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, verify=False)
 
 
 @asynccontextmanager

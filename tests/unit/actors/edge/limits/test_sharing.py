@@ -174,8 +174,9 @@ async def test_requests_in_flight_at_other_edges_count_while_these_report(clock:
     two.admit(9, IN_FLIGHT)
 
 
-async def test_what_is_forgotten_does_not_come_back(clock: ManualClock) -> None:
-    """An account that was idle at both edges is opened again with totals from zero."""
+@pytest.mark.parametrize("kept", [False, True])
+async def test_what_is_forgotten_does_not_come_back(clock: ManualClock, kept: bool) -> None:
+    """Totals of an account that was idle begin again, also where the edge that used it still has it."""
     one, two = Edge(clock, "one"), Edge(clock, "two")
     one.tell(two)
     done(one.admit(30))
@@ -183,7 +184,8 @@ async def test_what_is_forgotten_does_not_come_back(clock: ManualClock) -> None:
     for _ in range(round(FORGET_S) + 5):
         await clock.advance(1)
         one.tell(two)
-        one.limiter.sweep()
+        if not kept:
+            one.limiter.sweep()
         two.limiter.sweep()
     assert len(two.limiter) == 0
     done(one.admit(3))

@@ -2,19 +2,12 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from docs._reference.markdown import code, table
-from docs._reference.structs import fields
 from headwater.actors.admin import app as admin
-from headwater.actors.edge.api import pooling_types
-from headwater.actors.edge.api.anthropic.field_table import ANSWER_FIELDS, HEADERS, PROMPT_FIELDS, FieldRow
-from headwater.actors.edge.api.openai import types as openai_types
 from headwater.actors.edge.request import routing_hints
-from headwater.actors.edge.request.fields import NEUTRAL_VALUES, ReservedFields, UnsupportedFields
 from headwater.schemas.messages.control import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,6 +22,10 @@ ROUTES: dict[str, tuple[str, str]] = {
     "/v1/score": ("POST", "similarity scores (vLLM's format)"),
     "/v1/rerank": ("POST", "reranking (Jina's and Cohere's format)"),
     "/v2/rerank": ("POST", "the same"),
+    "/tokenize": ("POST", "token ids of a text or a conversation (vLLM's format)"),
+    "/detokenize": ("POST", "text of token ids (vLLM's format)"),
+    "/version": ("GET", "version of the edge"),
+    "/openapi.json": ("GET", "OpenAPI document of these endpoints"),
     "/v1/models": ("GET", "models and LoRA adapters, with capabilities and limits"),
     "/v1/models/": ("GET", "`/v1/models/{model}`: one of them"),
     "/health": (
@@ -49,23 +46,14 @@ RESPONSE_HEADERS = {
     "retry-after": "with 429 and 503: seconds until a retry can succeed",
 }
 
-_BODIES = (
-    openai_types.ChatRequest,
-    openai_types.CompletionRequest,
-    pooling_types.EmbeddingRequest,
-    pooling_types.ClassifyRequest,
-    pooling_types.ScoreRequest,
-    pooling_types.RerankRequest,
-)
-_ROUTE = re.compile(r"/(?:v\d/[a-z/_]+|health|live|metrics)")
+_ROUTE = re.compile(r"/(?:v\d/[a-z/_]+|health|live|metrics|tokenize|detokenize|version|openapi\.json)")
 
 
 def page() -> str:
     """The whole page."""
-    hidden = set(ReservedFields.__struct_fields__) | set(UnsupportedFields.__struct_fields__)
     parts = [
         "# HTTP API",
-        "Errors have the format of the path's API. Unknown fields are ignored; fields in the last tables are rejected or removed.",
+        "Errors have the format of the path's API. Unknown fields are ignored.",
         "## Routes",
         table(
             ("method", "path", ""), [(method, code(path), text) for path, (method, text) in ROUTES.items()]
@@ -76,39 +64,13 @@ def page() -> str:
         "## Response headers",
         table(("header", ""), [(code(name), text) for name, text in RESPONSE_HEADERS.items()]),
         "## Request fields",
-        *(_body(struct, hidden) for struct in _BODIES),
-        "### Anthropic's Messages API",
-        "See [its guide](../guides/anthropic.md). Fields of both routes:",
-        _treatments(PROMPT_FIELDS),
-        "Fields of `/v1/messages` only:",
-        _treatments(ANSWER_FIELDS),
-        "Headers:",
-        _treatments(HEADERS),
-        "## Rejected fields",
-        "A value other than those listed changes the answer and is rejected with 400.",
-        table(
-            ("field", "accepted values"),
-            [
-                (
-                    code(name),
-                    ", ".join("absent" if v is None else code(repr(v).replace("'", '"')) for v in values),
-                )
-                for name, values in NEUTRAL_VALUES.items()
-            ],
-        ),
-        "## Removed fields",
-        "Fields that only the fleet may set. They are removed and counted in `headwater_edge_stripped_fields_total`.",
-        ", ".join(code(name) for name in sorted(set(ReservedFields.__struct_fields__) - {"extra_body"})),
+        "See [request fields](http-fields.md).",
         "## Admin API",
         "On the admin port (`--admin-port`), see [operations](../guides/operations.md#admin-api).",
         "```text\n" + (admin.__doc__ or "").split("\n\n", 1)[1].strip("\n") + "\n```",
         table(("command", ""), [(code(name), text) for name, text in COMMANDS.items()]),
     ]
     return "\n\n".join(parts)
-
-
-def _treatments(rows: Iterable[FieldRow]) -> str:
-    return table(("field", "", "remark"), [(code(row.field), row.treatment, row.remark) for row in rows])
 
 
 def routes() -> set[str]:
@@ -122,9 +84,3 @@ def _constants(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
-
-
-def _body(struct: type[msgspec.Struct], hidden: set[str]) -> str:
-    title = (struct.__doc__ or "").strip().splitlines()[0].rstrip(".")
-    rows = [row for row in fields(struct) if row[0].strip("`") not in hidden]
-    return f"### {title}\n\n{table(('field', 'type', 'default'), rows)}"

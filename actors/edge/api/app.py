@@ -7,6 +7,7 @@ import msgspec
 import prometheus_client
 import structlog
 
+from headwater import __version__
 from headwater.actors import metrics
 from headwater.actors.edge.access.control import AccessControl
 from headwater.actors.edge.access.models import permitted_model, permitted_models
@@ -14,7 +15,9 @@ from headwater.actors.edge.access.principal import Principal
 from headwater.actors.edge.api.anthropic.endpoints import AnthropicApi
 from headwater.actors.edge.api.error_formats import respond_error
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
+from headwater.actors.edge.api.openapi import openapi_document
 from headwater.actors.edge.api.pooling import PoolingApi
+from headwater.actors.edge.api.tokens import TokensApi
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.generate import Generator
 from headwater.actors.edge.limits.holder import holder_of
@@ -92,6 +95,7 @@ class App:
         generator = Generator(serving)
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
         pooling = PoolingApi(serving)
+        tokens = TokensApi(serving)
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,
@@ -102,6 +106,8 @@ class App:
             "/v1/score": pooling.score,
             "/v1/rerank": pooling.rerank,
             "/v2/rerank": pooling.rerank,
+            "/tokenize": tokens.tokenize,
+            "/detokenize": tokens.detokenize,
         }
         self.active = 0
 
@@ -131,6 +137,12 @@ class App:
         if post is not None:
             _only("POST", method)
             await self._post(post, principal, scope, receive, send)
+        elif path == "/version":
+            _only("GET", method)
+            await self._answer(send, {"version": __version__})
+        elif path == "/openapi.json":
+            _only("GET", method)
+            await self._answer(send, openapi_document())
         elif path == "/v1/models":
             _only("GET", method)
             models = permitted_models(self._models, principal)

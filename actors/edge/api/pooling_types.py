@@ -15,7 +15,7 @@ INPUTS_MAX: Final = 2_048
 TEXTS_MAX: Final = 2_048
 
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
-_USUAL: Final[dict[str, tuple[Any, ...]]] = {
+USUAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "normalize": (None, True),
     "use_activation": (None, True),
     "activation": (None, True),
@@ -42,7 +42,7 @@ class PoolingCommon(UnsupportedFields, kw_only=True):
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""
         super().refuse_unsupported()
-        for name, usual in _USUAL.items():
+        for name, usual in USUAL_VALUES.items():
             if not any(getattr(self, name) == value for value in usual):
                 raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
 

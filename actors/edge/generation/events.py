@@ -48,6 +48,17 @@ class TokenUsage(NamedTuple):
         return self.prompt_tokens + self.completion_tokens
 
 
+def written_tokens(prompt_tokens: int, cached_tokens: int, block_size: int) -> int:
+    """Tokens of a prompt that its engine computed and stored as cache blocks; only full blocks are.
+
+    The last block of a wholly cached prompt counts: an engine computes it again.
+    `cached_tokens` below 0: the engine did not say, or has not yet.
+    """
+    if cached_tokens < 0:
+        return 0
+    return max(0, prompt_tokens // block_size * block_size - cached_tokens)
+
+
 class GenerationStart(NamedTuple):
     """The first event. `id` is Headwater's id of the request, without an API's prefix; `created_s` since the epoch."""
 

@@ -14,6 +14,7 @@ from headwater.actors.edge.generation.events import (
     GenerationStart,
     PromptDetail,
     TokenUsage,
+    written_tokens,
 )
 from headwater.actors.edge.generation.headers import routing_headers
 from headwater.actors.edge.generation.parsed_choice import ParsedChoiceWriter
@@ -372,13 +373,3 @@ def _with_seed(sampling: Sampling, number: int) -> Sampling:
         return sampling
     seed = (sampling.seed + number + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(sampling, seed=seed)
-
-
-def written_tokens(prompt_tokens: int, cached_tokens: int, block_size: int) -> int:
-    """Tokens of a prompt that its engine computed and stored as cache blocks; only full blocks are.
-
-    `cached_tokens` below 0: the engine did not say, or has not yet.
-    """
-    if cached_tokens < 0:
-        return 0
-    return max(0, prompt_tokens // block_size * block_size - cached_tokens)

@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from headwater.actors.edge.model.chat_template import LiteralText
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.schemas.hashing import U32
 
@@ -37,14 +38,20 @@ async def fill_in_middle(
     before = await tokenizer.encode("", add_special_tokens=True) if special else np.array([], np.uint32)
     ids: list[list[int] | U32] = [
         _ids(tokenizer, form.prefix),
-        await tokenizer.encode(prefix, add_special_tokens=False),
+        await _text(tokenizer, prefix),
         _ids(tokenizer, form.suffix),
-        await tokenizer.encode(suffix, add_special_tokens=False),
+        await _text(tokenizer, suffix),
     ]
     if form.suffix_first:
         ids = ids[2:] + ids[:2]
     pieces = [before, *ids, _ids(tokenizer, form.middle)]
     return np.concatenate([np.array(piece, np.uint32) for piece in pieces])
+
+
+async def _text(tokenizer: Tokenizer, text: str) -> U32:
+    # A control token in a source file must not end the prefix.
+    literal = LiteralText(tokenizer)
+    return await literal.encode(literal.mark(text), add_special_tokens=False)
 
 
 def _ids(tokenizer: Tokenizer, name: str) -> list[int]:

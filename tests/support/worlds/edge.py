@@ -33,6 +33,7 @@ from headwater.ops.process.kernels import compile_kernels
 from headwater.schemas import subjects
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.messages.inference import (
     Accepted,
     Cancel,
@@ -56,7 +57,10 @@ EVERYTHING: frozenset[Capability] = frozenset(
         "generate",
         "seed",
         "logprobs",
+        "prompt_logprobs",
         "logit_bias",
+        "allowed_tokens",
+        "bad_words",
         "guide",
         "processors",
         "priority",
@@ -114,11 +118,14 @@ async def serve_model(
     capabilities: frozenset[Capability] = EVERYTHING,
     tasks: tuple[str, ...] = (),
     context: int = CONTEXT,
+    tool_parser: str = "",
+    reasoning_parser: str = "",
 ) -> str:
     """Publish a model as its worker would; returns its pool."""
     engine = SimEngine(SimSettings(), world.clock)
     engine.capabilities = capabilities
-    served = Served(name, files or sim_model_files(name))
+    files = files or sim_model_files(name)
+    served = Served(name, files, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     info = EngineInfo(name, 16, 1000, 256, context, tasks=tasks, processors=PROCESSORS)
     return (await publish_card(world, served, engine, info)).pool
 
@@ -212,17 +219,14 @@ class EdgeWorld:
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return self.runner.run(self._ask(path, method, data, list(headers)))
 
-    def serve(self, name: str, *, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()) -> None:
-        """Serve one more model by the same worker."""
-        self.runner.run(self._serve(name, capabilities, tasks))
-
-    async def _serve(
-        self, name: str, capabilities: frozenset[Capability], tasks: tuple[str, ...] = ()
-    ) -> None:
-        pool = await serve_model(
-            self.world, name, capabilities=capabilities, tasks=tasks, context=self.context
+    def serve(self, name: str, files: ModelFiles | None = None, **card: Any) -> None:
+        """Serve one more model by the same worker; `card` as in `serve_model`."""
+        self.runner.run(
+            self._serve(name, serve_model(self.world, name, files, **{"context": self.context, **card}))
         )
-        subject = subjects.route_query("ns", pool)
+
+    async def _serve(self, name: str, publishing: Coroutine[Any, Any, str]) -> None:
+        subject = subjects.route_query("ns", await publishing)
         self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_route))
         async with asyncio.timeout(20):
             while name not in [card.name for card in self.models.cards()]:
@@ -244,6 +248,15 @@ class EdgeWorld:
         for _ in range(3):
             await asyncio.sleep(0)
 
+    def says(self, text: str) -> None:
+        """What the worker answers from now on. Control tokens in it are such."""
+        self.answer = tuple(tokenizer().encode(text).ids)
+
+    def prompt(self) -> str:
+        """The prompt of the last request, with its control tokens."""
+        ids = unpack_tokens(self.given[-1].tokens).tolist()
+        return str(tokenizer().decode(ids, skip_special_tokens=False))
+
     def recorded(self) -> list[Record]:
         """The request log, once everything so far is in it."""
         return self.runner.run(self._recorded())
@@ -261,7 +274,7 @@ class EdgeWorld:
         self.world = memory_world(self.clock)
         self.models = models = ModelCatalog(self.world)
         self.spawn(models.run(), "models")
-        await self._serve("m", EVERYTHING)
+        await self._serve("m", serve_model(self.world, "m", context=self.context))
         fleet = WorkerRegistry(self.world, "e1", self.spawn)
         self.ledger = OpenRequests(self.world.requests, "ns", "e1", 1, self.world.clock)
         services = AccessServices(self.access, self.world)
@@ -327,6 +340,9 @@ class EdgeWorld:
         logprobs = (
             tuple(TokenLogprob(-0.5, ((token, -0.5),)) for token in tokens) if wanted is not None else ()
         )
+        prompt = unpack_tokens(request.tokens).tolist()
+        scored = request.sampling.prompt_logprobs is not None
+        scores = (None, *(TokenLogprob(-1.0, ((token, -1.0),)) for token in prompt[1:])) if scored else ()
         finish = "stop" if request.emitted + len(tokens) == len(self.answer) else "length"
         step = self.frame_tokens or -(-len(tokens) // 2)
         if self.silent:
@@ -340,6 +356,7 @@ class EdgeWorld:
                 finish if at + step >= len(tokens) else "",
                 -1 if at else 0,
                 logprobs[at : at + step],
+                prompt_logprobs=() if at else scores,
             )
             for at in range(0, len(tokens), step)
         )

@@ -1,0 +1,86 @@
+"""The endpoints with a JSON body as one table, and the OpenAPI document that is made of it."""
+
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from headwater import __version__
+from headwater.actors.edge.api.openai.field_table import (
+    IGNORED_IN_CHAT,
+    IGNORED_IN_COMPLETIONS,
+    REJECTED_IN_CHAT,
+    REJECTED_IN_COMPLETIONS,
+)
+from headwater.actors.edge.api.openai.types import ChatRequest, CompletionRequest
+from headwater.actors.edge.api.pooling_types import (
+    USUAL_VALUES,
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from headwater.actors.edge.api.tokens import DetokenizeRequest, TokenizeRequest
+from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
+
+ENDPOINTS: Final = (
+    ApiEndpoint(
+        "POST", "/v1/chat/completions", "chat completion", ChatRequest, IGNORED_IN_CHAT, REJECTED_IN_CHAT
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/completions",
+        "text completion",
+        CompletionRequest,
+        IGNORED_IN_COMPLETIONS,
+        REJECTED_IN_COMPLETIONS,
+    ),
+    ApiEndpoint("POST", "/v1/embeddings", "embeddings", EmbeddingRequest, rejected=USUAL_VALUES),
+    ApiEndpoint("POST", "/v1/classify", "classification", ClassifyRequest, rejected=USUAL_VALUES),
+    ApiEndpoint("POST", "/v1/score", "similarity of pairs", ScoreRequest, rejected=USUAL_VALUES),
+    ApiEndpoint("POST", "/v1/rerank", "documents by relevance", RerankRequest, rejected=USUAL_VALUES),
+    ApiEndpoint("POST", "/v2/rerank", "documents by relevance", RerankRequest, rejected=USUAL_VALUES),
+    ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),
+    ApiEndpoint("POST", "/detokenize", "text of token ids", DetokenizeRequest),
+)
+"""Every API appends its own."""
+
+_ERROR: Final[dict[str, Any]] = {"description": "the request is refused; the body says why"}
+
+
+def openapi_document() -> dict[str, Any]:
+    """OpenAPI 3.1. Fields that are rejected or removed are left out of the schemas."""
+    bodies = {endpoint.path: _known_body(endpoint) for endpoint in ENDPOINTS}
+    schemas, components = msgspec.json.schema_components(
+        bodies.values(), ref_template="#/components/schemas/{name}"
+    )
+    paths: dict[str, Any] = {}
+    for endpoint, schema in zip(ENDPOINTS, schemas, strict=True):
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = {
+            "summary": endpoint.summary,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "responses": {"200": {"description": "the answer"}, "4XX": _ERROR, "5XX": _ERROR},
+        }
+    for path, summary in (("/v1/models", "served models"), ("/version", "version of this edge")):
+        paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "the answer"}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headwater", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _known_body(endpoint: ApiEndpoint) -> type[msgspec.Struct]:
+    """The body's type with the fields that have an effect. The others have no JSON form."""
+    known = statuses(endpoint)
+    types = get_type_hints(endpoint.body, include_extras=True)
+    fields = [
+        (field.name, types[field.name], field.default)
+        if field.default is not msgspec.NODEFAULT
+        else (field.name, types[field.name])
+        for field in msgspec.structs.fields(endpoint.body)
+        if known[field.encode_name][0] == "served"
+    ]
+    name = endpoint.body.__name__ if not endpoint.path.startswith("/v2") else f"{endpoint.body.__name__}V2"
+    doc = {"__doc__": endpoint.body.__doc__}
+    return msgspec.defstruct(name, fields, kw_only=True, namespace=doc)

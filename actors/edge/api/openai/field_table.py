@@ -7,7 +7,7 @@ IGNORED_IN_COMPLETIONS: Final[Mapping[str, str]] = {
     "metadata": "answers are not stored",
     "store": "answers are not stored",
     "service_tier": "there is one tier; `priority` orders requests",
-    "safety_identifier": "nothing is reported to anybody",
+    "safety_identifier": "no abuse is reported",
     "prompt_cache_retention": "cached prompts stay until their space is needed",
 }
 
@@ -19,4 +19,4 @@ IGNORED_IN_CHAT: Final[Mapping[str, str]] = {
 
 REJECTED_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {"prompt_cache_options": (None, {})}
 REJECTED_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**REJECTED_IN_COMPLETIONS, "echo": (None, False)}
-"""Beside those that no API serves (`headwater.actors.edge.request.fields`): the values that are accepted."""
+"""In addition to those that no API serves (`headwater.actors.edge.request.fields`): the values that are accepted."""

@@ -33,7 +33,7 @@ from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimi
 from headwater.actors.edge.limits.sharing import UsageSharing
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
-from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.cors import allow_origins
 from headwater.actors.http.errors import upstream_failed
 from headwater.actors.http.limits import BodyLimits
@@ -71,6 +71,7 @@ class EdgeActor(Actor):
         service: ServiceLimits = UNLIMITED_SERVICE,
         cors_origins: tuple[str, ...] = (),
         probes: bool = True,
+        reasoning_field: ReasoningField = "both",
     ) -> None:
         super().__init__(world, name)
         self._server = server
@@ -84,6 +85,7 @@ class EdgeActor(Actor):
         self._service_limits = service
         self._cors_origins = cors_origins
         self._probes = probes
+        self._reasoning_field: ReasoningField = reasoning_field
         self._limiter = RateLimiter(world.clock)
         self._sharing: UsageSharing | None = None
         self._persistence = Persistence(world.clock, self.log)
@@ -147,6 +149,7 @@ class EdgeActor(Actor):
             self._limits,
             self._bodies,
             special_tokens_in_text=self._special_tokens_in_text,
+            reasoning_field=self._reasoning_field,
             persistence=self._persistence,
             access=self._access.control,
             service=self._service_limits,

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from headwater.actors.edge.access.settings import AccessSettings, check_jwks_url
 from headwater.actors.edge.limits.settings import REQUEST_TIMEOUT_S, RateLimits
-from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag, Prefix
@@ -65,6 +65,13 @@ class EdgeSettings(NamedTuple):
         Flag("allow-special-tokens-in-text"),
         Meta(description="control tokens spelled in clients' messages act as control tokens, not as text"),
     ] = False
+    reasoning_field: Annotated[
+        ReasoningField,
+        Flag("reasoning-field"),
+        Meta(
+            description="name of reasoning in chat completions: reasoning_content, reasoning, or both, with the text twice"
+        ),
+    ] = "both"
     client: Annotated[ClientLimits, Prefix("client")] = ClientLimits()
     limit: Annotated[RateLimits, Prefix("limit")] = RateLimits()
     request_timeout_s: Annotated[

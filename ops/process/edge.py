@@ -42,6 +42,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             limits=edge.client,
             bodies=http.bodies,
             special_tokens_in_text=edge.allow_special_tokens_in_text,
+            reasoning_field=edge.reasoning_field,
             access=settings.auth,
             probe_s=PROBE_S,
             service=ServiceLimits(edge.limit, edge.request_timeout_s),

@@ -28,7 +28,7 @@ from headwater.actors.edge.request.context import Call, Serving, trace_of
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.routing_hints import tenant_of
-from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.errors import ApiError
@@ -71,6 +71,7 @@ class App:
         service: ServiceLimits = UNLIMITED_SERVICE,
         limiter: RateLimiter | None = None,
         probes: bool = True,
+        reasoning_field: ReasoningField = "both",
     ) -> None:
         self._workers = workers
         self.bodies = Bodies(bodies)
@@ -91,6 +92,7 @@ class App:
             special_tokens_in_text,
             self._access.salts,
             service.request_timeout_s,
+            reasoning_field,
         )
         generator = Generator(serving)
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)

@@ -12,7 +12,7 @@ from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.record import RequestLogWriter
-from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.asgi import Headers, Receive, Scope, Send
 from headwater.actors.http.errors import overloaded
 from headwater.schemas.events.request import PayloadKind
@@ -44,7 +44,8 @@ class Serving(NamedTuple):
 
     `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
     in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
-    a request, 0 for none. `reasoning_fields` are the names of reasoning in OpenAI's chat completions.
+    a request, 0 for none. `reasoning_field` names
+    reasoning in OpenAI's chat completions.
     """
 
     workers: WorkerRegistry
@@ -56,7 +57,7 @@ class Serving(NamedTuple):
     special_tokens_in_text: bool = False
     salts: CacheSalts = NO_SALTS
     request_timeout_s: float = 0.0
-    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
+    reasoning_field: ReasoningField = "both"
 
     def model(self, name: str, principal: Principal) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""

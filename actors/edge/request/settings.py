@@ -1,10 +1,13 @@
 """Settings of an edge: types, defaults and descriptions only. Light to import: the command line reads them."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from headwater.schemas.constraints import CLIENT_POLICIES
+
+ReasoningField = Literal["both", "reasoning_content", "reasoning"]
+"""The name of reasoning in OpenAI's chat completions: that of DeepSeek and SGLang, that of vLLM, or both."""
 
 
 class ClientLimits(NamedTuple):

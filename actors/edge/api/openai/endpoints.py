@@ -22,7 +22,7 @@ class OpenAiApi:
         serving = self._serving
         serving.fields.check(request, request.logits_processors)
         model = serving.model(request.model, call.principal)
-        encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.reasoning_fields))
+        encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.reasoning_field))
         await self._generator.run(chat_request(request), encoder, call)
 
     async def complete(self, call: Call) -> None:

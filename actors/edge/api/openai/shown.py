@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 from headwater.actors.edge.api.openai.types import ChatRequest, CompletionRequest
+from headwater.actors.edge.request.settings import ReasoningField
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 """The two names of reasoning that clients expect: DeepSeek's and SGLang's, and vLLM's."""
@@ -20,8 +21,9 @@ class ShownParts(NamedTuple):
     reasoning: tuple[str, ...] = REASONING_FIELDS
 
 
-def shown_in_chat(request: ChatRequest, reasoning: tuple[str, ...] = REASONING_FIELDS) -> ShownParts:
-    """For a chat completion. `reasoning`: the names that this edge uses."""
+def shown_in_chat(request: ChatRequest, field: ReasoningField = "both") -> ShownParts:
+    """For a chat completion. `field`: the name of reasoning on this edge."""
+    reasoning = REASONING_FIELDS if field == "both" else (field,)
     return ShownParts(
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,

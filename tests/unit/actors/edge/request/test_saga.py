@@ -187,6 +187,17 @@ def test_a_repeated_frame_is_cut_and_a_lost_one_is_queried() -> None:
     assert run(LegFinished(4, "stop", "", "", 0.0), saga=saga) == (saga, [])
 
 
+def test_what_was_cached_is_what_the_prefill_leg_says() -> None:
+    """The decode leg's engine counts the transferred prompt as cached; it was computed, or cached, before."""
+    prefilled = Frame(FrameEntry(1, 0, (), "handoff", cached_tokens=2, handoff=HANDOFF), 1.0)
+    decoding = Routed(2, decision("decode", "w2"), 0.0, 1.0), LegAccepted(2, 1.0)
+    first = Frame(FrameEntry(2, 0, (5,), cached_tokens=4), 1.0)
+    saga, _ = run(*PREFILLING, prefilled, *decoding, first)
+    assert (saga.emitted, saga.cached_tokens) == (1, 2)
+    saga, _ = run(*HANDED, *decoding, first)
+    assert saga.cached_tokens == -1, "a transfer is no hit, also where the prefill leg said nothing"
+
+
 def test_a_prefilled_prompt_is_claimed_once_and_released_at_the_first_token() -> None:
     """The worker with the KV is cancelled when the decode worker has it, not before."""
     saga, effects = run(*HANDED)

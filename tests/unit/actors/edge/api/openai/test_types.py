@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.actors.edge.api.openai.shown import shown_in_chat
 from headwater.actors.edge.api.openai.translate import chat_request, completion_request
 from headwater.actors.edge.api.openai.types import (
     ChatRequest,
@@ -19,6 +20,7 @@ from headwater.actors.edge.api.openai.types import (
 from headwater.actors.edge.generation.conversation import template_messages
 from headwater.actors.edge.generation.request import TextPart
 from headwater.actors.edge.generation.sampling import sampling_of
+from headwater.actors.edge.request.settings import ReasoningField
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 
@@ -254,3 +256,17 @@ def test_what_is_taken_can_be_sent_to_an_engine(fields: dict[str, Any]) -> None:
         return
     message = GenerateRequest("r", "e", 1, b"", sampling, priority=request.priority or 0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=GenerateRequest) == message
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        ("both", ("reasoning_content", "reasoning")),
+        ("reasoning", ("reasoning",)),
+        ("reasoning_content", ("reasoning_content",)),
+    ],
+)
+def test_an_edge_names_reasoning_as_it_is_set(field: ReasoningField, names: tuple[str, ...]) -> None:
+    """Unless the client wants none."""
+    assert shown_in_chat(chat(), field).reasoning == names
+    assert shown_in_chat(chat(include_reasoning=False), field).reasoning == ()

@@ -14,7 +14,7 @@ TORCH = --torch-backend=cpu
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: install up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install clients up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,20 @@ $(VENV)/.installed: pyproject.toml uv.lock
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
 		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) -c $(VENV)/constraints.txt
 	$(BIN)/headwater warm
+	@touch $@
+
+# Other projects' clients, which tests/clients runs against a fleet: they do not agree with .venv on versions.
+CLIENTS = .clients
+
+clients: $(CLIENTS)/.installed
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-lock.json | $(VENV)/.installed
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(CLIENTS)/python
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet \
+		--python $(CLIENTS)/python/bin/python -r tests/clients/requirements.txt
+	@mkdir -p $(CLIENTS)/npm
+	cp tests/clients/npm/package.json tests/clients/npm/package-lock.json $(CLIENTS)/npm
+	npm ci --silent --prefix $(CLIENTS)/npm
 	@touch $@
 
 up: install
@@ -62,11 +76,11 @@ check test: export PYTHONDONTWRITEBYTECODE =
 check: install lint
 	$(call with_types,$(BIN)/pytest -q -n 2 tests/unit tests/tidy)
 
-test: install lint
+test: install clients lint
 	$(call with_types,$(BIN)/pytest -n 2 --dist loadgroup)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
-soak: install
+soak: install clients
 	$(BIN)/pytest -n 2 --dist loadgroup -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3
@@ -99,4 +113,4 @@ docs-reference: install
 	$(BIN)/python -m docs._reference
 
 clean:
-	rm -rf $(VENV) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from docs._reference import cli, events, http_api, http_fields, log_events, metrics, subjects
+from docs._reference import cli, clients, events, http_api, http_fields, log_events, metrics, subjects
 
 FOLDER = Path(__file__).resolve().parent.parent / "reference"
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -18,6 +18,7 @@ def pages() -> dict[str, str]:
         "settings.md": cli.settings(),
         "http-api.md": http_api.page(),
         "http-fields.md": http_fields.page(),
+        "clients.md": clients.page(),
         "subjects.md": subjects.page(),
         "events.md": events.page(),
         "metrics.md": metrics.page(),

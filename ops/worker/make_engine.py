@@ -1,7 +1,9 @@
 """An engine and the model that it serves, from settings."""
 
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from headwater.actors.worker.lifecycle.model_card import Served
 from headwater.engines.engine import Engine, EngineUnavailable
@@ -22,9 +24,7 @@ DEMO_NAME = "smollm2-135m-instruct"
 
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
-    if settings.worker.engine == "sim":
-        return _sim(settings.worker, settings.sim)
-    return _vllm(settings, worker)
+    return FACTORIES[settings.worker.engine](settings, worker)
 
 
 def model_folder(model: str) -> Path:
@@ -97,7 +97,21 @@ def _files(folder: Path, worker: WorkerSettings) -> ModelFiles:
     return files
 
 
-def _served(worker: WorkerSettings, files: ModelFiles) -> Served:
+def sim_settings(worker: WorkerSettings, options: SimOptions, files: ModelFiles) -> SimSettings:
+    """The settings of the simulated engine."""
+    return SimSettings(
+        model=files.name,
+        block_size=worker.block_size or BLOCK_SIZE,
+        total_blocks=options.blocks,
+        context_length=worker.max_model_len or files.context_length,
+        step_time=ZERO if options.step_time == "zero" else StepTime(),
+        script=script(files),
+        eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
+    )
+
+
+def served(worker: WorkerSettings, files: ModelFiles) -> Served:
+    """The model under the names that clients use."""
     found = parsers.find(worker.tool_parser, worker.reasoning_parser, files)
     return Served(
         worker.served_model_name or files.name,
@@ -108,21 +122,10 @@ def _served(worker: WorkerSettings, files: ModelFiles) -> Served:
     )
 
 
-def _sim(worker: WorkerSettings, options: SimOptions) -> tuple[Engine, Served]:
-    files = sim_files(worker)
-    engine = SimEngine(
-        SimSettings(
-            model=files.name,
-            block_size=worker.block_size or BLOCK_SIZE,
-            total_blocks=options.blocks,
-            context_length=worker.max_model_len or files.context_length,
-            step_time=ZERO if options.step_time == "zero" else StepTime(),
-            script=script(files),
-            eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
-        ),
-        SystemClock(),
-    )
-    return engine, _served(worker, files)
+def _sim(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    files = sim_files(settings.worker)
+    engine = SimEngine(sim_settings(settings.worker, settings.sim, files), SystemClock())
+    return engine, served(settings.worker, files)
 
 
 def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
@@ -131,4 +134,10 @@ def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     folder = model_folder(settings.worker.model)
     files = _files(folder, settings.worker)
     engine = VllmEngine(vllm_settings(settings, worker, folder=folder, name=files.name))
-    return engine, _served(settings.worker, files)
+    return engine, served(settings.worker, files)
+
+
+EngineFactory = Callable[[EngineProcess, str], tuple[Engine, Served]]
+
+FACTORIES: Final[dict[str, EngineFactory]] = {"sim": _sim, "vllm": _vllm}
+"""What `--engine` names: each makes an engine of a process's settings and a worker's name."""

@@ -180,16 +180,22 @@ class FleetProcess:
 
 @asynccontextmanager
 async def fleet(
-    folder: Path, *flags: str, ready_s: float = 60, access: tuple[str, ...] = (), vllm: bool = False
+    folder: Path,
+    *flags: str,
+    ready_s: float = 60,
+    access: tuple[str, ...] = (),
+    vllm: bool = False,
+    program: tuple[str, ...] = (),
 ) -> AsyncIterator[FleetProcess]:
     """A fleet on free ports with its data in `folder`. On leaving: every decision in its log is made again.
 
     `access` are flags to log in with: for the fleet, and for commands against its server. `vllm`: fork it from a
-    process that has imported vLLM.
+    process that has imported vLLM. `program`: arguments before `up`, for another program than `headwater` (`zygote`).
     """
     log = folder / "up.log"
     with log.open("wb") as errors:
         process = await zygote.start(
+            *program,
             "up",
             "--port",
             "0",

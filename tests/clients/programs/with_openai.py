@@ -1,0 +1,123 @@
+"""The official `openai` client: chat and completions, whole and streamed, and tool loops."""
+
+import json
+from typing import Any
+
+import openai
+from openai import OpenAI
+from scenarios import Task
+
+
+def client_of(task: Task) -> OpenAI:
+    return OpenAI(base_url=f"{task.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
+
+
+def ask(task: Task) -> list[Any]:
+    return [{"role": "user", "content": task.question}]
+
+
+def chat(task: Task) -> None:
+    done = client_of(task).chat.completions.create(
+        model=task.model, messages=[{"role": "user", "content": "Hi"}]
+    )
+    assert done.choices[0].message.content == task.greeting
+    assert done.choices[0].finish_reason == "stop"
+    assert done.usage is not None
+    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
+
+
+def chat_streamed(task: Task) -> None:
+    stream = client_of(task).chat.completions.create(
+        model=task.model,
+        messages=[{"role": "user", "content": "Hi"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, thought, usage = "", "", None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            thought += getattr(choice.delta, "reasoning_content", None) or ""
+    assert text == task.greeting
+    assert thought.strip() == task.reasoning
+    assert usage is not None
+
+
+def completion(task: Task) -> None:
+    done = client_of(task).completions.create(model=task.model, prompt="Hi", max_tokens=4)
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 4
+
+
+def tools(task: Task) -> None:
+    client, messages = client_of(task), ask(task)
+    for _ in range(3):
+        message = (
+            client.chat.completions.create(model=task.model, messages=messages, tools=task.tools)
+            .choices[0]
+            .message
+        )
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            break
+        assert len(message.tool_calls) == len(task.calls)
+        for call in message.tool_calls:
+            result = task.call(call.function.name, json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    assert message.content == task.answer
+
+
+def tools_streamed(task: Task) -> None:
+    client, messages = client_of(task), ask(task)
+    for _ in range(3):
+        with client.chat.completions.stream(model=task.model, messages=messages, tools=task.tools) as stream:
+            pieces = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+            done = stream.get_final_completion().choices[0]
+        messages.append(done.message.model_dump(exclude_none=True, exclude={"parsed"}))
+        if not done.message.tool_calls:
+            break
+        assert done.finish_reason == "tool_calls"
+        assert len(pieces) > len(task.calls), "arguments come in pieces"
+        for call in done.message.tool_calls:
+            call_arguments = json.loads(call.function.arguments)
+            result = task.call(call.function.name, call_arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    assert done.message.content == task.answer
+
+
+def forced(task: Task) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        message = (
+            client_of(task)
+            .chat.completions.create(
+                model=task.model, messages=ask(task), tools=task.tools[:1], tool_choice=choice
+            )
+            .choices[0]
+            .message
+        )
+        assert [call.function.name for call in message.tool_calls] == ["get_weather"]
+        assert "city" in json.loads(message.tool_calls[0].function.arguments)
+
+
+def unknown_model(task: Task) -> None:
+    try:
+        client_of(task).chat.completions.create(model="none", messages=ask(task))
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+    else:
+        raise AssertionError("an unknown model was served")
+
+
+PACKAGE = "openai"
+
+SCENARIOS: dict[str, Any] = {
+    "chat": chat,
+    "chat streamed": chat_streamed,
+    "completion": completion,
+    "tool loop": tools,
+    "tool loop streamed": tools_streamed,
+    "forced calls": forced,
+    "unknown model": unknown_model,
+}

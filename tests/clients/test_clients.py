@@ -1,0 +1,168 @@
+"""Clients of other projects: each runs whole conversations with the scripted fleet, in an environment of its own.
+
+`make clients` makes the environments. A program runs all scenarios of an environment, as imports take seconds; here
+each of its outcomes is a test.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tests.clients.answers import recorded
+from tests.clients.conftest import MODEL
+from tests.clients.environments import CLIENTS, NODE, PROGRAMS
+from tests.support.processes.fleet import FleetProcess
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.xdist_group("clients")]
+
+LOOPS: Final = ("tool loop", "tool loop streamed")
+CHAT: Final = ("chat", "chat streamed", *LOOPS)
+OPENAI: Final = (*CHAT, "completion", "forced calls", "unknown model")
+BOTH: Final = (*LOOPS, *(f"anthropic {loop}" for loop in LOOPS))
+ANTHROPIC: Final = (
+    *CHAT,
+    "thinking",
+    "not thinking",
+    "forced calls",
+    "stop sequence",
+    "max tokens",
+    "counting",
+    "errors",
+)
+
+SCENARIOS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "newest": {"openai": OPENAI, "anthropic": ANTHROPIC},
+    "frameworks": {
+        "openai": OPENAI,
+        "litellm": BOTH,
+        "langchain-core": BOTH,
+        "pydantic-ai-slim": (*BOTH, "output type", "anthropic output type"),
+        "openai-agents": LOOPS,
+        "instructor": ("named call", "named call streamed", "json schema", "anthropic named call"),
+    },
+    "javascript": {
+        "openai": CHAT,
+        "@anthropic-ai/sdk": (*CHAT, "counting", "unknown model"),
+    },
+}
+"""Environment, package, and what of it is tested."""
+
+MODULES: Final = {
+    "newest": ("with_openai", "with_anthropic"),
+    "frameworks": (
+        "with_openai",
+        "with_litellm",
+        "with_langchain",
+        "with_pydantic_ai",
+        "with_openai_agents",
+        "with_instructor",
+    ),
+}
+
+RUN_S: Final = 100
+
+CASES: Final = [
+    pytest.param(environment, package, scenario, id=f"{environment}-{package}-{scenario}")
+    for environment, packages in SCENARIOS.items()
+    for package, scenarios in packages.items()
+    for scenario in scenarios
+]
+
+
+class Outcome(NamedTuple):
+    """What came of a scenario; `error` is empty if it succeeded."""
+
+    package: str
+    version: str
+    scenario: str
+    error: str
+    seconds: float
+
+
+def task(url: str) -> str:
+    """The conversation as JSON: see `Task` in programs/scenarios.py."""
+    fixtures = recorded()
+    asked, hello = fixtures["parallel-two-calls-thinking"], fixtures["no-call-thinking"]["expected"]
+    document = {
+        "url": url,
+        "model": MODEL,
+        "question": "What is the weather in Zürich, and which cafés are open?",
+        "calls": asked["expected"]["tool_calls"],
+        "results": {"get_weather": "20C", "search": "Café Schober, Café Odeon"},
+        "answer": fixtures["multi-turn-final-answer-thinking"]["expected"]["content"],
+        "greeting": hello["content"],
+        "reasoning": hello["reasoning_content"],
+        "tools": asked["tools"],
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def command(environment: str, url: str) -> list[str]:
+    """The command line that runs all scenarios of an environment."""
+    if environment == "javascript":
+        return ["node", str(PROGRAMS / "scenarios.mjs"), task(url), str(NODE)]
+    python = sys.executable if environment == "newest" else str(CLIENTS / "python" / "bin" / "python")
+    return [python, str(PROGRAMS / "scenarios.py"), task(url), *MODULES[environment]]
+
+
+class Runs:
+    """The outcomes of each environment; it runs when the first of them is needed."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._tasks: dict[str, asyncio.Task[tuple[list[Outcome], str]]] = {}
+
+    async def outcome(self, environment: str, package: str, scenario: str) -> Outcome:
+        """One outcome. Fails if its program ended before it."""
+        if environment not in self._tasks:
+            self._tasks[environment] = asyncio.create_task(self._run(environment))
+        outcomes, errors = await self._tasks[environment]
+        found = [one for one in outcomes if (one.package, one.scenario) == (package, scenario)]
+        assert found, f"no outcome of {package}, {scenario}:\n{errors}"
+        return found[0]
+
+    async def _run(self, environment: str) -> tuple[list[Outcome], str]:
+        assert CLIENTS.joinpath(".installed").exists(), "the clients are not installed: run `make clients`"
+        pipe = asyncio.subprocess.PIPE
+        arguments = command(environment, self._url)
+        process = await asyncio.create_subprocess_exec(*arguments, stdout=pipe, stderr=pipe)
+        try:
+            async with asyncio.timeout(RUN_S):
+                output, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        lines = [line for line in output.splitlines() if line.startswith(b"{")]
+        return [Outcome(**msgspec.json.decode(line)) for line in lines], errors.decode()[-4000:]
+
+    async def all(self, environment: str) -> list[Outcome]:
+        """All outcomes of an environment."""
+        return (await self._tasks[environment])[0]
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def runs(up: FleetProcess) -> AsyncIterator[Runs]:
+    """What the environments' programs found."""
+    yield Runs(up.url)
+
+
+@pytest.mark.parametrize(("environment", "package", "scenario"), CASES)
+async def test_a_client_completes_its_scenario(
+    runs: Runs, environment: str, package: str, scenario: str
+) -> None:
+    outcome = await runs.outcome(environment, package, scenario)
+    assert not outcome.error, outcome.error
+
+
+@pytest.mark.parametrize("environment", SCENARIOS)
+async def test_each_scenario_of_the_programs_is_a_test(runs: Runs, environment: str) -> None:
+    first = next(iter(SCENARIOS[environment].items()))
+    await runs.outcome(environment, first[0], first[1][0])
+    ran = {(one.package, one.scenario) for one in await runs.all(environment)}
+    listed = {(name, scenario) for name, each in SCENARIOS[environment].items() for scenario in each}
+    assert ran == listed

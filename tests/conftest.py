@@ -1,10 +1,12 @@
 """What all tests share: log lines that cost nothing, how many examples a property gets, and which tests run together."""
 
+from collections.abc import Iterator
+
 import pytest
 import structlog
 from hypothesis import settings
 
-settings.register_profile("ci", max_examples=50, deadline=None)
+settings.register_profile("ci", max_examples=30, deadline=None)
 settings.register_profile("soak", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
@@ -30,6 +32,14 @@ def pytest_configure() -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
+
+
+@pytest.fixture(autouse=True)
+def logging_of_all_tests() -> Iterator[None]:
+    """A test that configures structlog, as commands do, leaves it to the next one as it was."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -60,8 +60,10 @@ async def until_refused(listener: socket.socket, within_s: float) -> None:
     async with asyncio.timeout(within_s):
         with contextlib.suppress(ConnectionRefusedError):
             while True:
-                _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-                writer.close()
+                # One that the kernel had accepted when the server closed its socket is reset.
+                with contextlib.suppress(ConnectionResetError):
+                    _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+                    writer.close()
                 await asyncio.sleep(0.02)
 
 

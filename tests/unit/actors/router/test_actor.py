@@ -169,11 +169,11 @@ def test_a_busy_router_is_not_degraded() -> None:
             made.append(await asked(stage, f"r{number}"))
 
         async with asyncio.TaskGroup() as group:
-            for number in range(2_500):
+            for number in range(1_000):
                 group.create_task(ask(number))
                 await asyncio.sleep(0.001)
                 assert number < 50 or not router.is_settled
-        assert len(made) == 2_500
+        assert len(made) == 1_000
         assert not any(decision.degraded for decision in made)
 
     play(run)

@@ -14,6 +14,9 @@ from headwater.schemas.messages.transfer import DType, LocalPlace, Offer
 
 TYPES = get_args(DType)
 
+NEEDS_TORCH = pytest.mark.xdist_group("vllm")
+"""Where vLLM is tested torch is loaded already; loading it takes seconds."""
+
 
 def offer_of(array: Any, checksum: int, dtype: DType | None = None) -> Offer:
     """What an owner would send."""
@@ -59,6 +62,7 @@ def test_a_copy_is_our_own() -> None:
     assert np.array_equal(got, np.arange(100))
 
 
+@NEEDS_TORCH
 def test_bfloat16_travels_as_its_bits() -> None:
     """Numpy has no such type: uint16 in, with its name, and uint16 out; torch has it."""
     torch = pytest.importorskip("torch")
@@ -71,6 +75,7 @@ def test_bfloat16_travels_as_its_bits() -> None:
     assert np.array_equal(host.get(0, offer)[0], bits)
 
 
+@NEEDS_TORCH
 @pytest.mark.parametrize("name", ["bool", "uint8", "int64", "float16", "float32"])
 def test_tensors_come_back(name: str) -> None:
     """Contiguous or not; numpy arrays may go into a tensor too, and the checksums of both are one."""
@@ -84,6 +89,7 @@ def test_tensors_come_back(name: str) -> None:
     assert torch.equal(memory.get(0, offer_of(tensor, 0))[0], tensor)
 
 
+@NEEDS_TORCH
 def test_a_tensor_slab_is_flat_bytes() -> None:
     """Anything else is refused."""
     torch = pytest.importorskip("torch")

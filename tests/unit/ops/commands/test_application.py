@@ -131,7 +131,11 @@ def test_a_mistake_is_one_line_and_code_2(capsys: Capture, line: list[str], want
 
 @pytest.mark.parametrize(
     ("shell", "mark"),
-    [("bash", "complete -F"), ("zsh", "#compdef headwater"), ("fish", "complete -c headwater")],
+    [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef headwater"),
+        pytest.param("fish", "complete -c headwater", marks=pytest.mark.soak),
+    ],
 )
 def test_completion_knows_commands_flags_and_choices(capsys: Capture, shell: str, mark: str) -> None:
     """For each shell a script on standard output."""

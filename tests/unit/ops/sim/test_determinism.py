@@ -39,10 +39,10 @@ def digest_here() -> str:
     return told
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "4242"])
-def test_the_fold_does_not_depend_on_the_hash_seed(digest_here: str, hash_seed: str) -> None:
+def test_the_fold_does_not_depend_on_the_hash_seed(digest_here: str) -> None:
     """Sets and dictionaries order themselves otherwise in another process; the state may not show it."""
-    assert digest_elsewhere(PYTHONHASHSEED=hash_seed) == digest_here
+    other = "4242" if os.environ.get("PYTHONHASHSEED") != "4242" else "0"
+    assert digest_elsewhere(PYTHONHASHSEED=other) == digest_here
 
 
 def test_the_fold_does_not_depend_on_the_compiler(digest_here: str) -> None:

@@ -49,7 +49,7 @@ def test_tokens_follow_each_other_as_the_peers_do(count: int, wanted_ms: float) 
     assert (last.done_ns - last.first_ns) / 499 / 1e6 == pytest.approx(wanted_ms, rel=0.03)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(("kv", "round_robin")),

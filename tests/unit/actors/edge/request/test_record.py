@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.request.open_requests import ACCEPT_PENDING_MAX
 from headwater.actors.edge.request.record import CHECKPOINT_TOKENS
 from headwater.engines.sim.model import tokenizer
 from headwater.events.log import Record
@@ -209,10 +208,12 @@ def test_the_trace_of_the_request_is_on_its_messages(value: str) -> None:
         assert {one.batch.trace for one in records} == {TRACE if value in SOUND else ""}
 
 
-def test_requests_are_refused_while_the_log_is_too_far_behind() -> None:
+def test_requests_are_refused_while_the_log_is_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 with Retry-After before anything is accepted; the rest of the queue is for the ends of what runs."""
+    bound = 500
+    monkeypatch.setattr("headwater.actors.edge.request.open_requests.ACCEPT_PENDING_MAX", bound)
     with EdgeWorld() as edge:
-        for number in range(ACCEPT_PENDING_MAX - 1):
+        for number in range(bound - 1):
             edge.ledger.write(KvGap(number))
         assert ask(edge)[0].status == 200, "one below the bound"
         pending = edge.ledger.writer.pending

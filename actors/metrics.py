@@ -199,6 +199,10 @@ RATE_LIMITED = Counter(
 LIMIT_ACCOUNTS = Gauge(
     "headwater_edge_limit_accounts", "Holders of rate limits and models whose use is counted"
 )
+HISTORY_FAILURES = Counter(
+    "headwater_edge_stored_responses_failures_total",
+    "Accesses to stored responses that failed or were too slow",
+)
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
 PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
 CACHED_TOKENS = Counter(

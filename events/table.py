@@ -1,7 +1,10 @@
 """The `Table` port: keys with revisions and time to live, for leases and model cards."""
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+STORED_BYTES_MAX: Final = 512 * 1024**2
+"""Default bound of the table of stored responses. The server needs half a kilobyte of memory for each of its keys."""
 
 
 class TableEntry(NamedTuple):
@@ -23,12 +26,15 @@ class Table(Protocol):
         """Replace if the key still has `revision`. Returns the new revision, or None if it has another."""
         ...
 
-    async def put(self, key: str, value: bytes) -> int:
+    async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
         """Store unconditionally. Returns the revision."""
         ...
 
-    async def delete(self, key: str) -> None:
-        """Remove the key; watchers see an entry without value."""
+    async def delete(self, key: str, *, marker_s: int = 0) -> None:
+        """Remove the key; watchers see an entry without value.
+
+        `marker_s`: seconds after which nothing is left of the key; with 0 a marker stays.
+        """
         ...
 
     async def get(self, key: str) -> TableEntry | None:

@@ -17,7 +17,7 @@ KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "shadow", "worker", "operato
 
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "query routers and workers, write and read the request log, read leases, model cards and their files, "
-    "API keys and shared secrets",
+    "API keys and shared secrets, write and read stored responses",
     "router": "answer route queries, write route and fleet events, read the pool log, write snapshots",
     "shadow": "write shadow events, read the pool log and the routers' snapshots",
     "worker": "accept requests, send tokens, hand off KV, write its fleet, kv and load events, write and read cards",
@@ -50,6 +50,7 @@ class _Streams(NamedTuple):
     secrets: str
     blobs: str
     requests: str
+    stored: str
     pools: tuple[str, ...]
 
 
@@ -91,7 +92,8 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.usage(ns, client),
             _lease(ns, "edge", client),
             subjects.table_subject(subjects.secret_bucket(ns), subjects.SALT_KEY),
-            *_look_up(*everything),
+            subjects.table_subject(subjects.stored_bucket(ns), ">"),
+            *_look_up(*everything, streams.stored),
             *_read(*everything),
             *_reply(ns, "operator", "observer"),
         ),
@@ -115,7 +117,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.object_subjects(subjects.blob_bucket(ns)),
             _purge(streams.blobs),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_exist(streams.requests, streams.api_keys, streams.secrets),
+            *_exist(streams.requests, streams.api_keys, streams.secrets, streams.stored),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_reply(ns, "edge", "operator", "observer"),
         ),
@@ -126,7 +128,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *(subjects.route_wait(ns, pool, client, ANY) for pool in pools or (ANY,)),
             *_services("router", client),
         ),
-        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets),
+        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets, streams.stored),
     )
 
 
@@ -138,12 +140,12 @@ def _shadow(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_events(ns, pools, ("shadow",), client),
             _lease(ns, "shadow", client),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_exist(streams.requests, streams.api_keys, streams.secrets),
+            *_exist(streams.requests, streams.api_keys, streams.secrets, streams.stored),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_reply(ns, "operator", "observer"),
         ),
         subscribe=(_inbox(ns, "shadow", client), *_services("shadow", client)),
-        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets),
+        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets, streams.stored),
     )
 
 
@@ -166,7 +168,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             # A worker follows the cards: a LoRA adapter that is removed is removed on all workers.
             *_read(streams.cards),
-            *_exist(streams.requests, streams.api_keys, streams.secrets),
+            *_exist(streams.requests, streams.api_keys, streams.secrets, streams.stored),
         ),
         subscribe=(
             _inbox(ns, "worker", client),
@@ -174,7 +176,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.worker_requests(ns, client),
             *_services("worker", client),
         ),
-        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets),
+        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets, streams.stored),
         # Exact, and affordable only here: the server records every message with a reply subject, and each one
         # read from a stream has one. A worker reads no log, only the few cards.
         answers=True,
@@ -193,6 +195,7 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.table_subject(subjects.secret_bucket(ns), ">"),
             subjects.object_subjects(subjects.blob_bucket(ns)),
             # See headwater.events.jetstream.streams.probe.
+            subjects.table_subject(subjects.stored_bucket(ns), PROBE),
             subjects.pool_subject(ns, ANY, "load", PROBE),
             subjects.request_subject(ns, PROBE),
             subjects.route_query(ns, ANY),
@@ -214,7 +217,14 @@ def _admin(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases),
             *_read(streams.leases),
             # Whether they exist, which every process checks when it starts.
-            *_exist(streams.cards, streams.blobs, streams.requests, streams.api_keys, streams.secrets),
+            *_exist(
+                streams.cards,
+                streams.blobs,
+                streams.requests,
+                streams.api_keys,
+                streams.secrets,
+                streams.stored,
+            ),
         ),
         subscribe=(_inbox(ns, "admin", client),),
     )
@@ -230,11 +240,11 @@ def _observer(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             "$JS.API.STREAM.LIST",
             *_look_up(*everything),
             *_read(*everything),
-            *_exist(streams.api_keys, streams.secrets),
+            *_exist(streams.api_keys, streams.secrets, streams.stored),
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "observer", client), "$JS.EVENT.>"),
-        deny_publish=_no_reading(streams.api_keys, streams.secrets),
+        deny_publish=_no_reading(streams.api_keys, streams.secrets, streams.stored),
     )
 
 
@@ -246,6 +256,7 @@ def _streams(ns: str, pools: tuple[str, ...]) -> _Streams:
         subjects.table_stream(subjects.secret_bucket(ns)),
         subjects.object_stream(subjects.blob_bucket(ns)),
         subjects.request_stream(ns),
+        subjects.table_stream(subjects.stored_bucket(ns)),
         tuple(subjects.pool_stream(ns, pool) for pool in pools) or (ANY,),
     )
 

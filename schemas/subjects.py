@@ -1,7 +1,8 @@
 """The only place that spells a subject, a stream or a bucket.
 
 Subjects contain workers and actors, never requests or block hashes: the server keeps the subject index in memory, so its
-size must grow with the fleet and not with the traffic.
+size must grow with the fleet and not with the traffic. The exceptions are objects whose number a byte bound limits: files,
+snapshots, and the stored responses of clients.
 
 ========================================= ============ ====================================================
 subject                                   carried by   content
@@ -195,6 +196,21 @@ def secret_bucket(ns: str) -> str:
 
 SALT_KEY: Final = "cache-salt"
 """Key of the secret that the cache salts of tenants are derived from."""
+
+
+def stored_bucket(ns: str) -> str:
+    """KV bucket of stored responses and conversations, which is bounded in bytes."""
+    return f"HW_{token('namespace', ns)}_STORED"
+
+
+def stored_object_key(kind: str, digest: str) -> str:
+    """Key of a stored object of a tenant. `digest` is that of tenant and id."""
+    return f"{token('kind', kind)}.{token('digest', digest)}"
+
+
+def stored_chunk_key(key: str, writing: str, number: int) -> str:
+    """Key of a further chunk of a large stored object. `writing` names one version of the object."""
+    return f"{key}.{token('writing', writing)}.{number}"
 
 
 def table_stream(bucket: str) -> str:

@@ -28,6 +28,7 @@ from headwater.actors.edge.access.control import AccessServices
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.api.app import App
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.limiter import RateLimiter
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.limits.sharing import UsageSharing
@@ -67,6 +68,7 @@ class EdgeActor(Actor):
         bodies: BodyLimits | None = None,
         special_tokens_in_text: bool = False,
         access: AccessSettings | None = None,
+        history: HistorySettings | None = None,
         probe_s: float = 0.0,
         service: ServiceLimits = UNLIMITED_SERVICE,
         cors_origins: tuple[str, ...] = (),
@@ -80,6 +82,7 @@ class EdgeActor(Actor):
         self._limits = limits or ClientLimits()
         self._bodies = bodies
         self._special_tokens_in_text = special_tokens_in_text
+        self._history = history
         self._probe_s = probe_s
         self._access = AccessServices(access or AccessSettings(), world)
         self._service_limits = service
@@ -150,6 +153,7 @@ class EdgeActor(Actor):
             self._bodies,
             special_tokens_in_text=self._special_tokens_in_text,
             reasoning_field=self._reasoning_field,
+            history=self._history,
             persistence=self._persistence,
             access=self._access.control,
             service=self._service_limits,

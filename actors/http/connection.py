@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.limits import ConnectionLimits
+from headwater.actors.http.websocket import WebSocketConnection
 
 BODY_BYTES_PER_S_MIN: Final = 1024
 """A body that arrives more slowly, over a whole timeout, is rejected."""
@@ -36,9 +37,14 @@ _REASONS: Final = {
 }
 
 
-def protocol_of(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+def protocol_of(limits: ConnectionLimits) -> type["LimitedConnection"]:
     """The protocol class for one server, which counts its own connections."""
     return type("EdgeConnection", (LimitedConnection,), {"limits": limits, "addresses": Counter()})
+
+
+def websocket_protocol_of(http: type["LimitedConnection"]) -> type[WebSocketConnection]:
+    """The protocol class of its upgraded connections, which are counted with the others."""
+    return type("EdgeWebSocket", (WebSocketConnection,), {"addresses": http.addresses})
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -104,8 +110,11 @@ class LimitedConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # No other protocol is supported: the request is answered as plain HTTP.
-            pass
+            # To any other protocol: the request is answered as plain HTTP.
+            if self._should_upgrade() and not self._refused:
+                self._stop_waiting()
+                self.handle_websocket_upgrade()
+                return
         except httptools.HttpParserError as error:
             self._refuse(400, f"This is not a valid HTTP request: {error.__context__ or error}.")
             return

@@ -19,6 +19,9 @@ class ConnectionLimits(NamedTuple):
         float,
         Meta(gt=0, description="seconds after which a body that hardly progresses is rejected with 408"),
     ] = 30.0
+    message_bytes: Annotated[
+        int, Meta(ge=1024, description="maximum size of a WebSocket message, in bytes; beyond it 1009")
+    ] = 16 * 1024 * 1024
     connections: Annotated[int, Meta(ge=1, description="maximum connections of an edge; beyond it 503")] = (
         8_192
     )

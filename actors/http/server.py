@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import uvicorn
 
 from headwater.actors.http.asgi import Asgi
-from headwater.actors.http.connection import protocol_of
+from headwater.actors.http.connection import protocol_of, websocket_protocol_of
 from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.tls import Certificate
+from headwater.actors.http.websocket import PING_S, PONG_S
 
 KEEP_ALIVE_S = 75
 """Longer than the idle time of common load balancers (60 s), so that they never reuse a closed connection."""
@@ -65,12 +66,18 @@ class UvicornServer:
 
     async def serve(self, app: Asgi) -> None:
         """See `HttpServer.serve`."""
+        http = protocol_of(self._limits)
         config = uvicorn.Config(
             app,
-            http=protocol_of(self._limits),
+            http=http,
+            ws=websocket_protocol_of(http),
+            ws_max_size=self._limits.message_bytes,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=PONG_S,
+            # Compression costs more than a local network, and events are small.
+            ws_per_message_deflate=False,
             loop="none",
             lifespan="off",
-            ws="none",
             log_config=None,
             access_log=False,
             proxy_headers=False,

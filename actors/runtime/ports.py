@@ -14,7 +14,8 @@ from headwater.schemas.clock import Clock
 class Ports(NamedTuple):
     """The ports of one namespace.
 
-    `api_keys` and `secrets` are tables of edges: of other processes only an operator's may write them.
+    `api_keys` and `secrets` are tables of edges: of other processes only an operator's may write them. `stored` is
+    the table of stored responses; only edges use it.
     `pool_log` opens the log of a pool and creates it where it is missing; `ids` makes short unique names. `cache`
     is this machine's copy of the newest snapshot's bulk data, None for none.
     """
@@ -26,6 +27,7 @@ class Ports(NamedTuple):
     api_keys: Table
     secrets: Table
     blobs: Blobs
+    stored: Table
     requests: Log
     pool_log: Callable[[str], Awaitable[Log]]
     clock: Clock

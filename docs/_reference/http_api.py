@@ -22,6 +22,19 @@ ROUTES: dict[str, tuple[str, str]] = {
     "/v1/score": ("POST", "similarity scores (vLLM's format)"),
     "/v1/rerank": ("POST", "reranking (Jina's and Cohere's format)"),
     "/v2/rerank": ("POST", "the same"),
+    "/v1/responses": (
+        "POST",
+        "response, streamed or not; with `Upgrade: websocket` a connection for several",
+    ),
+    "/v1/responses/input_tokens": ("POST", "tokens of a request, counted without generating"),
+    "/v1/responses/compact": ("POST", "a conversation as its user messages and a summary"),
+    "/v1/responses/{id}": ("GET, DELETE", "a stored response"),
+    "/v1/responses/{id}/cancel": ("POST", "400: no response runs in the background"),
+    "/v1/responses/{id}/input_items": ("GET", "the input of a stored response, in pages"),
+    "/v1/conversations": ("POST", "a new conversation"),
+    "/v1/conversations/{id}": ("GET, POST, DELETE", "a conversation; POST replaces its metadata"),
+    "/v1/conversations/{id}/items": ("GET, POST", "its items, in pages; POST adds items"),
+    "/v1/conversations/{id}/items/{id}": ("GET, DELETE", "one item"),
     "/tokenize": ("POST", "token ids of a text or a conversation (vLLM's format)"),
     "/detokenize": ("POST", "text of token ids (vLLM's format)"),
     "/version": ("GET", "version of the edge"),
@@ -46,7 +59,7 @@ RESPONSE_HEADERS = {
     "retry-after": "with 429 and 503: seconds until a retry can succeed",
 }
 
-_ROUTE = re.compile(r"/(?:v\d/[a-z/_]+|health|live|metrics|tokenize|detokenize|version|openapi\.json)")
+_ROUTE = re.compile(r"/(?:v\d/[a-z/_{}]+|health|live|metrics|tokenize|detokenize|version|openapi\.json)")
 
 
 def page() -> str:
@@ -75,8 +88,12 @@ def page() -> str:
 
 def routes() -> set[str]:
     """Paths that the edge's application spells."""
+    api = ROOT / "actors" / "edge" / "api"
     return {
-        text for text in _constants(ROOT / "actors" / "edge" / "api" / "app.py") if _ROUTE.fullmatch(text)
+        text
+        for path in (api / "app.py", api / "responses" / "routes.py")
+        for text in _constants(path)
+        if _ROUTE.fullmatch(text)
     }
 
 

@@ -3,11 +3,21 @@
 import typing
 from collections.abc import Iterable
 
+import msgspec
+
 from docs._reference.markdown import code, table
 from docs._reference.structs import type_name
 from headwater.actors.edge.api.anthropic.field_table import ANSWER_FIELDS, HEADERS, PROMPT_FIELDS, FieldRow
 from headwater.actors.edge.api.openapi import ENDPOINTS
+from headwater.actors.edge.api.responses import field_table
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
+
+_RESPONSES = {
+    "Fields of `POST /v1/responses`": field_table.CREATE_FIELDS,
+    "Further fields of `response.create` over WebSocket": field_table.SOCKET_FIELDS,
+    "Fields of `POST /v1/responses/input_tokens`": field_table.COUNT_FIELDS,
+    "Fields of `POST /v1/responses/compact`": field_table.COMPACT_FIELDS,
+}
 
 
 def page() -> str:
@@ -28,6 +38,10 @@ def page() -> str:
             _treatments(ANSWER_FIELDS),
             "Headers:",
             _treatments(HEADERS),
+            "## Responses API",
+            "See [its guide](../guides/responses.md). Null is the same as leaving a field out; a rejected field is also"
+            " accepted in a value that changes nothing.",
+            *(f"{title}:\n\n{_with_values(rows)}" for title, rows in _RESPONSES.items()),
         ]
     )
 
@@ -45,6 +59,21 @@ def _section(endpoint: ApiEndpoint) -> str:
     ]
     heads = ("field", "type", "status", "remark")
     return f"## {endpoint.method} {endpoint.path}\n\n{table(heads, rows)}"
+
+
+def _with_values(rows: Iterable[field_table.ResponseField]) -> str:
+    return table(
+        ("field", "", "accepted values", "remark"),
+        [
+            (
+                code(row.field),
+                row.treatment,
+                ", ".join(code(msgspec.json.encode(value).decode()) for value in row.neutral),
+                row.remark,
+            )
+            for row in rows
+        ],
+    )
 
 
 def _treatments(rows: Iterable[FieldRow]) -> str:

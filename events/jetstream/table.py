@@ -28,6 +28,7 @@ MISSING_S: Final = 0.5
 _log = structlog.get_logger("headwater.table")
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_TTL = "Nats-TTL"
 _MARKERS = ("KV-Operation", "Nats-Marker-Reason")
 
 
@@ -56,7 +57,7 @@ class JetStreamTable:
         """See `Table.update`."""
         headers = {_EXPECTED: str(revision)}
         if ttl_s:
-            headers["Nats-TTL"] = f"{ttl_s}s"
+            headers[_TTL] = f"{ttl_s}s"
         try:
             ack = await publish(self._client, self._prefix + key, value, headers, REQUEST_DEADLINE_S)
         except LogRefused as error:
@@ -65,13 +66,16 @@ class JetStreamTable:
             raise
         return ack.seq
 
-    async def put(self, key: str, value: bytes) -> int:
+    async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
         """See `Table.put`."""
-        return (await publish(self._client, self._prefix + key, value, {}, REQUEST_DEADLINE_S)).seq
+        headers = {_TTL: f"{ttl_s}s"} if ttl_s else {}
+        return (await publish(self._client, self._prefix + key, value, headers, REQUEST_DEADLINE_S)).seq
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, *, marker_s: int = 0) -> None:
         """See `Table.delete`."""
         headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+        if marker_s:
+            headers[_TTL] = f"{marker_s}s"
         await publish(self._client, self._prefix + key, b"", headers, REQUEST_DEADLINE_S)
 
     async def get(self, key: str) -> TableEntry | None:

@@ -30,12 +30,13 @@ class MemoryTable:
         held = self._entries.get(key)
         return self._store(key, value, ttl_s) if held and held[1] == revision else None
 
-    async def put(self, key: str, value: bytes) -> int:
+    async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
         """See `Table.put`."""
-        return self._store(key, value, 0)
+        return self._store(key, value, ttl_s)
 
-    async def delete(self, key: str) -> None:
-        """See `Table.delete`."""
+    async def delete(self, key: str, *, marker_s: int = 0) -> None:
+        """See `Table.delete`. There are no markers."""
+        del marker_s
         if self._entries.pop(key, None) is not None:
             self._note(key, None)
 

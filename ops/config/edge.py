@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from headwater.actors.edge.access.settings import AccessSettings, check_jwks_url
+from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import REQUEST_TIMEOUT_S, RateLimits
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
@@ -16,6 +17,7 @@ from headwater.schemas.events.request import PayloadKind
 CONNECTION_NAMES = {
     "header_bytes": "header-bytes-max",
     "headers": "headers-max",
+    "message_bytes": "message-bytes-max",
     "connections": "connections-max",
     "per_address": "connections-per-address-max",
 }
@@ -79,6 +81,7 @@ class EdgeSettings(NamedTuple):
         Flag("request-timeout-s"),
         Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),
     ] = REQUEST_TIMEOUT_S
+    history: Annotated[HistorySettings, Prefix("responses")] = HistorySettings()
 
 
 def check_access(access: AccessSettings, host: str) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from headwater.events.table import STORED_BYTES_MAX
 from headwater.ops.config.setting import Flag, Secret
 
 
@@ -48,6 +49,15 @@ class NatsSettings(NamedTuple):
             description="replicas of each stream: 1, or 3 on a cluster; streams that have more keep them",
         ),
     ] = 1
+    responses_bytes_max: Annotated[
+        int,
+        Flag("responses-bytes-max"),
+        Meta(
+            ge=1024 * 1024,
+            description="maximum bytes of all stored responses and conversations; beyond it the oldest are discarded; "
+            "a stream that has more keeps it",
+        ),
+    ] = STORED_BYTES_MAX
     keys_dir: Annotated[
         str,
         Meta(

@@ -118,12 +118,12 @@ class LocalFleet:
             await self._start_nats()
         client = self._client = await open_connection(self.nats, "operator", "up")
         namespace, replicas = self.nats.namespace, self.nats.replicas
-        await ensure_namespace(client, namespace, replicas=replicas)
+        stored_bytes = self.nats.responses_bytes_max
+        await ensure_namespace(client, namespace, replicas=replicas, stored_bytes=stored_bytes)
         # Actors that log in as such may not create streams.
-        self._keepers += [
-            asyncio.create_task(keep(client, namespace, replicas), name="streams")
-            for keep in (keep_namespace, keep_pools)
-        ]
+        streams = keep_namespace(client, namespace, replicas, stored_bytes)
+        keepers = (streams, keep_pools(client, namespace, replicas))
+        self._keepers += [asyncio.create_task(keeper, name="streams") for keeper in keepers]
         self._leases = JetStreamTable(client, subjects.lease_bucket(namespace))
         self._start_router()
         if settings.admin.port:

@@ -30,6 +30,7 @@ def world_of(
         kind=kind,
         credentials=credentials(nats, kind, name),
         replicas=nats.replicas,
+        stored_bytes=nats.responses_bytes_max,
         cache_dir=cache_dir,
     )
 

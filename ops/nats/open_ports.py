@@ -23,6 +23,7 @@ from headwater.events.jetstream import (
 from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool
 from headwater.events.log import Log
 from headwater.events.snapshots.cache import FolderCache
+from headwater.events.table import STORED_BYTES_MAX
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.subjects import InboxKind
@@ -52,6 +53,7 @@ async def open_world(
     kind: InboxKind = "operator",
     credentials: Credentials | None = None,
     replicas: int = 1,
+    stored_bytes: int = STORED_BYTES_MAX,
     cache_dir: Path | None = None,
 ) -> AsyncIterator[Ports]:
     """Connect, make sure that the namespace's streams exist, and close again at the end.
@@ -71,7 +73,7 @@ async def open_world(
         clients.append(store)
         # Who logs in as an actor may not alter streams, and each try would be a violation in the server's log.
         alter = kind == "operator" or not store.logged_in
-        await ensure_namespace(store, ns, replicas=replicas, alter=alter)
+        await ensure_namespace(store, ns, replicas=replicas, alter=alter, stored_bytes=stored_bytes)
 
         async def pool_log(pool: str) -> Log:
             if kind in ACTORS:
@@ -88,6 +90,7 @@ async def open_world(
             api_keys=JetStreamTable(store, subjects.api_key_bucket(ns)),
             secrets=JetStreamTable(store, subjects.secret_bucket(ns)),
             blobs=JetStreamBlobs(store, subjects.blob_bucket(ns)),
+            stored=JetStreamTable(store, subjects.stored_bucket(ns)),
             requests=JetStreamLog(store, subjects.request_stream(ns)),
             pool_log=pool_log,
             clock=SystemClock(),

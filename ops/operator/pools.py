@@ -18,7 +18,8 @@ async def create_pools(nats: NatsSettings, pool: str, stop: asyncio.Event, *, wa
     """
     ns, replicas = nats.namespace, nats.replicas
     async with connected(nats, "operator", "pools") as client:
-        await ensure_namespace(client, ns, replicas=replicas)
+        stored = nats.responses_bytes_max
+        await ensure_namespace(client, ns, replicas=replicas, stored_bytes=stored)
         cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
         for one in [pool] if pool else await cards.pools():
             await ensure_pool(client, ns, one, replicas=replicas)
@@ -26,7 +27,7 @@ async def create_pools(nats: NatsSettings, pool: str, stop: asyncio.Event, *, wa
             print(name)
         if watch:
             keepers = [
-                asyncio.create_task(keep_namespace(client, ns, replicas)),
+                asyncio.create_task(keep_namespace(client, ns, replicas, stored)),
                 asyncio.create_task(keep_pools(client, ns, replicas)),
             ]
             await stop.wait()

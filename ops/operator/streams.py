@@ -10,6 +10,7 @@ from headwater.events.jetstream.streams.diff import StreamDifference
 from headwater.events.jetstream.streams.probe import probe
 from headwater.events.jetstream.streams.reconcile import RepairResult
 from headwater.events.jetstream.streams.reconcile import repair as repair_stream
+from headwater.events.jetstream.streams.spec import StreamSpec
 from headwater.events.jetstream.streams.status import StreamStatus, survey, wanted_streams
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.connect import connected
@@ -40,15 +41,14 @@ async def streams(nats: NatsSettings, *, repair: bool, as_json: bool) -> int:
     Without `repair` it changes nothing: it also reads a namespace whose streams are missing. Raises `LogUnavailable`
     when no server answers.
     """
-    ns, replicas = nats.namespace, nats.replicas
     kind = "operator" if repair else reader_kind(nats)
     async with connected(nats, kind, "streams") as client:
         done: list[RepairResult] = []
         if repair:
-            done = [await repair_stream(client, spec) for spec in await wanted_streams(client, ns, replicas)]
-        seen = await survey(client, ns, replicas)
+            done = [await repair_stream(client, spec) for spec in await _wanted(client, nats)]
+        seen = await survey(client, nats.namespace, nats.replicas, nats.responses_bytes_max)
         if kind == "operator":
-            seen = await _probed(client, ns, replicas, seen)
+            seen = await _probed(client, nats, seen)
     whole = all(one.whole for one in seen) and not any(one.refusal for one in done)
     if as_json:
         document = {"whole": whole, "streams": [_document(one) for one in seen], "repaired": done}
@@ -58,14 +58,20 @@ async def streams(nats: NatsSettings, *, repair: bool, as_json: bool) -> int:
     return 0 if whole else 1
 
 
-async def _probed(client: Connection, ns: str, replicas: int, seen: list[StreamStatus]) -> list[StreamStatus]:
+async def _wanted(client: Connection, nats: NatsSettings) -> list[StreamSpec]:
+    return await wanted_streams(client, nats.namespace, nats.replicas, nats.responses_bytes_max)
+
+
+async def _probed(client: Connection, nats: NatsSettings, seen: list[StreamStatus]) -> list[StreamStatus]:
     """The same, with what an append to each stream came to. All at once: each may take its whole deadline."""
-    specs = {spec.name: spec for spec in await wanted_streams(client, ns, replicas)}
+    specs = {spec.name: spec for spec in await _wanted(client, nats)}
 
     async def look(one: StreamStatus) -> StreamStatus:
         if one.trouble or one.name not in specs:
             return one
-        return msgspec.structs.replace(one, trouble=await probe(client, ns, specs[one.name], SystemClock()))
+        return msgspec.structs.replace(
+            one, trouble=await probe(client, nats.namespace, specs[one.name], SystemClock())
+        )
 
     return list(await asyncio.gather(*(look(one) for one in seen)))
 

@@ -40,6 +40,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             drain_s=settings.drain_timeout,
             payload=edge.record_payloads,
             limits=edge.client,
+            history=edge.history,
             bodies=http.bodies,
             special_tokens_in_text=edge.allow_special_tokens_in_text,
             reasoning_field=edge.reasoning_field,

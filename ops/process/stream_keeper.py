@@ -19,12 +19,12 @@ KEEP_S = 2.0
 _log = structlog.get_logger("headwater.pools")
 
 
-async def keep_namespace(client: Connection, ns: str, replicas: int) -> None:
+async def keep_namespace(client: Connection, ns: str, replicas: int, stored_bytes: int) -> None:
     """Recreate the namespace's streams and tables whenever they were deleted. Runs until cancelled."""
     while True:
         await asyncio.sleep(KEEP_S)
         try:
-            await ensure_namespace(client, ns, replicas=replicas)
+            await ensure_namespace(client, ns, replicas=replicas, stored_bytes=stored_bytes)
         except LogError as error:
             _log.warning("namespace_streams_not_made", reason=str(error))
 

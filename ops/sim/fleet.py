@@ -197,6 +197,7 @@ class SimFleet:
             api_keys=SimTable(store, store.api_keys, process),
             secrets=SimTable(store, store.secrets, process),
             blobs=SimBlobs(store, process),
+            stored=SimTable(store, store.stored, process),
             requests=SimLog(store, store.requests, process, "requests"),
             pool_log=pool_log,
             clock=process,

@@ -35,6 +35,7 @@ class Store:
         self.cards = MemoryTable(self.clock)
         self.api_keys = MemoryTable(self.clock)
         self.secrets = MemoryTable(self.clock)
+        self.stored = MemoryTable(self.clock)
         self.blobs = MemoryBlobs()
         self.loop = loop
         self.network = network
@@ -160,13 +161,13 @@ class SimTable:
         """See `Table.update`."""
         return await self._ask(lambda: self._table.update(key, value, revision=revision, ttl_s=ttl_s), ttl_s)
 
-    async def put(self, key: str, value: bytes) -> int:
+    async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
         """See `Table.put`."""
-        return await self._ask(lambda: self._table.put(key, value))
+        return await self._ask(lambda: self._table.put(key, value, ttl_s=ttl_s), ttl_s)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, *, marker_s: int = 0) -> None:
         """See `Table.delete`."""
-        await self._ask(lambda: self._table.delete(key))
+        await self._ask(lambda: self._table.delete(key, marker_s=marker_s))
 
     async def get(self, key: str) -> TableEntry | None:
         """See `Table.get`."""

@@ -24,6 +24,7 @@ async def test_the_streams_of_a_running_fleet_are_as_wanted(tmp_path: Path) -> N
             "model cards",
             "API keys",
             "secrets",
+            "stored responses",
             "objects",
         }
         assert all(one["differences"] == [] for one in document["streams"])

@@ -17,9 +17,11 @@ from headwater.actors.edge.api.error_formats import respond_error
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.openapi import openapi_document
 from headwater.actors.edge.api.pooling import PoolingApi
+from headwater.actors.edge.api.responses.routes import PREFIXES, ResponsesRoutes
 from headwater.actors.edge.api.tokens import TokensApi
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.generate import Generator
+from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.holder import holder_of
 from headwater.actors.edge.limits.limiter import NO_QUOTA, RateLimiter, RequestQuota
 from headwater.actors.edge.limits.settings import UNLIMITED, UNLIMITED_SERVICE, ServiceLimits
@@ -34,6 +36,7 @@ from headwater.actors.http.body import Bodies
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.json_shape import check_shape
 from headwater.actors.http.limits import BodyLimits
+from headwater.actors.http.websocket import WebSocket, refuse
 from headwater.actors.runtime.persistence import Persistence
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
@@ -72,6 +75,7 @@ class App:
         limiter: RateLimiter | None = None,
         probes: bool = True,
         reasoning_field: ReasoningField = "both",
+        history: HistorySettings | None = None,
     ) -> None:
         self._workers = workers
         self.bodies = Bodies(bodies)
@@ -98,6 +102,7 @@ class App:
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
         pooling = PoolingApi(serving)
         tokens = TokensApi(serving)
+        self._responses = ResponsesRoutes(serving, generator, history or HistorySettings())
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,
@@ -115,6 +120,9 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Errors become error objects of the path's API; no exception propagates."""
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
@@ -133,12 +141,36 @@ class App:
         finally:
             self.active -= 1
 
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket until it closes, or refuse its handshake with an HTTP error."""
+        self.active += 1
+        try:
+            principal = await self._access.admit(scope)
+            if scope["path"] != "/v1/responses":
+                raise ApiError(404, f"Unknown route: {scope['path'][:200]}.", code="not_found")
+            socket = WebSocket(receive, send)
+            await socket.accept([])
+            call = Call(b"", trace_of(scope), receive, send, scope["headers"], principal)
+            await self._responses.socket.serve(socket, call, lambda: self._quota(principal, scope["headers"]))
+        except ApiError as error:
+            metrics.HTTP_ERRORS.labels(str(error.status)).inc()
+            await refuse(send, error)
+        except Exception as error:
+            _log.error("request_failed", path=scope["path"], failure=failure_place(error))
+            _log.debug("request_failure", exc_info=True)
+            metrics.HTTP_ERRORS.labels("500").inc()
+        finally:
+            self.active -= 1
+
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
         principal = await self._access.admit(scope)
         post = self._posts.get(path)
         if post is not None:
             _only("POST", method)
             await self._post(post, principal, scope, receive, send)
+        elif path.startswith(PREFIXES):
+            endpoint = self._responses.find(method, path, scope["query_string"])
+            await self._post(endpoint, principal, scope, receive, send)
         elif path == "/version":
             _only("GET", method)
             await self._answer(send, {"version": __version__})

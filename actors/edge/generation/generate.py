@@ -4,7 +4,7 @@ from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import GenerationResult
 from headwater.actors.edge.generation.prepare import Prepared, prepare
 from headwater.actors.edge.generation.request import GenerationRequest
-from headwater.actors.edge.generation.run import Generation
+from headwater.actors.edge.generation.run import BeforeEnd, Generation
 from headwater.actors.edge.generation.sink import ByteSink, HttpSink
 from headwater.actors.edge.limits.time_limit import time_limit
 from headwater.actors.edge.request.context import Call, Serving
@@ -30,9 +30,16 @@ class Generator:
         )
 
     async def run(
-        self, request: GenerationRequest, encoder: ResponseEncoder, call: Call, sink: ByteSink | None = None
+        self,
+        request: GenerationRequest,
+        encoder: ResponseEncoder,
+        call: Call,
+        sink: ByteSink | None = None,
+        before_end: BeforeEnd | None = None,
     ) -> GenerationResult | None:
         """Answer a request, streamed or whole, through `sink` (by default as the HTTP response of `call`).
+
+        `before_end` is awaited with the whole answer before the client learns that it is whole.
 
         Returns the whole answer, None if the client disconnected before its end or if it ended with an error after the
         headers of a stream were sent. Raises `ApiError` before anything was sent.
@@ -54,7 +61,14 @@ class Generator:
         quota.reserve(prepared.prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
         record = serving.record(name, prepared.model, request.endpoint, call.trace, answers=answers)
         generation = Generation(
-            serving.workers, prepared, encoder, sink or HttpSink(call.send), record, id_, hints=hints
+            serving.workers,
+            prepared,
+            encoder,
+            sink or HttpSink(call.send),
+            record,
+            id_,
+            hints=hints,
+            before_end=before_end,
         )
         record.accepted(
             prepared.prompt_tokens,

@@ -1,6 +1,7 @@
 """One generation request from prepared prompts to the last byte: its choices, its response, its terminal event."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -39,6 +40,10 @@ HEADERS_S: Final = 2.0
 """Seconds that a stream's headers wait for its first token, so that an early error gets an HTTP status of its own."""
 
 
+BeforeEnd = Callable[[GenerationResult], Awaitable[None]]
+"""What an API does with a whole answer before its client learns that it is whole."""
+
+
 class Generation:
     """See the module. It is the `ChoiceOutput` of its choices' drivers."""
 
@@ -52,7 +57,9 @@ class Generation:
         id_: str,
         *,
         hints: RoutingHints = NO_HINTS,
+        before_end: BeforeEnd | None = None,
     ) -> None:
+        self._before_end = before_end
         request = prepared.request
         self.name = request.id_prefix + id_
         self._id = id_
@@ -202,9 +209,15 @@ class Generation:
         if failed is not None:
             sink.write(encoder.fail(failed), last=True)
         else:
-            result = self._result()
+            result = await self._whole_result()
             sink.write(encoder.end(result), last=True)
         await sink.settle()
+        return result
+
+    async def _whole_result(self) -> GenerationResult:
+        result = self._result()
+        if self._before_end is not None:
+            await self._before_end(result)
         return result
 
     def _begin(self) -> None:
@@ -234,7 +247,7 @@ class Generation:
         failed = self._failure()
         if failed is not None:
             raise failed
-        result = self._result()
+        result = await self._whole_result()
         headers = self._headers()
         await self._sink.respond(self._encoder.encode_result(result), headers)
         return result

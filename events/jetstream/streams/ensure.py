@@ -11,14 +11,22 @@ from headwater.events.jetstream.streams.spec import (
     namespace_streams,
     pool_log_stream,
 )
+from headwater.events.table import STORED_BYTES_MAX
 from headwater.schemas import subjects
 
 POLL_S = 0.1
 
 
-async def ensure_namespace(client: Client, ns: str, *, replicas: int = 1, alter: bool = True) -> None:
+async def ensure_namespace(
+    client: Client,
+    ns: str,
+    *,
+    replicas: int = 1,
+    alter: bool = True,
+    stored_bytes: int = STORED_BYTES_MAX,
+) -> None:
     """Ensure the streams and buckets that every process of a namespace needs. See `ensure`."""
-    for spec in namespace_streams(ns, replicas):
+    for spec in namespace_streams(ns, replicas, stored_bytes):
         await ensure(client, spec, alter=alter)
 
 

@@ -133,5 +133,6 @@ _HOLDS = {
     "request log": "the record of requests; requests in flight cannot be resumed",
     "leases": "nothing permanent: every process renews its lease",
     "model cards": "nothing permanent: workers write their cards again",
+    "stored responses": "stored responses and conversations; clients must send their history again",
     "objects": "snapshots and tokenizer files; routers fold the log from its start, workers store the files again",
 }

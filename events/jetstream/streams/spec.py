@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from headwater.events.jetstream.api import SECOND_NS
+from headwater.events.table import STORED_BYTES_MAX
 from headwater.schemas import subjects
 
 POOL_MAX_AGE_S = 24 * 3600
@@ -15,7 +16,16 @@ DUPLICATE_WINDOW_S = 30
 
 UNLIMITED = -1
 
-What = Literal["pool log", "request log", "leases", "model cards", "API keys", "secrets", "objects"]
+What = Literal[
+    "pool log",
+    "request log",
+    "leases",
+    "model cards",
+    "API keys",
+    "secrets",
+    "objects",
+    "stored responses",
+]
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,14 +118,31 @@ def blob_stream(bucket: str, replicas: int) -> StreamSpec:
     )
 
 
-def namespace_streams(ns: str, replicas: int) -> list[StreamSpec]:
-    """The streams that every process of a namespace needs."""
+def stored_stream(bucket: str, replicas: int, max_bytes: int) -> StreamSpec:
+    """A KV bucket with a byte bound, at which it discards the oldest values. Expired values leave no markers, as it is not watched."""
+    return StreamSpec(
+        name=subjects.table_stream(bucket),
+        what="stored responses",
+        subjects=(subjects.table_subject(bucket, ">"),),
+        discard="old",
+        num_replicas=replicas,
+        max_bytes=max_bytes,
+        max_msgs_per_subject=1,
+        deny_delete=True,
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
+    )
+
+
+def namespace_streams(ns: str, replicas: int, stored_bytes: int = STORED_BYTES_MAX) -> list[StreamSpec]:
+    """The streams that every process of a namespace needs. `stored_bytes` bounds stored responses."""
     return [
         table_stream(subjects.lease_bucket(ns), replicas, "leases"),
         table_stream(subjects.card_bucket(ns), replicas, "model cards"),
         table_stream(subjects.api_key_bucket(ns), replicas, "API keys"),
         table_stream(subjects.secret_bucket(ns), replicas, "secrets"),
         blob_stream(subjects.blob_bucket(ns), replicas),
+        stored_stream(subjects.stored_bucket(ns), replicas, stored_bytes),
         log_stream(
             subjects.request_stream(ns),
             subjects.request_filter(ns),

@@ -19,6 +19,7 @@ from headwater.events.jetstream.streams.spec import StreamSpec, namespace_stream
 from headwater.events.jetstream.table import JetStreamTable
 from headwater.events.log import Bounds
 from headwater.events.snapshots.retention import forgotten
+from headwater.events.table import STORED_BYTES_MAX
 from headwater.schemas import subjects
 
 READ_S = 5.0
@@ -62,7 +63,9 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.differences if not one.operators)
 
 
-async def wanted_streams(client: Client, ns: str, replicas: int) -> list[StreamSpec]:
+async def wanted_streams(
+    client: Client, ns: str, replicas: int, stored_bytes: int = STORED_BYTES_MAX
+) -> list[StreamSpec]:
     """The streams that a namespace should have: its own, and a log for each pool with a log or a card.
 
     Raises `LogUnavailable` when the server does not answer.
@@ -86,13 +89,16 @@ async def wanted_streams(client: Client, ns: str, replicas: int) -> list[StreamS
         _log.warning("cards_unreadable", reason=str(error) or f"no answer within {READ_S:.0f} s")
     return [
         *(pool_log_stream(ns, pool, replicas) for pool in sorted(pools)),
-        *namespace_streams(ns, replicas),
+        *namespace_streams(ns, replicas, stored_bytes),
     ]
 
 
-async def survey(client: Client, ns: str, replicas: int) -> list[StreamStatus]:
+async def survey(
+    client: Client, ns: str, replicas: int, stored_bytes: int = STORED_BYTES_MAX
+) -> list[StreamStatus]:
     """The status of every wanted stream. Raises `LogUnavailable` when the server does not answer at all."""
-    return [await _status_of(client, ns, spec) for spec in await wanted_streams(client, ns, replicas)]
+    specs = await wanted_streams(client, ns, replicas, stored_bytes)
+    return [await _status_of(client, ns, spec) for spec in specs]
 
 
 async def _status_of(client: Client, ns: str, spec: StreamSpec) -> StreamStatus:

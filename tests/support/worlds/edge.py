@@ -103,6 +103,7 @@ def memory_world(clock: ManualClock) -> Ports:
         MemoryTable(clock),
         MemoryTable(clock),
         MemoryBlobs(),
+        MemoryTable(clock),
         MemoryLog(clock),
         pool_log,
         clock,
@@ -387,7 +388,9 @@ class EdgeWorld:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "path": path, "method": method, "headers": headers}
+        path, _, query = path.partition("?")
+        where = {"path": path, "query_string": query.encode()}
+        scope = {"type": "http", "method": method, "headers": headers, **where}
         async with asyncio.timeout(20):
             await self.app(scope, receive, send)
         start, *parts = sent

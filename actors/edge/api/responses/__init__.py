@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: `/v1/responses` over HTTP and WebSocket, and `/v1/conversations`."""

@@ -1,0 +1,1 @@
+"""Items: what a conversation of the Responses API consists of. Pure."""

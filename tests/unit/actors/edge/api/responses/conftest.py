@@ -1,0 +1,14 @@
+"""One edge for the tests of a module."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.worlds.edge import EdgeWorld
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[EdgeWorld]:
+    """One edge; tests use ids of their own."""
+    with EdgeWorld() as world:
+        yield world

@@ -13,7 +13,9 @@ from headwater.actors.edge.guided.json_schema import check_schema
 from headwater.actors.edge.parsing.events import OutputParser
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from headwater.actors.edge.parsing.formats.forced import forced_schema
+from headwater.actors.edge.parsing.grammar.response_template import ResponseTemplate
 from headwater.actors.edge.parsing.selection.make import make_parser, starts_in_reasoning
+from headwater.actors.edge.parsing.selection.names import RESPONSE_TEMPLATE
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.messages.inference import Guide
 from headwater.schemas.tables.card import ModelCard
@@ -22,7 +24,7 @@ from headwater.schemas.tables.card import ModelCard
 class AnswerFormat(NamedTuple):
     """The formats of tool calls and reasoning ("" for none), the tools on offer, and whether several calls are wanted.
 
-    `guide` enforces a tool choice.
+    `guide` enforces a tool choice. `response_template` is the model's own description of its answers, if it has one.
     """
 
     tool_format: str = ""
@@ -31,6 +33,7 @@ class AnswerFormat(NamedTuple):
     parallel: bool = True
     guide: Guide | None = None
     starts_in_reasoning: bool = False
+    response_template: ResponseTemplate | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -41,7 +44,8 @@ class AnswerFormat(NamedTuple):
         """The same for an answer that follows this rendered prompt."""
         if not self.reasoning_format:
             return self
-        return self._replace(starts_in_reasoning=starts_in_reasoning(self.reasoning_format, prompt))
+        inside = starts_in_reasoning(self.reasoning_format, prompt, self.response_template)
+        return self._replace(starts_in_reasoning=inside)
 
     def parser(self) -> OutputParser:
         """A parser for one answer."""
@@ -52,17 +56,21 @@ class AnswerFormat(NamedTuple):
             parse_tools=bool(self.tool_format),
             parse_reasoning=True,
             starts_in_reasoning=self.starts_in_reasoning,
+            response_template=self.response_template,
         )
 
 
 PLAIN = AnswerFormat()
 
 
-def answer_format(request: GenerationRequest, card: ModelCard) -> AnswerFormat:
+def answer_format(
+    request: GenerationRequest, card: ModelCard, response_template: ResponseTemplate | None = None
+) -> AnswerFormat:
     """How the answer is read. Raises `ApiError` 400 for a tool choice that this model cannot serve."""
     if request.raw_answer or not request.messages:
         return PLAIN
-    reasoning = card.reasoning_parser if card.reasoning_parser in REASONING_FORMATS else ""
+    own = {RESPONSE_TEMPLATE} if response_template is not None else set()
+    reasoning = card.reasoning_parser if card.reasoning_parser in REASONING_FORMATS.keys() | own else ""
     choice = request.tool_choice
     tools = tuple(tool_definition(tool) for tool in request.tools)
     if choice.mode in ("required", "named"):
@@ -76,15 +84,17 @@ def answer_format(request: GenerationRequest, card: ModelCard) -> AnswerFormat:
             guide=_guide(request, named),
         )
     if not tools or choice.mode == "none":
-        return AnswerFormat(reasoning_format=reasoning)
-    if card.tool_parser not in TOOL_FORMATS:
+        return AnswerFormat(reasoning_format=reasoning, response_template=response_template)
+    if card.tool_parser not in TOOL_FORMATS.keys() | own:
         raise bad_request(
             f"The format in which {card.name} writes tool calls is not known, so tool_choice auto is not supported for"
             " it; the operator sets --tool-parser on its workers. tool_choice required, or naming a tool, works"
             " without.",
             param="tools",
         )
-    return AnswerFormat(card.tool_parser, reasoning, tools, choice.parallel)
+    return AnswerFormat(
+        card.tool_parser, reasoning, tools, choice.parallel, response_template=response_template
+    )
 
 
 def tool_definition(tool: Tool) -> dict[str, Any]:

@@ -75,7 +75,7 @@ async def prepare(
         raise bad_request(f"{model.card.name} does not generate text; use /v1/embeddings.", param="model")
     if max(1, len(request.prompts)) * max(request.choices, request.best_of) > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
-    read_as = answer_format(request, model.card)
+    read_as = answer_format(request, model.card, model.response_template)
     if request.messages:
         text, prompt = await chat_prompt(
             request, model, context, special_tokens_in_text=special_tokens_in_text

@@ -12,6 +12,8 @@ import structlog
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.parsing.formats.response_template import load_response_template
+from headwater.actors.edge.parsing.grammar.response_template import ResponseTemplate
 from headwater.actors.http.errors import no_model
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LoraCardChange
@@ -36,6 +38,8 @@ class Model(NamedTuple):
     template: ChatTemplate | None
     lora_name: str = ""
     parent: str = ""
+    response_template: ResponseTemplate | None = None
+    """How the model's answers are read, where it says so itself."""
 
 
 class ModelCatalog:
@@ -138,7 +142,11 @@ class ModelCatalog:
         if card.chat_template:
             source = (await self._artifact(card.chat_template)).decode()
             template = await asyncio.to_thread(ChatTemplate, source, card.special_tokens)
-        self._by_pool[card.pool] = Model(card, tokenizer, template)
+        described = None
+        if card.response_template:
+            # An `InvalidTemplate` is a `ValueError`: the model is not served, and the log says why.
+            described = load_response_template((await self._artifact(card.response_template)).decode())
+        self._by_pool[card.pool] = Model(card, tokenizer, template, response_template=described)
         _log.info("model_served", model=card.name, pool=card.pool)
 
     async def _artifact(self, digest: str) -> bytes:

@@ -32,11 +32,8 @@ def page() -> str:
             " `GET /v1/models` lists the capabilities.",
             *(_section(endpoint) for endpoint in ENDPOINTS),
             "## Anthropic's Messages API",
-            "See [its guide](../guides/anthropic.md). Fields of both routes:",
-            _treatments(PROMPT_FIELDS),
-            "Fields of `/v1/messages` only:",
-            _treatments(ANSWER_FIELDS),
-            "Headers:",
+            "Parts and values of its fields, and its headers. See [its guide](../guides/anthropic.md).",
+            _treatments(row for row in (*PROMPT_FIELDS, *ANSWER_FIELDS) if row.remark or not row.is_at_top),
             _treatments(HEADERS),
             "## Responses API",
             "See [its guide](../guides/responses.md). Null is the same as leaving a field out; a rejected field is also"

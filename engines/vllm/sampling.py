@@ -5,7 +5,7 @@ client.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -86,15 +86,20 @@ def prefill(
     )
 
 
+# The layout of JSON answers. Left to the model, it may be white space without end, and an answer that is cut off in it is
+# not valid: small models do that. `x-guidance` are options of vLLM's `guidance` backend inside a schema; others ignore it.
+_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
 def _structured(guide: Guide) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     match guide.kind:
         case "json_object":
-            return StructuredOutputsParams(json_object=True)
+            return StructuredOutputsParams(json={"type": "object", "x-guidance": _LAYOUT})
         case "json_schema":
             schema: dict[str, Any] = _json(guide, dict[str, Any])
-            return StructuredOutputsParams(json=schema)
+            return StructuredOutputsParams(json={"x-guidance": _LAYOUT} | schema)
         case "choice":
             choices: list[str] = _json(guide, list[str])
             if not choices:

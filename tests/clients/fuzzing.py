@@ -1,4 +1,4 @@
-"""Requests made from published API documents, sent to a fleet: no 5xx, no hang, bounded errors."""
+"""Requests made from published API documents and from our own, sent to a fleet: no 5xx, no hang, bounded errors."""
 
 import asyncio
 import json
@@ -69,6 +69,15 @@ def published() -> list[Operation]:
         document = json.loads((resources.files("llm_comply") / "specs" / file).read_text())
         found += [Operation(here, document, _body(document, path)) for path, here in paths.items()]
     return found
+
+
+def own(document: dict[str, Any]) -> list[Operation]:
+    """All POST operations of our own document."""
+    return [
+        Operation(path, document, _body(document, path))
+        for path, methods in document["paths"].items()
+        if "post" in methods
+    ]
 
 
 def _body(document: dict[str, Any], path: str) -> dict[str, Any]:

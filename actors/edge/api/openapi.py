@@ -5,6 +5,8 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from headwater import __version__
+from headwater.actors.edge.api.anthropic.field_table import IGNORED_IN_MESSAGES, IGNORED_IN_PROMPTS, REJECTED
+from headwater.actors.edge.api.anthropic.types import CountTokensRequest, MessagesRequest
 from headwater.actors.edge.api.openai.field_table import (
     IGNORED_IN_CHAT,
     IGNORED_IN_COMPLETIONS,
@@ -33,6 +35,22 @@ ENDPOINTS: Final = (
         CompletionRequest,
         IGNORED_IN_COMPLETIONS,
         REJECTED_IN_COMPLETIONS,
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/messages",
+        "message in Anthropic's format",
+        MessagesRequest,
+        IGNORED_IN_MESSAGES,
+        REJECTED,
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        "tokens of such a request's prompt",
+        CountTokensRequest,
+        IGNORED_IN_PROMPTS,
+        REJECTED,
     ),
     ApiEndpoint("POST", "/v1/embeddings", "embeddings", EmbeddingRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v1/classify", "classification", ClassifyRequest, rejected=USUAL_VALUES),

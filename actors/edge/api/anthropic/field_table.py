@@ -1,6 +1,7 @@
 """What becomes of each field of Anthropic's Messages API: served, ignored or rejected."""
 
-from typing import Final, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 Treatment = Literal["served", "ignored", "rejected"]
 
@@ -11,6 +12,11 @@ class FieldRow(NamedTuple):
     field: str
     treatment: Treatment
     remark: str = ""
+
+    @property
+    def is_at_top(self) -> bool:
+        """Whether it is a field of the body itself, and the row is about all of its values."""
+        return self.field.isidentifier()
 
 
 PROMPT_FIELDS: Final = (
@@ -74,3 +80,19 @@ HEADERS: Final = (
     ),
     FieldRow("anthropic-beta", "ignored"),
 )
+
+
+def _ignored(*tables: tuple[FieldRow, ...]) -> dict[str, str]:
+    rows = [row for table in tables for row in table if row.treatment == "ignored" and row.is_at_top]
+    return {row.field: row.remark or "without effect here" for row in rows}
+
+
+IGNORED_IN_PROMPTS: Final[Mapping[str, str]] = _ignored(PROMPT_FIELDS)
+IGNORED_IN_MESSAGES: Final[Mapping[str, str]] = _ignored(PROMPT_FIELDS, ANSWER_FIELDS)
+
+REJECTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "mcp_servers": (None, []),
+    "container": (None,),
+    "inference_geo": (None, "global"),
+}
+"""Fields that would change the answer, and their values that mean the same as leaving them out."""

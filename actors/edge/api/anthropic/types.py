@@ -3,10 +3,11 @@
 `field_table` says of every field whether it is served, ignored or rejected. Unknown fields are ignored.
 """
 
-from typing import Annotated, Any, ClassVar, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
+from headwater.actors.edge.api.anthropic.field_table import REJECTED
 from headwater.actors.edge.api.openai.types import MESSAGES_MAX, Count, Probability, Salt, Temperature
 from headwater.actors.edge.request.fields import ReservedFields
 from headwater.actors.http.decoding import decode_body
@@ -208,18 +209,10 @@ class PromptFields(ReservedFields, kw_only=True):
     container: Any = None
     inference_geo: Any = None
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "mcp_servers": ([],),
-        "container": (),
-        "inference_geo": ("global",),
-    }
-    """Rejected fields, and the values of them that mean the same as leaving the field out."""
-
     def refuse_unsupported(self) -> None:
         """Raises `ApiError` 400 for the first field that would change the answer and is not served."""
-        for name, neutral in self.NEUTRAL.items():
-            value = getattr(self, name)
-            if value is not None and value not in neutral:
+        for name, neutral in REJECTED.items():
+            if getattr(self, name) not in neutral:
                 raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from anthropic.resources.messages import Messages as MessageResource
 from openai.resources.chat.completions import Completions as ChatResource
 from openai.resources.completions import Completions as TextResource
 
@@ -20,6 +21,8 @@ from tests.support.worlds.edge import EdgeWorld
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "m", "prompt": "hi"},
+    "/v1/messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/embeddings": {"model": "m", "input": "hi"},
     "/v1/classify": {"model": "m", "input": "hi"},
     "/v1/score": {"model": "m", "text_1": "hi", "text_2": "hi"},
@@ -28,7 +31,9 @@ SOUND: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": "m", "prompt": "hi"},
     "/detokenize": {"model": "m", "tokens": [1]},
 }
-CLIENT_SIDE = {"self", "timeout", "extra_headers", "extra_query", "extra_body"}
+CLIENT_SIDE = {"self", "timeout", "extra_headers", "extra_query", "extra_body", "output_format"}
+"""Anthropic's client sends `output_format` as `output_config.format`."""
+
 BY_PATH = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 
 
@@ -49,7 +54,9 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
             continue
         answer = edge.ask(endpoint.path, {**SOUND[endpoint.path], name: {"some": "thing"}})
         error = answer.document.get("error") or {}
-        named = str(error.get("param") or "").partition(".")[0] == name
+        # Anthropic's errors have no field for it.
+        where = str(error.get("param") or error.get("message") or "")
+        named = re.split("[. ]", where)[0] == name
         assert named == (status == "rejected"), (name, answer.body)
         if status == "ignored":
             assert answer.status == 200
@@ -57,7 +64,12 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
 
 @pytest.mark.parametrize(
     ("path", "create"),
-    [("/v1/chat/completions", ChatResource.create), ("/v1/completions", TextResource.create)],
+    [
+        ("/v1/chat/completions", ChatResource.create),
+        ("/v1/completions", TextResource.create),
+        ("/v1/messages", MessageResource.create),
+        ("/v1/messages/count_tokens", MessageResource.count_tokens),
+    ],
 )
 def test_every_parameter_of_the_official_client_is_in_the_table(path: str, create: Any) -> None:
     """A new one needs a decision: served, ignored or rejected."""
@@ -79,7 +91,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
     for name in re.findall(r"#/components/schemas/(\w+)", text):
         assert name in document["components"]["schemas"]
     source = Path(app.__file__).read_text()
-    posts = set(re.findall(r'"(/[a-z0-9/]+)": (?:openai|pooling|tokens)\.', source))
+    posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|tokens)\.', source))
     assert posts == {endpoint.path for endpoint in ENDPOINTS}
 
 

@@ -6,7 +6,6 @@ that passwords need would cost milliseconds per request and protect nothing here
 that were published by mistake: hw-[0-9a-f]{12}-[0-9a-f]{64}.
 """
 
-import re
 import secrets
 from hashlib import blake2b
 from hmac import compare_digest
@@ -16,11 +15,12 @@ PREFIX: Final = "hw-"
 ID_BYTES: Final = 6
 SECRET_BYTES: Final = 32
 
-_FORM: Final = re.compile(rb"hw-([0-9a-f]{12})-([0-9a-f]{64})")
+_ID_END: Final = len(PREFIX) + 2 * ID_BYTES
+_LENGTH: Final = _ID_END + 1 + 2 * SECRET_BYTES
 
 
 class PresentedKey(NamedTuple):
-    """A key as a client sent it: well formed, not yet verified."""
+    """A key as a client sent it: of the right form, its digits and its secret not yet verified."""
 
     id: str
     secret: bytes
@@ -43,8 +43,10 @@ def key_text(key_id: str, secret: str) -> str:
 
 def parse_key(text: bytes) -> PresentedKey | None:
     """The parts of a key; None if it is not of the form."""
-    found = _FORM.fullmatch(text)
-    return PresentedKey(found[1].decode(), found[2]) if found else None
+    # Not a regular expression: that would take a third of an authentication.
+    if len(text) != _LENGTH or not text.startswith(b"hw-") or text[_ID_END : _ID_END + 1] != b"-":
+        return None
+    return PresentedKey(text[len(PREFIX) : _ID_END].decode("latin-1"), text[_ID_END + 1 :])
 
 
 def digest_of(key_id: str, secret: bytes) -> str:

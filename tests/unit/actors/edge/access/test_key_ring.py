@@ -160,7 +160,7 @@ async def test_the_table_holds_no_secret(ring: Ring) -> None:
         "",
         "hw-",
         "hw-0123456789ab",
-        "hw-0123456789AB-" + "0" * 64,
+        "hw-0123456789ab_" + "0" * 64,
         "hw-0123456789ab-" + "0" * 63,
         "hw-0123456789ab-" + "0" * 65,
         "xhw-0123456789ab-" + "0" * 64,
@@ -169,6 +169,11 @@ async def test_the_table_holds_no_secret(ring: Ring) -> None:
 )
 def test_only_one_form_is_a_key(text: str) -> None:
     assert parse_key(text.encode()) is None
+
+
+def test_a_digest_belongs_to_one_key() -> None:
+    """The digest of one key's secret is of no use in another record."""
+    assert digest_of("0" * 12, b"s") == digest_of("0" * 12, b"s") != digest_of("1" * 12, b"s")
 
 
 def test_a_key_survives_its_text() -> None:

@@ -67,14 +67,15 @@ BODIES: Final[dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 @pytest.mark.parametrize("case", BODIES)
 @pytest.mark.parametrize("right", [True, False], ids=["with a key", "with a wrong key"])
 def test_neither_success_nor_failure_repeats_what_was_sent(
-    edge: EdgeWorld, key: str, case: str, right: bool
+    edge: EdgeWorld, key: str, case: str, right: bool, path: str
 ) -> None:
     sent = key if right else key[:-1] + ("0" if key[-1] != "0" else "1")
     with capture_logs() as logs:
-        response = edge.ask(CHAT, BODIES[case], headers=[(b"authorization", b"Bearer " + sent.encode())])
+        response = edge.ask(path, BODIES[case], headers=[(b"authorization", b"Bearer " + sent.encode())])
     if response.status != 200:
         assert SECRET.encode() not in response.body
         assert len(response.body) <= ERROR_BYTES_MAX

@@ -57,7 +57,7 @@ def keys(edge: EdgeWorld) -> dict[str, str]:
 
 def body_of(path: str, model: str, fields: dict[str, Any]) -> dict[str, Any]:
     """A sound body for an endpoint."""
-    if path == CHAT:
+    if path == CHAT or path.startswith("/v1/messages"):
         return {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}], **fields}
     return {"model": model, "max_tokens": 2, "prompt": "hi", **fields}
 
@@ -98,6 +98,15 @@ def body_of(path: str, model: str, fields: dict[str, Any]) -> dict[str, Any]:
         ("chat only", COMPLETIONS, "m", {}, {}, 403, "endpoints:completions"),
         ("chat only", "/v1/embeddings", "m", {}, {}, 403, "endpoints:embeddings"),
         ("chat only", "/v2/rerank", "m", {}, {}, 403, "endpoints:rerank"),
+        ("chat only", "/v1/messages", "m", {}, {}, 403, "endpoints:messages"),
+        ("chat only", "/v1/messages/count_tokens", "m", {}, {}, 403, "endpoints:messages"),
+        ("chat only", "/tokenize", "m", {}, {}, 403, "endpoints:tokenize"),
+        ("plain", "/v1/messages", "m", {}, {}, 200, ""),
+        ("", "/v1/messages", "m", {}, {}, 401, "authentication_error"),
+        ("model m", "/v1/messages", "other", {}, {}, 403, "models:other"),
+        ("model m", "/tokenize", "other", {}, {}, 403, "models:other"),
+        ("", "/version", "", {}, {}, 401, "Authorization"),
+        ("chat only", "/version", "", {}, {}, 200, ""),
         ("chat only", MODELS, "", {}, {}, 200, ""),
         ("plain", "/metrics", "", {}, {}, 403, "metrics"),
         ("metrics", "/metrics", "", {}, {}, 200, ""),

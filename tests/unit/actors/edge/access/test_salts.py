@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.access.principal import ANONYMOUS, Principal
@@ -146,6 +146,8 @@ async def loaded() -> CacheSalts:
 
 
 @given(*(st.text(max_size=8) for _ in range(4)))
+@example("ab", "c", "a", "bc")
+@example("a", "", "", "a")
 async def test_no_two_pairs_of_tenant_and_salt_share_one(a: str, x: str, b: str, y: str) -> None:
     """Text cannot be moved between the tenant's name and the client's salt."""
     salts = await loaded()

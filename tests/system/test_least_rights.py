@@ -131,6 +131,14 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
             answer = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-headwater-worker"] == "w"
+            body = {"model": CHAT["model"], "input": "hello", "max_output_tokens": 4}
+            stored = (await client.post("/v1/responses", json=body)).json()
+            assert stored["store"]
+            path = f"/v1/responses/{stored['id']}"
+            assert [(await client.request(method, path)).status_code for method in ("GET", "DELETE")] == [
+                200
+            ] * 2
+            assert (await client.get(path)).status_code == 404
         for command in (("replay", "--verify"), ("streams",), ("snapshots",)):
             code, output = await run(tmp_path, "observer", *command)
             assert code == 0, output

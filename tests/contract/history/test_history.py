@@ -87,6 +87,19 @@ async def test_a_replaced_large_object_is_the_new_one(stores: Stores) -> None:
     assert found.data == b"b" * (2 * CHUNK_BYTES)
 
 
+async def test_every_message_expires(stores: Stores) -> None:
+    given: list[int] = []
+    put = stores.table.put
+
+    async def noted(key: str, value: bytes, *, ttl_s: int = 0) -> int:
+        given.append(ttl_s)
+        return await put(key, value, ttl_s=ttl_s)
+
+    stores.table.put = noted  # type: ignore[method-assign]
+    await stores.objects.put("t", "response", "a", b"a" * (3 * CHUNK_BYTES))
+    assert given == [TTL_S] * 3
+
+
 async def test_an_object_that_lost_a_chunk_is_absent(stores: Stores) -> None:
     """A store at its bound discards the oldest messages, which are chunks."""
     keys: list[str] = []

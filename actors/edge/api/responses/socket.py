@@ -118,13 +118,18 @@ class _Session:
         """Read messages until the client disconnects, or the connection is to close and has nothing left to answer."""
         reader = self._tasks.create_task(self._read(), name="responses socket reader")
         closer = self._tasks.create_task(self._close_in_time(), name="responses socket closer")
-        self._running += [reader, closer]
-        await asyncio.wait({reader, closer}, return_when=asyncio.FIRST_COMPLETED)
+        # Closed here, because the client does not read, while the reader still waits for it.
+        closed = self._tasks.create_task(self._wait_closed(), name="responses socket closed")
+        self._running += [reader, closer, closed]
+        await asyncio.wait({reader, closer, closed}, return_when=asyncio.FIRST_COMPLETED)
 
     def end(self) -> None:
         """Cancel what still runs: the client is gone."""
         for task in self._running:
             task.cancel()
+
+    async def _wait_closed(self) -> None:
+        await self._socket.closed.wait()
 
     async def _read(self) -> None:
         while (message := await self._socket.receive()) is not None:

@@ -112,7 +112,6 @@ class LimitedConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             # To any other protocol: the request is answered as plain HTTP.
             if self._should_upgrade() and not self._refused:
-                self._stop_waiting()
                 self.handle_websocket_upgrade()
                 return
         except httptools.HttpParserError as error:

@@ -151,7 +151,12 @@ class App:
             socket = WebSocket(receive, send)
             await socket.accept([])
             call = Call(b"", trace_of(scope), receive, send, scope["headers"], principal)
-            await self._responses.socket.serve(socket, call, lambda: self._quota(principal, scope["headers"]))
+
+            async def admit() -> tuple[Principal, RequestQuota]:
+                sender = await self._access.admit(scope)
+                return sender, self._quota(sender, scope["headers"])
+
+            await self._responses.socket.serve(socket, call, admit)
         except ApiError as error:
             metrics.HTTP_ERRORS.labels(str(error.status)).inc()
             await refuse(send, error)

@@ -10,20 +10,21 @@ end           a connection closes after an hour, and when the edge drains, each 
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
 
 from headwater.actors import metrics
+from headwater.actors.edge.access.principal import Principal
 from headwater.actors.edge.api.responses.creation import ResponseCreator
 from headwater.actors.edge.api.responses.framing import json_line
 from headwater.actors.edge.api.responses.load_history import LocalResponses
 from headwater.actors.edge.api.responses.types import CreateFields
 from headwater.actors.edge.generation.events import GenerationResult
 from headwater.actors.edge.generation.generate import Generator
-from headwater.actors.edge.limits.limiter import RequestQuota
+from headwater.actors.edge.limits.limiter import NO_QUOTA, RequestQuota
 from headwater.actors.edge.request.context import Call
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.decoding import decode_body
@@ -67,6 +68,10 @@ _event: Final = msgspec.json.Decoder(CreateEvent)
 _peek: Final = msgspec.json.Decoder(_Peek)
 
 
+Admit = Callable[[], Awaitable[tuple[Principal, RequestQuota]]]
+"""Authenticates the sender of one request, and gives what that request may take. Raises `ApiError` 401 and 403."""
+
+
 class ResponsesSocket:
     """Serves connections. One per edge."""
 
@@ -74,13 +79,13 @@ class ResponsesSocket:
         self._generator = generator
         self._creator = creator
 
-    async def serve(self, socket: WebSocket, call: Call, new_quota: Callable[[], RequestQuota]) -> None:
+    async def serve(self, socket: WebSocket, call: Call, admit: Admit) -> None:
         """Answer the messages of an accepted connection until it closes.
 
-        `call` has its headers and its sender; `new_quota` gives what one request of that sender may take.
+        `call` has its headers and its sender; `admit` authenticates that sender again for each request.
         """
         async with asyncio.TaskGroup() as tasks:
-            session = _Session(self._generator, self._creator, socket, call, new_quota, tasks)
+            session = _Session(self._generator, self._creator, socket, call, admit, tasks)
             try:
                 await session.run()
             finally:
@@ -96,14 +101,14 @@ class _Session:
         creator: ResponseCreator,
         socket: WebSocket,
         call: Call,
-        new_quota: Callable[[], RequestQuota],
+        admit: Admit,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._generator = generator
         self._creator = creator
         self._socket = socket
         self._call = call
-        self._new_quota = new_quota
+        self._admit = admit
         self._tasks = tasks
         self._local = LocalResponses()
         self._streams: dict[str | None, asyncio.Queue[_Waiting]] = {}
@@ -215,11 +220,15 @@ class _Session:
 
     async def _answer(self, waiting: _Waiting) -> None:
         previous: str | None = None
-        quota = self._new_quota()
+        quota = NO_QUOTA
         try:
+            # A connection may outlive its key by an hour.
+            principal, quota = await self._admit()
             fields: CreateEvent = decode_body(_event, waiting.body)
             previous = fields.previous_response_id
-            call = self._call._replace(body=waiting.body, receive=self._gone, quota=quota)
+            call = self._call._replace(
+                body=waiting.body, receive=self._gone, principal=principal, quota=quota
+            )
             await self._create(fields, call, waiting.stream_id)
         except ApiError as error:
             if previous is not None:

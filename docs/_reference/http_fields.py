@@ -12,13 +12,6 @@ from headwater.actors.edge.api.openapi import ENDPOINTS
 from headwater.actors.edge.api.responses import field_table
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
 
-_RESPONSES = {
-    "Fields of `POST /v1/responses`": field_table.CREATE_FIELDS,
-    "Further fields of `response.create` over WebSocket": field_table.SOCKET_FIELDS,
-    "Fields of `POST /v1/responses/input_tokens`": field_table.COUNT_FIELDS,
-    "Fields of `POST /v1/responses/compact`": field_table.COMPACT_FIELDS,
-}
-
 
 def page() -> str:
     """The whole page."""
@@ -36,9 +29,11 @@ def page() -> str:
             _treatments(row for row in (*PROMPT_FIELDS, *ANSWER_FIELDS) if row.remark or not row.is_at_top),
             _treatments(HEADERS),
             "## Responses API",
-            "See [its guide](../guides/responses.md). Null is the same as leaving a field out; a rejected field is also"
-            " accepted in a value that changes nothing.",
-            *(f"{title}:\n\n{_with_values(rows)}" for title, rows in _RESPONSES.items()),
+            "Parts and values of its fields. See [its guide](../guides/responses.md). Null is the same as leaving a field"
+            " out; a rejected field is also accepted in a value that changes nothing.",
+            _with_values(row for row in field_table.CREATE_FIELDS if row.remark or "." in row.field),
+            "Further fields of `response.create` over WebSocket:",
+            _with_values(field_table.SOCKET_FIELDS),
         ]
     )
 

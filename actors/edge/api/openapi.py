@@ -21,6 +21,19 @@ from headwater.actors.edge.api.pooling_types import (
     RerankRequest,
     ScoreRequest,
 )
+from headwater.actors.edge.api.responses.field_table import (
+    COMPACT_FIELDS,
+    COUNT_FIELDS,
+    CREATE_FIELDS,
+    ignored,
+    rejected,
+)
+from headwater.actors.edge.api.responses.types import (
+    CompactFields,
+    ConversationFields,
+    CreateFields,
+    InputFields,
+)
 from headwater.actors.edge.api.tokens import DetokenizeRequest, TokenizeRequest
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
 
@@ -52,6 +65,20 @@ ENDPOINTS: Final = (
         IGNORED_IN_PROMPTS,
         REJECTED,
     ),
+    ApiEndpoint(
+        "POST", "/v1/responses", "response", CreateFields, ignored(CREATE_FIELDS), rejected(CREATE_FIELDS)
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/responses/input_tokens",
+        "tokens of such a request's prompt",
+        InputFields,
+        ignored(COUNT_FIELDS),
+    ),
+    ApiEndpoint(
+        "POST", "/v1/responses/compact", "compacted conversation", CompactFields, ignored(COMPACT_FIELDS)
+    ),
+    ApiEndpoint("POST", "/v1/conversations", "stored conversation", ConversationFields),
     ApiEndpoint("POST", "/v1/embeddings", "embeddings", EmbeddingRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v1/classify", "classification", ClassifyRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v1/score", "similarity of pairs", ScoreRequest, rejected=USUAL_VALUES),

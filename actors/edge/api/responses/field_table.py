@@ -36,7 +36,7 @@ CREATE_FIELDS: Final = (
     ),
     ResponseField("tool_choice", "served", "none, auto, required, function, custom and allowed_tools"),
     ResponseField("parallel_tool_calls", "served"),
-    ResponseField("max_tool_calls", "ignored", "it limits hosted tools, of which there are none"),
+    ResponseField("max_tool_calls", "served", "it limits hosted tools, of which there are none"),
     ResponseField("max_output_tokens", "served", "reasoning counts"),
     ResponseField("reasoning.effort", "served", "where the chat template has an effort"),
     ResponseField("reasoning.summary", "ignored", "reasoning is returned as it is, without summaries"),
@@ -117,3 +117,17 @@ COUNT_FIELDS: Final = (
     ResponseField("personality", "ignored"),
 )
 """Fields of POST /v1/responses/input_tokens."""
+
+
+def ignored(rows: tuple[ResponseField, ...]) -> dict[str, str]:
+    """Whole fields that are ignored, each with its remark."""
+    return {row.field: row.remark for row in rows if row.treatment == "ignored" and "." not in row.field}
+
+
+def rejected(rows: tuple[ResponseField, ...]) -> dict[str, tuple[Any, ...]]:
+    """Whole fields that are rejected, each with its accepted values."""
+    return {
+        row.field: (None, *row.neutral)
+        for row in rows
+        if row.treatment == "rejected" and "." not in row.field
+    }

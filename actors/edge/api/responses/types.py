@@ -56,12 +56,6 @@ class TextOptions(msgspec.Struct):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamPadding(msgspec.Struct):
-    """Options of streams."""
-
-    include_obfuscation: bool | None = None
-
-
 class InputFields(ReservedFields, kw_only=True):
     """What makes the prompt. Null is the same as leaving a field out."""
 
@@ -95,7 +89,7 @@ class CreateFields(InputFields, kw_only=True):
 
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamPadding | None = None
+    stream_options: Any = None
     include: list[str] | None = None
     max_tool_calls: int | None = None
     max_output_tokens: OutputTokens | None = None
@@ -108,7 +102,7 @@ class CreateFields(InputFields, kw_only=True):
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
-    service_tier: str | None = None
+    service_tier: Any = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None
     # Rejected unless neutral.

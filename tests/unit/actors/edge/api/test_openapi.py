@@ -11,10 +11,13 @@ import pytest
 from anthropic.resources.messages import Messages as MessageResource
 from openai.resources.chat.completions import Completions as ChatResource
 from openai.resources.completions import Completions as TextResource
+from openai.resources.conversations import Conversations
+from openai.resources.responses import InputTokens, Responses
 
 from headwater import __version__
 from headwater.actors.edge.api import app
 from headwater.actors.edge.api.openapi import ENDPOINTS, openapi_document
+from headwater.actors.edge.api.responses import routes
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
 from tests.support.worlds.edge import EdgeWorld
 
@@ -23,6 +26,10 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "m", "prompt": "hi"},
     "/v1/messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1/responses/input_tokens": {"model": "m", "input": "hi"},
+    "/v1/responses/compact": {"model": "m", "input": "hi"},
+    "/v1/conversations": {},
     "/v1/embeddings": {"model": "m", "input": "hi"},
     "/v1/classify": {"model": "m", "input": "hi"},
     "/v1/score": {"model": "m", "text_1": "hi", "text_2": "hi"},
@@ -67,6 +74,10 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
     [
         ("/v1/chat/completions", ChatResource.create),
         ("/v1/completions", TextResource.create),
+        ("/v1/responses", Responses.create),
+        ("/v1/responses/input_tokens", InputTokens.count),
+        ("/v1/responses/compact", Responses.compact),
+        ("/v1/conversations", Conversations.create),
         ("/v1/messages", MessageResource.create),
         ("/v1/messages/count_tokens", MessageResource.count_tokens),
     ],
@@ -92,6 +103,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
         assert name in document["components"]["schemas"]
     source = Path(app.__file__).read_text()
     posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|tokens)\.', source))
+    posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(routes.__file__).read_text()))
     assert posts == {endpoint.path for endpoint in ENDPOINTS}
 
 

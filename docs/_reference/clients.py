@@ -16,13 +16,13 @@ LOCKED: Final = ("openai", "anthropic")
 """The official clients in the project's own environment."""
 
 CONVERSATIONS: Final = {
-    "openai": "chat: whole, streamed, tool loops, forced calls, errors",
+    "openai": "chat and Responses: whole, streamed, tool loops, forced calls, errors",
     "anthropic": "messages: whole, streamed, tool loops, forced calls, thinking, counting, errors",
     "litellm": "tool loops through its OpenAI and Anthropic providers, whole and streamed",
     "langchain-openai": "tool loops, whole and streamed",
     "langchain-anthropic": "tool loops, whole and streamed",
     "pydantic-ai-slim": "agents with tools, whole and streamed, and typed output, on both APIs",
-    "openai-agents": "agents with tools, whole and streamed",
+    "openai-agents": "agents with tools, whole and streamed, on chat and on Responses",
     "instructor": "typed output by named calls and by JSON schema, whole and streamed, on both APIs",
     "@anthropic-ai/sdk": "messages: whole, streamed, tool loops, counting, errors",
 }

@@ -35,6 +35,7 @@ PUBLISHED: Final = {
         "/v1/messages": "/v1/messages",
         "/v1/messages/count_tokens": "/v1/messages/count_tokens",
     },
+    "openresponses.json": {"/responses": "/v1/responses", "/responses/compact": "/v1/responses/compact"},
 }
 """Documents that llm-comply ships (OpenAI's own is MIT licensed), and their paths here."""
 

@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.xdist_group
 
 LOOPS: Final = ("tool loop", "tool loop streamed")
 CHAT: Final = ("chat", "chat streamed", *LOOPS)
-OPENAI: Final = (*CHAT, "completion", "forced calls", "unknown model")
+RESPONSES: Final = tuple(f"responses {loop}" for loop in LOOPS)
+OPENAI: Final = (*CHAT, "completion", "forced calls", "unknown model", *RESPONSES)
 BOTH: Final = (*LOOPS, *(f"anthropic {loop}" for loop in LOOPS))
 ANTHROPIC: Final = (
     *CHAT,
@@ -42,11 +43,11 @@ SCENARIOS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "litellm": BOTH,
         "langchain-core": BOTH,
         "pydantic-ai-slim": (*BOTH, "output type", "anthropic output type"),
-        "openai-agents": LOOPS,
+        "openai-agents": (*LOOPS, *RESPONSES),
         "instructor": ("named call", "named call streamed", "json schema", "anthropic named call"),
     },
     "javascript": {
-        "openai": CHAT,
+        "openai": (*CHAT, *RESPONSES),
         "@anthropic-ai/sdk": (*CHAT, "counting", "unknown model"),
     },
 }

@@ -55,6 +55,27 @@ async function toolLoop(streamed) {
   assert.fail("no answer");
 }
 
+async function responsesLoop(streamed) {
+  const tools = task.tools.map((tool) => ({ type: "function", strict: false, ...tool.function }));
+  let input = question();
+  let previous_response_id;
+  for (let turn = 0; turn < 3; turn++) {
+    const body = { model: task.model, input, tools, previous_response_id };
+    const done = streamed
+      ? await openai.responses.stream(body).finalResponse()
+      : await openai.responses.create(body);
+    const calls = done.output.filter((item) => item.type === "function_call");
+    if (!calls.length) return assert.equal(done.output_text, task.answer);
+    previous_response_id = done.id;
+    input = calls.map((one) => ({
+      type: "function_call_output",
+      call_id: one.call_id,
+      output: call(one.name, JSON.parse(one.arguments)),
+    }));
+  }
+  assert.fail("no answer");
+}
+
 const textOf = (message) => message.content.map((block) => block.text ?? "").join("");
 
 async function message(streamed) {
@@ -106,6 +127,8 @@ const suites = {
     "chat streamed": chatStreamed,
     "tool loop": () => toolLoop(false),
     "tool loop streamed": () => toolLoop(true),
+    "responses tool loop": () => responsesLoop(false),
+    "responses tool loop streamed": () => responsesLoop(true),
   },
   "@anthropic-ai/sdk": {
     chat: () => message(false),

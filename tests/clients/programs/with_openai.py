@@ -110,6 +110,55 @@ def unknown_model(task: Task) -> None:
         raise AssertionError("an unknown model was served")
 
 
+def responses(task: Task) -> None:
+    client, given = client_of(task), ask(task)
+    definitions = [{"type": "function", **tool["function"]} for tool in task.tools]
+    previous = openai.NOT_GIVEN
+    for _ in range(3):
+        response = client.responses.create(
+            model=task.model, input=given, tools=definitions, previous_response_id=previous
+        )
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            break
+        previous = response.id
+        given = [
+            {
+                "type": "function_call_output",
+                "call_id": call.call_id,
+                "output": task.call(call.name, json.loads(call.arguments)),
+            }
+            for call in calls
+        ]
+    assert response.output_text == task.answer
+
+
+def responses_streamed(task: Task) -> None:
+    client, given = client_of(task), ask(task)
+    definitions = [{"type": "function", **tool["function"]} for tool in task.tools]
+    for _ in range(3):
+        with client.responses.stream(model=task.model, input=given, tools=definitions) as stream:
+            for _ in stream:
+                pass
+            response = stream.get_final_response()
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            break
+        for call in calls:
+            arguments = json.loads(call.arguments)
+            given.append(
+                {
+                    "type": "function_call",
+                    "call_id": call.call_id,
+                    "name": call.name,
+                    "arguments": call.arguments,
+                }
+            )
+            output = task.call(call.name, arguments)
+            given.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
+    assert response.output_text == task.answer
+
+
 PACKAGE = "openai"
 
 SCENARIOS: dict[str, Any] = {
@@ -120,4 +169,6 @@ SCENARIOS: dict[str, Any] = {
     "tool loop streamed": tools_streamed,
     "forced calls": forced,
     "unknown model": unknown_model,
+    "responses tool loop": responses,
+    "responses tool loop streamed": responses_streamed,
 }

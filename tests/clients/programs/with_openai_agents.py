@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK, on chat completions."""
+"""The OpenAI Agents SDK, on chat completions and on the Responses API (its default)."""
 
 import json
 from functools import partial
@@ -50,11 +50,13 @@ async def streamed(kind: Any, task: Task) -> None:
     assert sorted(called) == ["get_weather", "search"]
 
 
-CHAT = agents.OpenAIChatCompletionsModel
+CHAT, RESPONSES = agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel
 
 PACKAGE = "openai-agents"
 
 SCENARIOS: dict[str, Any] = {
     "tool loop": partial(loop, CHAT),
     "tool loop streamed": partial(streamed, CHAT),
+    "responses tool loop": partial(loop, RESPONSES),
+    "responses tool loop streamed": partial(streamed, RESPONSES),
 }

@@ -80,7 +80,8 @@ class SchemaSampler:
         required = set(schema.get("required", ()))
         made: dict[str, Any] = {}
         for name, inner in schema.get("properties", {}).items():
-            share = 0.98 if name in required else 0.15 / (1 + depth)
+            wanted = name in required or (name in self._chosen and depth <= 1)
+            share = 0.97 if wanted else 0.15 / (1 + depth)
             if rng.random() >= share:
                 continue
             share, values = self._chosen.get(name, (0.0, [])) if depth <= 1 else (0.0, [])
@@ -99,7 +100,7 @@ class SchemaSampler:
         if kind == "null":
             return None
         if kind in ("integer", "number"):
-            low, high = schema.get("minimum", 0), schema.get("maximum", 8)
+            low, high = schema.get("minimum", 0), schema.get("maximum", 2)
             return (
                 rng.randint(int(low), max(int(low), int(high)))
                 if kind == "integer"

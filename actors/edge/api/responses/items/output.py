@@ -176,8 +176,10 @@ class FunctionCallOutput:
         """See `OutputItem.finished`."""
         arguments = "".join(self._pieces)
         item = {**self._head, "arguments": arguments, "status": status}
+        # openai 2 requires the name, openai 3 has no field for it.
+        whole = {**self._place, "name": self._head["name"], "arguments": arguments}
         return [
-            ("response.function_call_arguments.done", {**self._place, "arguments": arguments}),
+            ("response.function_call_arguments.done", whole),
             ("response.output_item.done", {"output_index": self.index, "item": item}),
         ], item
 

@@ -84,7 +84,7 @@ async def prepare(
     else:
         prompts = await text_prompts(request, model, context)
     prompts = truncated(prompts, request, context)
-    if not all(len(prompt) for prompt in prompts):
+    if not prompts or not all(len(prompt) for prompt in prompts):
         raise bad_request("The prompt has no tokens.", param=request.param)
     # A call that the client demands leaves no room for an answer in another form.
     guide = read_as.guide or request.guide

@@ -142,6 +142,7 @@ def test_neutral_values_of_rejected_fields_are_accepted(edge: EdgeWorld, row: An
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"previous_response_id": "resp_a", "conversation": "conv_a"}, "previous_response_id"),
         ({"previous_response_id": "../../x"}, "previous_response_id"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
     ],
     ids=str,
 )

@@ -74,7 +74,7 @@ check test: export PYTHONDONTWRITEBYTECODE =
 
 # Lint, types and unit tests: within a minute.
 check: install lint
-	$(call with_types,$(BIN)/pytest -q -n 2 tests/unit tests/tidy)
+	$(call with_types,$(BIN)/pytest -q -n 2 --dist loadgroup tests/unit tests/tidy)
 
 test: install clients lint
 	$(call with_types,$(BIN)/pytest -n 2 --dist loadgroup)

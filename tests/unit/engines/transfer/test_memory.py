@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from headwater.engines.transfer.checksum import PIECE, checksum, copy_checked
 from headwater.engines.transfer.memory import HostMemory, Memory, TensorMemory, form_of
 from headwater.schemas.messages.transfer import DType, LocalPlace, Offer
+from tests.support.marks import TORCH
 
 TYPES = get_args(DType)
-
-NEEDS_TORCH = pytest.mark.xdist_group("vllm")
-"""Where vLLM is tested torch is loaded already; loading it takes seconds."""
 
 
 def offer_of(array: Any, checksum: int, dtype: DType | None = None) -> Offer:
@@ -62,7 +60,7 @@ def test_a_copy_is_our_own() -> None:
     assert np.array_equal(got, np.arange(100))
 
 
-@NEEDS_TORCH
+@TORCH
 def test_bfloat16_travels_as_its_bits() -> None:
     """Numpy has no such type: uint16 in, with its name, and uint16 out; torch has it."""
     torch = pytest.importorskip("torch")
@@ -75,7 +73,7 @@ def test_bfloat16_travels_as_its_bits() -> None:
     assert np.array_equal(host.get(0, offer)[0], bits)
 
 
-@NEEDS_TORCH
+@TORCH
 @pytest.mark.parametrize("name", ["bool", "uint8", "int64", "float16", "float32"])
 def test_tensors_come_back(name: str) -> None:
     """Contiguous or not; numpy arrays may go into a tensor too, and the checksums of both are one."""
@@ -89,7 +87,7 @@ def test_tensors_come_back(name: str) -> None:
     assert torch.equal(memory.get(0, offer_of(tensor, 0))[0], tensor)
 
 
-@NEEDS_TORCH
+@TORCH
 def test_a_tensor_slab_is_flat_bytes() -> None:
     """Anything else is refused."""
     torch = pytest.importorskip("torch")

@@ -5,8 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import TypeAdapter
 
 from headwater.actors.edge.api.anthropic.encoder import MessageEncoder, usage_of
 from headwater.actors.edge.generation.events import ChoiceEnd, GenerationResult, TokenUsage
@@ -19,6 +17,7 @@ from headwater.actors.edge.parsing.events import (
 )
 from headwater.actors.http.errors import bad_request
 from tests.support.data.generation_events import AGENT, START, TEXT, USAGE, result, stream
+from tests.support.marks import OFFICIAL_CLIENT
 
 GOLDEN = Path(__file__).parent / "golden"
 STOPPED = ChoiceEnd("stop")
@@ -63,8 +62,11 @@ def test_a_failed_stream_ends_with_an_error_event() -> None:
     assert sent.decode() == (GOLDEN / "failed.stream.txt").read_text()
 
 
+@OFFICIAL_CLIENT
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_official_client_assembles_the_whole_message_from_the_stream(name: str) -> None:
+    from anthropic.types import Message
+
     events, end = STREAMS[name]
     whole = Message.model_validate_json(MessageEncoder().encode_result(result(events, end)), strict=True)
     assembled = assemble(stream(MessageEncoder(), events, end))
@@ -73,6 +75,9 @@ def test_the_official_client_assembles_the_whole_message_from_the_stream(name: s
 
 def assemble(sent: bytes) -> dict[str, Any]:
     """The message of a stream, each of whose events the official client's types accept."""
+    from anthropic.types import RawMessageStreamEvent
+    from pydantic import TypeAdapter
+
     adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     message: dict[str, Any] = {}
     partial = ""

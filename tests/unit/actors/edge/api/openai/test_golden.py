@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from headwater.actors.edge.api.openai.chat_encoder import ChatEncoder
 from headwater.actors.edge.api.openai.completion_encoder import CompletionEncoder
@@ -22,8 +20,10 @@ from headwater.engines.sim.model import tokenizer as sim_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob
 from tests.support.data.generation_events import AGENT, START, TEXT, result, stream
 from tests.support.data.tools import events_of, joined_choices
+from tests.support.marks import OFFICIAL_CLIENT
 
 GOLDEN = Path(__file__).parent / "golden"
+
 TOKENIZER = Tokenizer(sim_tokenizer().to_str().encode())
 USAGE = ShownParts(usage=True)
 DETAILED = ShownParts(logprobs=True, prompt_logprobs=True, token_ids=True, echo=True)
@@ -78,9 +78,13 @@ def test_no_transcript_is_left_over() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(transcripts())
 
 
+@OFFICIAL_CLIENT
 @pytest.mark.parametrize("name", CASES)
 def test_the_official_client_reads_them_strictly(name: str) -> None:
     """Chunks and whole answers are valid for its types, and a stream adds up to the whole answer."""
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
     make, events, end = CASES[name]
     chunks = events_of(stream(make(), events, end))
     body = make().encode_result(result(events, end))

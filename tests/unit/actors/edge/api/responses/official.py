@@ -1,41 +1,62 @@
 """Judges: the official client's types, strictly, with no value converted, and the schema of Open Responses."""
 
 import re
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from llm_comply import schema
-from openai.types.conversations import ConversationItemList
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
-from pydantic import TypeAdapter
+if TYPE_CHECKING:
+    from llm_comply.schema import SpecLoader
+    from openai.types.conversations import ConversationItemList
+    from openai.types.responses import Response, ResponseItemList
+    from pydantic import TypeAdapter
 
-_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-_SPEC = schema.SpecLoader(str(schema._BUNDLED_SPEC))
 _EVENT_PATTERN = re.compile(rb"event: (?P<name>[^\n]*)\ndata: (?P<data>[^\n]*)\n\n")
+
+
+@cache
+def _event() -> "TypeAdapter[Any]":
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ResponseStreamEvent)
+
+
+@cache
+def _spec() -> "SpecLoader":
+    from llm_comply import schema
+
+    return schema.SpecLoader(str(schema._BUNDLED_SPEC))
 
 
 def check_event(data: bytes) -> Any:
     """One event of a stream."""
-    return _EVENT.validate_json(data, strict=True)
+    return _event().validate_json(data, strict=True)
 
 
-def check_response(data: bytes) -> Response:
+def check_response(data: bytes) -> "Response":
     """A response object."""
+    from openai.types.responses import Response
+
     return Response.model_validate_json(data, strict=True)
 
 
-def check_items(data: bytes) -> ResponseItemList:
+def check_items(data: bytes) -> "ResponseItemList":
     """A list of input items."""
+    from openai.types.responses import ResponseItemList
+
     return ResponseItemList.model_validate_json(data, strict=True)
 
 
-def check_conversation_items(data: bytes) -> ConversationItemList:
+def check_conversation_items(data: bytes) -> "ConversationItemList":
     """A list of a conversation's items."""
+    from openai.types.conversations import ConversationItemList
+
     return ConversationItemList.model_validate_json(data, strict=True)
 
 
 def check_schema(document: Any, name: str) -> None:
     """An object by the schema of Open Responses, which llm-comply contains."""
-    assert not _SPEC.validate(document, name)
+    assert not _spec().validate(document, name)
 
 
 def events_of(stream: bytes) -> list[Any]:

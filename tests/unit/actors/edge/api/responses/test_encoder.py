@@ -32,7 +32,10 @@ from headwater.actors.edge.parsing.events import (
 )
 from headwater.actors.http.errors import overloaded
 from headwater.schemas.messages.inference import TokenLogprob
+from tests.support.marks import OFFICIAL_CLIENT
 from tests.unit.actors.edge.api.responses.official import check_event, check_response, events_of
+
+pytestmark = OFFICIAL_CLIENT
 
 GOLDEN = Path(__file__).parent / "golden"
 START = GenerationStart("0123abcd", "model-1", 1_700_000_000, TokenUsage(12, 0))

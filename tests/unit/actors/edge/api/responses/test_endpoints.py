@@ -7,6 +7,7 @@ import pytest
 
 from headwater.actors.edge.api.responses.field_table import CREATE_FIELDS
 from headwater.actors.edge.api.responses.types import CreateFields
+from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import ANSWER, EdgeWorld
 from tests.unit.actors.edge.api.responses.asking import TOOL, USER, create, error_of, prompt
 from tests.unit.actors.edge.api.responses.official import (
@@ -14,6 +15,8 @@ from tests.unit.actors.edge.api.responses.official import (
     check_schema,
     events_of,
 )
+
+pytestmark = OFFICIAL_CLIENT
 
 
 def test_whole_response(edge: EdgeWorld) -> None:

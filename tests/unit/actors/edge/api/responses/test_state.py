@@ -7,6 +7,7 @@ import msgspec
 from headwater.actors.edge.api.responses.routes import ResponsesRoutes
 from headwater.events.errors import LogUnavailable
 from headwater.events.table import Table, TableEntry
+from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import ANSWER, EdgeWorld
 from tests.unit.actors.edge.api.responses.asking import (
     USER,
@@ -21,6 +22,8 @@ from tests.unit.actors.edge.api.responses.official import (
     check_schema,
     events_of,
 )
+
+pytestmark = OFFICIAL_CLIENT
 
 
 def test_a_response_is_retrieved_listed_and_deleted(edge: EdgeWorld) -> None:

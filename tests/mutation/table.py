@@ -145,7 +145,7 @@ MUTATIONS = (
     ),
     Mutation(
         "actors/edge/request/saga.py",
-        "skip = emitted - attempt.first - entry.position",
+        "skip = saga.emitted - attempt.first - entry.position",
         "skip = 0",
         "tokens are repeated",
         SAGA,

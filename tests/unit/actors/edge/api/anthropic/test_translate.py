@@ -101,6 +101,20 @@ def test_neighbouring_messages_of_a_role_are_one_turn() -> None:
     ]
 
 
+def test_text_after_a_call_does_not_move_before_it() -> None:
+    found = turns(USER, assistant(call("t1")), assistant(text("Later.")), USER)
+    assert [(len(turn.calls), turn.text()) for turn in found] == [
+        (0, "Hi"),
+        (1, ""),
+        (0, "Later."),
+        (0, "Hi"),
+    ]
+
+
+def test_a_message_without_blocks_is_an_empty_turn() -> None:
+    assert turns(user()) == (Turn(role="user"),)
+
+
 def test_a_tool_loop_becomes_calls_and_tool_turns() -> None:
     found = turns(
         USER,

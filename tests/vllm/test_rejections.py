@@ -83,9 +83,9 @@ REFUSED_AT_THE_EDGE = [
     Case("prompt token", "prompt", {"prompt": [VOCABULARY]}),
     Case("empty prompt", "prompt", {"prompt": ""}),
     Case("long prompt", "prompt", {"prompt": "a " * 3_000}),
-    Case("allowed tokens", "allowed_token_ids", {"allowed_token_ids": [1]}),
-    Case("bad words", "bad_words", {"bad_words": ["x"]}),
-    Case("prompt log probabilities", "prompt_logprobs", {"prompt_logprobs": 1}),
+    Case("allowed tokens", "allowed_token_ids", {"allowed_token_ids": [VOCABULARY]}),
+    Case("bad words", "bad_words", {"bad_words": [""]}),
+    Case("prompt log probabilities", "prompt_logprobs", {"prompt_logprobs": 21}),
     Case("log probabilities", "logprobs", {"logprobs": 21}),
     structured("empty choice", "choice", []),
 ]

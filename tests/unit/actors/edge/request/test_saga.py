@@ -187,6 +187,14 @@ def test_a_repeated_frame_is_cut_and_a_lost_one_is_queried() -> None:
     assert run(LegFinished(4, "stop", "", "", 0.0), saga=saga) == (saga, [])
 
 
+def test_a_matched_stop_string_ends_the_request_and_the_work_of_its_engine() -> None:
+    """The engine does not know stop strings; without the cancellation it generates up to the length."""
+    saga, effects = run(*DECODING, Frame(FrameEntry(1, 0, (5, 6)), 0.0), StopMatched())
+    assert saga.state == "ended"
+    assert effects == [CancelAttempt("w1", saga.attempt.epoch, "r-0-1"), Detach(), Finish("stop")]
+    assert run(*HANDED, StopMatched())[1] == [], "no text is generated yet"
+
+
 def test_what_was_cached_is_what_the_prefill_leg_says() -> None:
     """The decode leg's engine counts the transferred prompt as cached; it was computed, or cached, before."""
     prefilled = Frame(FrameEntry(1, 0, (), "handoff", cached_tokens=2, handoff=HANDOFF), 1.0)

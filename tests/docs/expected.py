@@ -8,7 +8,8 @@ any number, an id any id, and the arrow of `headwater explain` may be in front o
 import re
 from typing import Final
 
-_NUMBER: Final = r"[+-]?\d[\d,.:+T-]*(?:e[+-]?\d+)?"
+# Possessive, so that a line that does not match takes no exponential time.
+_NUMBER: Final = r"[+-]?\d[\d,.:+T-]*+(?:e[+-]?\d++)?+"
 _PARTS: Final = re.compile(
     r"(?P<any>…)|(?P<blank>\s+)|(?P<dashes>-{2,})|(?P<id>\b[0-9a-f]{16,}\b)|(?P<number>[+-]?\d[\d,.:+T-]*)"
 )
@@ -16,21 +17,30 @@ _PARTS: Final = re.compile(
 
 def matches(expected: str, actual: str, *, numbers_vary: bool) -> bool:
     """Does the output have the shape that the page shows?"""
-    return re.fullmatch(_pattern(expected, numbers_vary), _lines(actual), re.DOTALL) is not None
+    wanted = [
+        None if line.strip() == "…" else re.compile(_line(line.rstrip(), numbers_vary) + r"\s*")
+        for line in expected.strip("\n").splitlines()
+    ]
+    # Where in `wanted` the lines so far may have led, `None` standing for any number of lines.
+    reached = _past_ellipses({0}, wanted)
+    for line in actual.strip("\n").splitlines():
+        after = {at for at in reached if at < len(wanted) and wanted[at] is None}
+        for at in reached - after:
+            pattern = wanted[at] if at < len(wanted) else None
+            if pattern is not None and pattern.fullmatch(line):
+                after.add(at + 1)
+        reached = _past_ellipses(after, wanted)
+    return len(wanted) in reached
 
 
-def _lines(text: str) -> str:
-    return "".join(line.rstrip() + "\n" for line in text.strip("\n").splitlines())
-
-
-def _pattern(expected: str, numbers_vary: bool) -> str:
-    pattern = ""
-    for line in expected.strip("\n").splitlines():
-        if line.strip() == "…":
-            pattern += r"(?:[^\n]*\n)*?"
-        else:
-            pattern += _line(line.rstrip(), numbers_vary) + r"[^\S\n]*\n"
-    return pattern
+def _past_ellipses(reached: set[int], wanted: list[re.Pattern[str] | None]) -> set[int]:
+    """These places, and those behind an ellipsis that matches no further line."""
+    found = set(reached)
+    for at in sorted(reached):
+        while at < len(wanted) and wanted[at] is None:
+            at += 1
+            found.add(at)
+    return found
 
 
 def _line(line: str, numbers_vary: bool) -> str:
@@ -43,13 +53,13 @@ def _line(line: str, numbers_vary: bool) -> str:
         if part["any"]:
             pattern += r"[^\n]*?"
         elif part["blank"]:
-            pattern += r"[^\S\n]*"
+            pattern += r"[^\S\n]*+"
         elif part["dashes"]:
-            pattern += r"-{2,}"
+            pattern += r"-{2,}+"
         elif not numbers_vary:
             pattern += re.escape(part[0])
         elif part["id"]:
-            pattern += r"[0-9a-f]+"
+            pattern += r"[0-9a-f]++"
         else:
             pattern += _NUMBER
     return pattern + re.escape(line[at:])

@@ -144,7 +144,7 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
             assert code == 0, output
         async with asyncio.timeout(30):
             output = ""
-            while not re.search(r"Shadowed +1", output):
+            while not re.search(r"Shadowed +[1-9]", output):
                 code, output = await run(tmp_path, "observer", "log")
                 assert code == 0, output
 

@@ -41,7 +41,7 @@ class SimulatedTime:
 
     async def sleep(self, seconds: float) -> None:
         """See `Clock.sleep`: nothing sleeps here."""
-        raise NotImplementedError
+        raise NotImplementedError("the caller moves the time")
 
 
 class Run(NamedTuple):

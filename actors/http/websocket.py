@@ -38,7 +38,7 @@ class WebSocketConnection(WSProtocol):
     def shutdown(self) -> None:
         """Notify the application that the server stops; it closes the connection."""
         if self.handshake_complete and not self.close_sent:
-            self.queue.put_nowait({"type": "headwater.drain"})  # type: ignore[typeddict-item]
+            self.queue.put_nowait({"type": "headwater.drain"})  # type: ignore[typeddict-item]  # an event of our own
         else:
             super().shutdown()
 

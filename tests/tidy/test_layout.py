@@ -1,6 +1,7 @@
 """The layout of the package: sizes of folders and files, import cycles, names, and where facts are spelled."""
 
 import ast
+import gc
 import re
 import sys
 from collections import Counter, defaultdict
@@ -31,8 +32,16 @@ def sources() -> dict[str, str]:
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """The syntax tree of a module of the package. Parsing takes milliseconds: search `sources` first."""
-    return ast.parse(sources()[module])
+    """The syntax tree of a module of the package. Parsing takes milliseconds: search `sources` first.
+
+    Without collections: Python 3.11 raises SystemError if something else parses during a parse, and a traceback that
+    is written because of an object collected then does so.
+    """
+    gc.disable()
+    try:
+        return ast.parse(sources()[module])
+    finally:
+        gc.enable()
 
 
 def strings(module: str) -> Iterator[tuple[int, str]]:

@@ -57,6 +57,15 @@ class NotSupported(RequestRejected):
         self.capability = capability
 
 
+class SplitOnly(RequestRejected):
+    """The engine serves only the legs of split requests, and this is a whole one."""
+
+    retryable = True
+
+    def __init__(self, engine: str) -> None:
+        super().__init__(f"{engine} serves only the legs of split requests here, and this one is whole")
+
+
 class EngineInfo(NamedTuple):
     """What a started engine reports of itself. `total_blocks` of `block_size` tokens each.
 
@@ -104,7 +113,8 @@ class Transfer(NamedTuple):
 class Step(NamedTuple):
     """New tokens of one request. The step with a `finish` is the last, and there is exactly one.
 
-    `cached_tokens` is how many prompt tokens were cached; -1 if this step does not state it. `pinned` comes with the
+    `cached_tokens` is how many prompt tokens were cached; -1 if this step does not state it. A decode leg counts what it
+    fetched, except in a room: its prefill leg has reported nothing yet, so it states that leg's count. `pinned` comes with the
     last step of a prefill leg (with the first if both legs run at once), None if the prompt has no KV worth a
     transfer. The tokens of a prefill leg are not part of any answer. `param` names the field that a request is
     rejected for, if the engine names it. `prompt_logprobs` come once, with the first tokens at the latest.
@@ -275,8 +285,10 @@ class EngineBase:
         raise NotSupported(self.name, capability)
 
     def _check_supported(self, request: GenerateRequest) -> None:
-        """Raises `NotSupported` for the first capability that a request requires and this engine lacks."""
+        """Raises `NotSupported` for the first capability that a request requires and this engine lacks, or `SplitOnly`."""
         features = {"lora_name": request.lora_name, "leg": request.leg, "cache_salt": request.cache_salt}
         for capability in required_capabilities(request.sampling, **features):
             if capability not in self.capabilities:
                 self._reject(capability)
+        if "split_only" in self.capabilities and not request.leg:
+            raise SplitOnly(self.name)

@@ -17,6 +17,7 @@ from headwater.engines.engine import (
     KvEvent,
     Pinned,
     RequestRejected,
+    SplitOnly,
     Step,
     Transfer,
 )
@@ -54,6 +55,8 @@ class SimEngine(SimControl):
 
     def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
         super().__init__(settings)
+        if settings.split_only:
+            self.capabilities |= {"split_only"}
         self._handoff = handoff or SimHandoff(settings.model, clock)
         self.choreography = self._handoff.choreography
         self._fetches: dict[str, asyncio.Task[None]] = {}
@@ -85,6 +88,8 @@ class SimEngine(SimControl):
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
         self._check_supported(request)
+        if self._settings.split_only and request.leg == "decode" and transfer is None and request.edge:
+            raise SplitOnly(self.name)
         self._refuse_unknown_lora(request.lora_name)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         need = len(tokens) + request.sampling.max_tokens
@@ -130,7 +135,7 @@ class SimEngine(SimControl):
             return
         if sequence.ended:
             return
-        sequence.arrived, sequence.spoiled = fetched
+        sequence.arrived, sequence.spoiled, sequence.cached_before = fetched
         self._scheduler.waiting.append(sequence)
         self._work.set()
         if transfer.first_tokens:
@@ -223,6 +228,9 @@ class SimEngine(SimControl):
             return
         token = self._token(sequence)
         cached = -1 if sequence.produced else sequence.cached
+        if cached >= 0 <= sequence.cached_before:
+            # In a room the decode leg states what its prefill leg found.
+            cached = sequence.cached_before
         if sequence.request.leg == "prefill":
             # Not part of an answer; it is passed on where the decode leg starts after it.
             sequence.first = (token,) if self.choreography == "opaque" else ()
@@ -263,7 +271,7 @@ class SimEngine(SimControl):
         if sequence.request.leg == "prefill" and step.finish == "length":
             if self.choreography != "room":
                 step = step._replace(pinned=self._pin(sequence, sequence.first))
-            if not self._handoff.computed(sequence.request):
+            if not self._handoff.computed(sequence.request, step.cached_tokens):
                 self._let_go(sequence)
         else:
             self._handoff.withdraw(sequence.request)

@@ -40,19 +40,24 @@ class KvGone(Exception):
 
 
 class Fetched(NamedTuple):
-    """Number of tokens whose KV was fetched. `spoiled`: it belongs to another prompt."""
+    """Number of tokens whose KV was fetched. `spoiled`: it belongs to another prompt.
+
+    `cached`: how many of them the other engine had not had to compute; -1: it did not say.
+    """
 
     tokens: int
     spoiled: bool
+    cached: int = -1
 
 
 class _Pin:
-    __slots__ = ("engine", "free", "ready", "until_s")
+    __slots__ = ("cached", "engine", "free", "ready", "until_s")
 
     def __init__(self, engine: str, free: Callable[[], None], until_s: float) -> None:
         self.engine = engine
         self.free = free
         self.until_s = until_s
+        self.cached = -1
         self.ready = asyncio.Event()
 
 
@@ -95,10 +100,14 @@ class SimHandoff:
         self._fabric.pins[params.pin] = _Pin(self._engine, free, self._clock.monotonic_s() + LEASE_S)
         return Pinned(msgspec.msgpack.encode(params), LEASE_S, first_tokens)
 
-    def computed(self, request: GenerateRequest) -> bool:
-        """The prompt of a prefill leg is computed: its KV can be fetched. False: no engine will fetch it."""
+    def computed(self, request: GenerateRequest, cached: int) -> bool:
+        """The prompt of a prefill leg is computed, `cached` tokens of it before: its KV can be fetched.
+
+        False: no engine will fetch it.
+        """
         pin = self._fabric.pins.get(self._name(request))
         if pin is not None:
+            pin.cached = cached
             pin.ready.set()
         return pin is not None
 
@@ -137,11 +146,13 @@ class SimHandoff:
             raise KvGone("it was already used" if twice else "it is another prompt's")
         if self._shared and not twice:
             await self._wait(params.pin)
+        pin = self._fabric.pins.get(params.pin)
+        cached = pin.cached if pin is not None and self.choreography == "room" else -1
         self._fabric.fetched.add(params.pin)
         self._fabric.spoiled += other or twice
         await self._clock.sleep(tokens * KV_BYTES_PER_TOKEN / GIGABYTE / TRANSFER_GB_PER_S)
         self._free(params.pin)
-        return Fetched(tokens, other or twice)
+        return Fetched(tokens, other or twice, cached)
 
     async def _wait(self, name: str) -> None:
         pin = self._fabric.pins.get(name)

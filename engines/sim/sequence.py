@@ -30,6 +30,8 @@ class SimSettings(NamedTuple):
     """Shortest and longest answer that ends with EOS."""
     lora_slots: int = 4
     lora_rank_max: int = 64
+    split_only: bool = False
+    """Serves only the legs of split requests, as SGLang's engines for prefill and decode do."""
 
     @property
     def limits(self) -> Limits:
@@ -40,7 +42,8 @@ class SimSettings(NamedTuple):
 class SimSequence(Scheduled, kw_only=True, eq=False):
     """One request in the engine: the scheduler's view of it, and its tokens.
 
-    `spoiled`: the KV handed off to it was another prompt's; `first` tokens are passed to the decode leg's engine.
+    `spoiled`: the KV handed off to it was another prompt's; `cached_before` of its tokens were cached where it was
+    computed (-1: not stated); `first` tokens are passed to the decode leg's engine.
     """
 
     request: GenerateRequest
@@ -49,6 +52,7 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
     seed: int
     answer: int
     spoiled: bool = False
+    cached_before: int = -1
     first: tuple[int, ...] = ()
 
     @classmethod

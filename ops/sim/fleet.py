@@ -76,8 +76,10 @@ class SimFleet:
         roles: Sequence[Role] = (),
         choreography: Choreography = "returned",
         seed: int = 0,
+        settings: SimSettings = SETTINGS,
     ) -> None:
         self.loop = loop
+        self._settings = settings
         self.fabric = SimFabric()
         self.roles: dict[str, Role] = dict(zip(engines, roles, strict=False))
         self._choreography: Choreography = choreography
@@ -152,7 +154,8 @@ class SimFleet:
         def engine() -> Actor:
             unique = f"{name}-{self._lives}-{process.ids}"
             handoff = SimHandoff(unique, process, self.fabric, self._choreography)
-            made = SimEngine(SETTINGS, process, handoff)
+            split_only = self._choreography == "room" and self.roles.get(name, "both") != "both"
+            made = SimEngine(self._settings._replace(split_only=split_only), process, handoff)
             process.on_kill(partial(self.fabric.drop_engine, unique))
             if self.processes[name] is process:
                 self.sim_engines[name] = made

@@ -2,7 +2,7 @@
 
 A pool with prefill workers offers two ways. Remote prefill (leg "prefill") costs computing the prompt there, transferring what
 the cheapest decode worker lacks, and that worker's memory. Aggregated (leg "") computes the prompt where it is
-decoded, which delays the requests decoding there.
+decoded, which delays the requests decoding there. An engine that only serves legs is offered for remote prefill only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,12 +42,12 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
         work = estimates[worker.name]
         if wanted.pinned and worker.name != wanted.pinned:
             continue
-        if worker.role != "prefill" or not decoders:
+        if worker.serves_whole and (worker.role != "prefill" or not decoders):
             # Without any decode worker, a prefill worker serves the whole request rather than none.
             extra = cost.interference(weights, work) if worker.role == "decode" else 0.0
             score = cost.aggregated(weights, work) + extra
             found.append(_candidate(scoring, worker, estimates, "", score))
-        elif worker.pairs_with and worker.pairs_with in cheapest:
+        elif worker.role == "prefill" and worker.pairs_with and worker.pairs_with in cheapest:
             score, transfer = cheapest[worker.pairs_with]
             score += cost.prefill(weights, work)
             found.append(_candidate(scoring, worker, estimates, "prefill", score, transfer))

@@ -102,4 +102,18 @@ def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
             rest = "" if len(left) == len(workers) else f" left of {len(workers)}"
             return f"none of the {len(left)} workers{rest} {filter.reason(wanted)}"
         left = passed
+    if wanted.pinned:
+        left = [worker for worker in left if worker.name == wanted.pinned]
+    if left and not any(worker.serves_whole for worker in left):
+        return _explain_split(left, wanted)
     return f"none of the {len(workers)} workers may take the request"
+
+
+def _explain_split(workers: Sequence[Worker], wanted: Constraints) -> str:
+    """Workers that only serve the legs of split requests passed the filters, and no two of them make a pair."""
+    roles = {worker.role for worker in workers}
+    if wanted.pinned and "prefill" not in roles:
+        return f"worker {wanted.pinned} only decodes prompts that another worker prefilled"
+    missing = next((role for role in ("prefill", "decode") if role not in roles), "")
+    needed = f"a {missing} worker" if missing else "a prefill and a decode worker that can exchange KV"
+    return f"the engines of this pool serve only split requests: it needs {needed}"

@@ -65,6 +65,11 @@ class Worker(msgspec.Struct):
         return not self.capabilities or "kv_events" in self.capabilities
 
     @property
+    def serves_whole(self) -> bool:
+        """Can it both prefill and decode a request?"""
+        return "split_only" not in self.capabilities
+
+    @property
     def takes_requests(self) -> bool:
         """May new requests be routed to it?"""
         return self.state == "ready" and not self.draining

@@ -125,9 +125,13 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True):
-    """Abort these requests: no client reads their tokens any more."""
+    """Abort these requests: no client reads their tokens any more.
+
+    `fetched`: they are prefill legs whose KV another worker has; only that is released, and their engine may end them.
+    """
 
     requests: tuple[str, ...]
+    fetched: bool = False
 
 
 class StatusQuery(msgspec.Struct, frozen=True, array_like=True):

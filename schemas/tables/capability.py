@@ -19,6 +19,7 @@ Capability = Literal[
     "embed",
     "lora",
     "handoff",
+    "split_only",
     "sleep",
     "pause",
     "profile",
@@ -26,6 +27,7 @@ Capability = Literal[
     "kv_dump",
     "clear_kv",
 ]
+"""What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request."""
 
 
 class Need(NamedTuple):

@@ -57,12 +57,21 @@ class FrameReceiver(Protocol):
         """Worker and epoch that the frames come from, None while no worker streams."""
         ...
 
+    @property
+    def holder(self) -> tuple[str, int] | None:
+        """Worker and epoch that compute the prompt while another one waits for it, None otherwise."""
+        ...
+
     def receive(self, entry: FrameEntry, now_s: float) -> None:
         """Take the stream's part of a frame."""
         ...
 
     def lose_worker(self, reason: str) -> None:
         """The worker is lost."""
+        ...
+
+    def lose_holder(self, reason: str) -> None:
+        """The worker that computes the prompt is lost."""
         ...
 
     def check_silence(self, now_s: float) -> None:
@@ -159,21 +168,21 @@ class WorkerRegistry:
         subject = subjects.engine(self.world.ns, worker, epoch, verb)
         return await self.world.bus.request(subject, _encode(message), timeout_s=timeout_s)
 
-    def cancel(self, worker: str, epoch: int, attempt: str) -> None:
-        """Cancel an attempt at its worker. Does not wait."""
+    def cancel(self, worker: str, epoch: int, attempt: str, *, fetched: bool = False) -> None:
+        """Cancel an attempt at its worker, or release its KV once that was `fetched`. Does not wait."""
         if not self.closed:
             try:
-                self._spawn(self._cancel(worker, epoch, attempt), "cancel")
+                self._spawn(self._cancel(worker, epoch, attempt, fetched=fetched), "cancel")
                 return
             except RuntimeError:
                 # The actor ends: `close` sends it.
                 _log.debug("cancel_deferred", request=attempt)
         self._late_cancels.append((worker, epoch, attempt))
 
-    async def _cancel(self, worker: str, epoch: int, attempt: str) -> None:
+    async def _cancel(self, worker: str, epoch: int, attempt: str, *, fetched: bool = False) -> None:
         subject = subjects.engine(self.world.ns, worker, epoch, "cancel")
         try:
-            await self.world.bus.publish(subject, _encode(Cancel((attempt,))))
+            await self.world.bus.publish(subject, _encode(Cancel((attempt,), fetched)))
         except BusError as error:
             _log.warning("cancel_not_sent", request=attempt, worker=worker, reason=str(error))
 
@@ -246,9 +255,11 @@ class WorkerRegistry:
             if name == worker and epoch < below_epoch and not lost.done():
                 lost.set_result(reason)
         for receiver in list(self.receivers.values()):
-            source = receiver.source
+            source, holder = receiver.source, receiver.holder
             if source is not None and source[0] == worker and source[1] < below_epoch:
                 receiver.lose_worker(f"worker {worker}: {reason}")
+            elif holder is not None and holder[0] == worker and holder[1] < below_epoch:
+                receiver.lose_holder(f"worker {worker}, which computes the prompt: {reason}")
 
     async def watch_silence(self) -> None:
         """Have every stream check for silence: a frame may be lost, or the worker dead. Until cancelled."""

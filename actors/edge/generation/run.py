@@ -180,7 +180,7 @@ class Generation:
         pinned = ""
         for index, driver in enumerate(self._drivers):
             await driver.place(pinned if index % self._prepared.per_prompt else "")
-            pinned = driver.saga.attempt.worker
+            pinned = driver.saga.prefilled_by or driver.saga.attempt.worker
 
     # The response.
 

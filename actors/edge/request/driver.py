@@ -26,6 +26,7 @@ from headwater.actors.edge.request.saga_types import (
     Emit,
     Finish,
     Frame,
+    HolderLost,
     LegFinished,
     LegLost,
     Opened,
@@ -37,7 +38,7 @@ from headwater.actors.edge.request.saga_types import (
     StopMatched,
     TimedOut,
 )
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import ApiError, rejected
 from headwater.schemas.events.request import RequestStepped
 from headwater.schemas.messages.inference import (
     FrameEntry,
@@ -91,6 +92,8 @@ class ChoiceDriver:
         self._record = record
         self._output = output
         self._handle = 0
+        self._followed: tuple[int, str] | None = None
+        """Handle and name of a prefill leg that runs in parallel with the decode leg."""
         self._heard_s = 0.0
         self._querying = False
         self._unanswered = 0
@@ -125,11 +128,20 @@ class ChoiceDriver:
         attempt = self.saga.attempt
         return (attempt.worker, attempt.epoch) if self.saga.streaming else None
 
+    @property
+    def holder(self) -> tuple[str, int] | None:
+        """See `FrameReceiver.holder`."""
+        holder = self.saga.awaited
+        return (holder.worker, holder.epoch) if holder is not None else None
+
     def receive(self, entry: FrameEntry, now_s: float) -> None:
         """See `FrameReceiver.receive`."""
-        self._heard_s = now_s
         if entry.prompt_logprobs:
             self.prompt_logprobs = entry.prompt_logprobs
+        if self._followed is not None and entry.handle == self._followed[0]:
+            self._receive_followed(entry)
+            return
+        self._heard_s = now_s
         following = self.feed(Frame(entry, now_s))
         if entry.finish and entry.finish != "handoff":
             position = entry.position + len(entry.tokens)
@@ -141,6 +153,19 @@ class ChoiceDriver:
     def lose_worker(self, reason: str) -> None:
         """See `FrameReceiver.lose_worker`."""
         self._lose(self.saga.attempt.number, reason)
+
+    def lose_holder(self, reason: str) -> None:
+        """See `FrameReceiver.lose_holder`."""
+        holder = self.saga.awaited
+        if holder is not None:
+            self._move_on(self.feed(HolderLost(holder.attempt, reason, self._clock.monotonic_s())))
+
+    def _receive_followed(self, entry: FrameEntry) -> None:
+        """A prefill leg that ended well is of no interest here: its KV went to the decode leg."""
+        if entry.finish == "rejected":
+            self.abort(rejected(entry.detail, entry.param or self.saga.spec.guide_param))
+        elif entry.finish not in ("", "handoff"):
+            self.lose_holder(f"the prefill leg failed: {entry.detail or entry.finish}")
 
     def check_silence(self, now_s: float) -> None:
         """See `FrameReceiver.check_silence`."""
@@ -169,7 +194,12 @@ class ChoiceDriver:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case CancelAttempt():
-                self._workers.cancel(effect.worker, effect.epoch, effect.attempt)
+                self._workers.cancel(effect.worker, effect.epoch, effect.attempt, fetched=effect.fetched)
+                if self._followed is not None and effect.attempt == self._followed[1]:
+                    self._workers.forget(self._followed[0])
+                    self._followed = None
+            case Detach(follows=True):
+                self._followed = (self._handle, self.saga.attempt.name)
             case Detach():
                 self._workers.forget(self._handle)
             case AskStatus():

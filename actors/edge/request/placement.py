@@ -41,6 +41,8 @@ class Placement(msgspec.Struct, frozen=True):
 
     def refused_by_router(self, refusal: RouteRefused) -> Self:
         """Retry all workers. The reason of an excluded worker says more than "no other worker", so it is kept."""
+        if self.pinned:
+            return msgspec.structs.replace(self, pinned="")
         if self.exclude:
             return msgspec.structs.replace(self, exclude=())
         return msgspec.structs.replace(self, reason=refusal.reason, retry_after_s=refusal.retry_after_s)

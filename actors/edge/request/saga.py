@@ -27,6 +27,7 @@ from headwater.actors.edge.request.saga_types import (
     End,
     Finish,
     Frame,
+    HolderLost,
     KvHolder,
     LegAccepted,
     LegFinished,
@@ -80,6 +81,8 @@ def step(saga: Saga, event: SagaEvent) -> tuple[Saga, Effects]:
         case LegFinished() if saga.streaming:
             saga = _on_finished(saga, event, effects)
         case LegLost() if saga.streaming and event.number == saga.attempt.number:
+            saga = _lose(saga, "lost", event.reason, event.now_s, effects)
+        case HolderLost() if saga.awaited is not None and event.attempt == saga.awaited.attempt:
             saga = _lose(saga, "lost", event.reason, event.now_s, effects)
         case TimedOut() if saga.state == "prefill" and event.number == saga.attempt.number:
             reason = f"worker {saga.attempt.worker}: its prefill takes too long"
@@ -201,21 +204,8 @@ def _accept(saga: Saga, effects: Effects) -> Saga:
     attempt, holder = saga.attempt, saga.holder
     saga = _go(saga, "prefill accepted" if attempt.leg == "prefill" else "accepted", effects)
     handoff = holder.handoff.id if attempt.leg == "decode" and holder and holder.handoff else ""
-    spec = saga.spec
-    effects.append(
-        RecordEvent(
-            RequestRouted(
-                spec.request,
-                spec.index,
-                attempt.name,
-                attempt.worker,
-                attempt.epoch,
-                saga.emitted,
-                attempt.leg,
-                handoff,
-            )
-        )
-    )
+    place = (attempt.name, attempt.worker, attempt.epoch, saga.emitted, attempt.leg, handoff)
+    effects.append(RecordEvent(RequestRouted(saga.spec.request, saga.spec.index, *place)))
     return replace(saga, attempt=replace(attempt, accepted=True), awaits="")
 
 
@@ -252,15 +242,17 @@ def _on_frame(saga: Saga, event: Frame) -> tuple[Saga, Effects]:
     if skip < 0:
         effects.append(AskStatus())
         return saga, effects
-    # A decode leg counts the transferred prompt as cached: what was cached before, its prefill leg said.
-    if saga.cached_tokens < 0 <= entry.cached_tokens and not (attempt.leg == "decode" and saga.prefilled_by):
+    # A decode leg counts the transferred prompt as cached: what was cached before, its prefill leg said. One that
+    # waited in a room states what its prefill leg found, which had not begun when its frames were last received.
+    transferred = attempt.leg == "decode" and bool(saga.prefilled_by) and saga.awaited is None
+    if saga.cached_tokens < 0 <= entry.cached_tokens and not transferred:
         saga = replace(saga, cached_tokens=entry.cached_tokens)
     if attempt.leg:
         if attempt.leg == "prefill":
             return _on_prefill_frame(saga, entry, event.now_s, effects), effects
         if entry.tokens:
             # The KV was transferred, so its holder may free it.
-            saga, _ = _release(saga, effects)
+            saga, _ = _release(saga, effects, fetched=True)
     tokens, logprobs = entry.tokens, entry.logprobs
     if skip:
         tokens, logprobs = tokens[skip:], logprobs[skip:]
@@ -284,7 +276,8 @@ def _on_prefilled(saga: Saga, handoff: Handoff | None, now_s: float, effects: Ef
     until_s = now_s + handoff.expires_ms / 1000 if handoff is not None else 0.0
     pairs_with = saga.decision.pairs_with if saga.decision is not None else ""
     holder = KvHolder(attempt.worker, attempt.epoch, attempt.name, pairs_with, handoff, until_s)
-    saga = _go(_detach(saga, effects), "prefilled", effects)
+    follows = handoff is not None and handoff.choreography == "room"
+    saga = _go(_detach(saga, effects, follows=follows), "prefilled", effects)
     name = handoff.id if handoff is not None else ""
     prefill_ms = round((now_s - attempt.began_s) * 1000, 3)
     prefilled = RequestPrefilled(spec.request, spec.index, attempt.worker, attempt.epoch, name, prefill_ms)
@@ -375,14 +368,14 @@ def _go(saga: Saga, cause: Cause, effects: Effects, reason: str = "", handoff: s
     return replace(saga, state=state)
 
 
-def _detach(saga: Saga, effects: Effects) -> Saga:
+def _detach(saga: Saga, effects: Effects, *, follows: bool = False) -> Saga:
     if not saga.streaming:
         return saga
-    effects.append(Detach())
+    effects.append(Detach(follows))
     return replace(saga, streaming=False)
 
 
-def _release(saga: Saga, effects: Effects) -> tuple[Saga, str]:
+def _release(saga: Saga, effects: Effects, *, fetched: bool = False) -> tuple[Saga, str]:
     """Release the KV that a prefill leg left, if any; returns the hand-off's name too."""
     holder = saga.holder
     if holder is None:
@@ -390,7 +383,7 @@ def _release(saga: Saga, effects: Effects) -> tuple[Saga, str]:
     saga = replace(saga, holder=None)
     if holder.handoff is None:
         return saga, ""
-    effects.append(CancelAttempt(holder.worker, holder.epoch, holder.attempt))
+    effects.append(CancelAttempt(holder.worker, holder.epoch, holder.attempt, fetched))
     return saga, holder.handoff.id
 
 

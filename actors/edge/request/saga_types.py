@@ -83,6 +83,13 @@ class Saga(msgspec.Struct, frozen=True):
     end: End | None = None
 
     @property
+    def awaited(self) -> KvHolder | None:
+        """The holder that still computes the prompt, as far as is known, while the decode leg waits for it in a room."""
+        handoff = self.holder.handoff if self.holder is not None else None
+        in_room = handoff is not None and handoff.choreography == "room"
+        return self.holder if in_room and self.streaming and self.attempt.leg == "decode" else None
+
+    @property
     def received(self) -> int:
         """Tokens that the running attempt has sent."""
         return self.emitted - self.attempt.first
@@ -184,6 +191,14 @@ class LegLost(msgspec.Struct, frozen=True):
     now_s: float
 
 
+class HolderLost(msgspec.Struct, frozen=True):
+    """The prefill leg `attempt` failed, or its worker died, while another worker waits for its KV."""
+
+    attempt: str
+    reason: str
+    now_s: float
+
+
 class TimedOut(msgspec.Struct, frozen=True):
     """The prefill leg `number` takes too long."""
 
@@ -217,6 +232,7 @@ SagaEvent = (
     | Frame
     | LegFinished
     | LegLost
+    | HolderLost
     | TimedOut
     | StopMatched
     | Cancelled
@@ -250,15 +266,18 @@ class PauseSearch(msgspec.Struct, frozen=True):
 
 
 class CancelAttempt(msgspec.Struct, frozen=True):
-    """Stop an attempt, or release the KV that it left."""
+    """Stop an attempt, or release the KV that it left. `fetched`: the decode worker has that KV, so nothing is stopped."""
 
     worker: str
     epoch: int
     attempt: str
+    fetched: bool = False
 
 
 class Detach(msgspec.Struct, frozen=True):
-    """Receive no more frames of the running attempt."""
+    """Receive no more frames of the running attempt. `follows`: only learn how it ends, until it is cancelled."""
+
+    follows: bool = False
 
 
 class AskStatus(msgspec.Struct, frozen=True):

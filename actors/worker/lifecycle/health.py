@@ -110,13 +110,20 @@ class EngineHealth:
                     return
             await self._clock.sleep(CLEAR_PERIOD_S)
 
+    @property
+    def _canary_leg(self) -> Leg:
+        """What an engine that serves no whole request is probed with."""
+        if "split_only" not in self._engine.capabilities:
+            return ""
+        return "decode" if self._status.role == "decode" else "prefill"
+
     async def canary(self, info: EngineInfo, limit_s: float) -> None:
         """Run one request of one token. Raises `RequestRejected` or `EngineDied`."""
         capabilities = self._engine.capabilities
         if "generate" not in capabilities and "embed" in capabilities:
             step = await self._embed_canary(info, limit_s)
         else:
-            step = await self._generate_canary("", PROMPT, limit_s)
+            step = await self._generate_canary(self._canary_leg, PROMPT, limit_s)
         if step is None:
             raise EngineDied(f"the engine did not answer a request of one token within {limit_s:g} s")
         if step.finish in ("error", "abort"):

@@ -197,15 +197,20 @@ class RequestIntake:
                 inflight.tokens += frames.send_step(name, step)
             if step.finish:
                 inflight.finish(request, step)
+                if handoff is not None and step.finish not in ("stop", "length"):
+                    # The prompt of a room was not computed: no worker is to enter it any more.
+                    self._release_kv(self.handoffs.release(name))
 
         return emit
 
     async def on_cancel(self, message: Message) -> None:
         """Abort requests that no client waits for any more, and release the KV that they left for other workers."""
-        for request in _cancel.decode(message.data).requests:
+        cancel = _cancel.decode(message.data)
+        for request in cancel.requests:
             if request in self._claiming:
                 self._claiming[request] = False
-            self._engine.abort(request)
+            if not cancel.fetched:
+                self._engine.abort(request)
             self._release_kv(self.handoffs.release(request))
 
     async def on_status(self, message: Message) -> None:

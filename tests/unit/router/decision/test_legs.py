@@ -245,3 +245,36 @@ def test_what_a_request_needs_the_engine_must_have() -> None:
     refused = ask(state, needs=("embed",))
     assert isinstance(refused, RouteRefused)
     assert "embed" in refused.reason
+
+
+SPLIT = ("generate", "handoff", "split_only")
+
+
+def test_an_engine_that_serves_legs_only_is_never_given_a_whole_request() -> None:
+    """Not even a short prompt is prefilled where it is decoded; and a worker that a client names prefills."""
+    state = fold([])
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        add(state, name, role, capabilities=SPLIT)  # type: ignore[arg-type]
+    for tokens in (17, 1025):
+        assert chosen(ask(state, tokens)) == ("p", "prefill")
+    assert chosen(ask(state, pinned="p")) == ("p", "prefill")
+    assert chosen(ask(state, asked="decode")) == ("d", "decode")
+    refused = ask(state, pinned="d")
+    assert isinstance(refused, RouteRefused)
+    assert "worker d only decodes" in refused.reason
+    add(state, "whole", "both")
+    assert chosen(ask(state, 17)) == ("whole", "")
+
+
+@pytest.mark.parametrize(("present", "missing"), [("prefill", "decode"), ("decode", "prefill")])
+def test_half_a_pair_that_serves_legs_only_serves_nothing(present: Role, missing: Role) -> None:
+    """And the refusal says which half is missing."""
+    state = fold([])
+    add(state, "w", present, capabilities=SPLIT)
+    refused = ask(state)
+    assert isinstance(refused, RouteRefused)
+    assert f"it needs a {missing} worker" in refused.reason
+    add(state, "other", missing, "another/model", capabilities=SPLIT)
+    refused = ask(state)
+    assert isinstance(refused, RouteRefused)
+    assert "that can exchange KV" in refused.reason

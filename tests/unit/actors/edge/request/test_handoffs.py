@@ -20,6 +20,11 @@ class Listener:
         """See `FrameReceiver.source`."""
         return "w1", 1
 
+    @property
+    def holder(self) -> tuple[str, int] | None:
+        """See `FrameReceiver.holder`."""
+        return None
+
     def receive(self, entry: FrameEntry, now_s: float) -> None:
         """See `FrameReceiver.receive`."""
         del now_s
@@ -27,6 +32,9 @@ class Listener:
 
     def lose_worker(self, reason: str) -> None:
         """See `FrameReceiver.lose_worker`."""
+
+    def lose_holder(self, reason: str) -> None:
+        """See `FrameReceiver.lose_holder`."""
 
     def check_silence(self, now_s: float) -> None:
         """See `FrameReceiver.check_silence`."""

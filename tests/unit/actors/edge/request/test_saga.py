@@ -19,6 +19,7 @@ from headwater.actors.edge.request.saga_types import (
     Emit,
     Finish,
     Frame,
+    HolderLost,
     LegAccepted,
     LegFinished,
     LegLost,
@@ -46,6 +47,7 @@ from headwater.schemas.messages.inference import FrameEntry, Leg, Sampling
 MAX_TOKENS = 6
 SPEC = ChoiceSpec("r", 0, Sampling(MAX_TOKENS))
 HANDOFF = Handoff("h", "w1", 1, b"", 4, 10_000)
+ROOM = Handoff("h", "w1", 1, b"", 4, 10_000, "room")
 STATES: tuple[SagaState, ...] = get_args(SagaState)
 Run = tuple[Saga, list[Effect]]
 
@@ -72,6 +74,8 @@ PREFILLING = (OPENED, Routed(1, decision("prefill"), 0.0, 0.0), LegAccepted(1, 0
 PREFILLED = Frame(FrameEntry(1, 0, (), "handoff", handoff=HANDOFF), 1.0)
 HANDED = (*PREFILLING, PREFILLED)
 CLAIMING = (*HANDED, Routed(2, decision("decode", "w2"), 0.0, 1.0))
+ROOM_OPENED = Frame(FrameEntry(1, 0, (), handoff=ROOM), 1.0)
+WAITING = (*PREFILLING, ROOM_OPENED, Routed(2, decision("decode", "w2"), 0.0, 1.0), LegAccepted(2, 1.0))
 
 LIVES: dict[str, tuple[SagaEvent, ...]] = {
     "new": (),
@@ -88,6 +92,8 @@ LIVES: dict[str, tuple[SagaEvent, ...]] = {
     "decode": DECODING,
     "decode, by a frame": (OPENED, ROUTED, Frame(FrameEntry(1, 0, (7,)), 0.0)),
     "decode, after a hand-off": (*CLAIMING, LegAccepted(2, 1.0)),
+    "decode, in a room": WAITING,
+    "handoff, to a room": (*PREFILLING, ROOM_OPENED),
     "ended": (*DECODING, Cancelled()),
     "ended, dispatched": (OPENED, ROUTED, Cancelled()),
 }
@@ -119,6 +125,7 @@ def any_event(number: int) -> list[SagaEvent]:
         *(LegFinished(0, how, "", "", 2.0) for how in ("stop", "length", "abort", "error", "rejected")),
         LegFinished(9, "stop", "", "", 2.0),
         LegLost(number, "gone", 2.0),
+        HolderLost(f"r-0-{number}", "gone", 2.0),
         TimedOut(number, 2.0),
         StopMatched(),
         Cancelled(),
@@ -219,8 +226,51 @@ def test_a_prefilled_prompt_is_claimed_once_and_released_at_the_first_token() ->
     saga, effects = run(LegAccepted(2, 1.0), saga=saga)
     assert effects == [RecordEvent(RequestRouted("r", 0, "r-0-2", "w2", 1, 0, "decode", "h"))]
     saga, effects = run(Frame(FrameEntry(2, 0, (5,)), 1.0), saga=saga)
-    assert effects == [CancelAttempt("w1", 1, "r-0-1"), Emit((5,), ())]
+    assert effects == [CancelAttempt("w1", 1, "r-0-1", fetched=True), Emit((5,), ())]
     assert saga.holder is None
+
+
+def test_a_room_is_opened_before_the_prompt_is_computed() -> None:
+    """Both legs run; the end of the prefill leg is still followed, and it is not stopped when its KV has arrived."""
+    saga, effects = run(*PREFILLING, ROOM_OPENED)
+    assert (saga.state, effects[0]) == ("handoff", Detach(follows=True))
+    saga, effects = run(*WAITING)
+    assert saga.awaited is not None
+    saga, effects = run(Frame(FrameEntry(2, 0, (5,), cached_tokens=3), 1.0), saga=saga)
+    assert effects == [CancelAttempt("w1", 1, "r-0-1", fetched=True), Emit((5,), ())]
+    assert (saga.cached_tokens, saga.awaited) == (3, None), "what the prefill leg found, by the decode leg"
+
+
+def test_a_client_that_leaves_a_room_stops_both_legs() -> None:
+    """Neither engine would notice: each would wait for the other."""
+    _, effects = run(*WAITING, Cancelled())
+    assert [effect for effect in effects if isinstance(effect, CancelAttempt)] == [
+        CancelAttempt("w2", 1, "r-0-2"),
+        CancelAttempt("w1", 1, "r-0-1"),
+    ]
+
+
+@pytest.mark.parametrize("event", [HolderLost("r-0-1", "gone", 2.0), LegLost(2, "gone", 2.0)])
+def test_the_death_of_either_side_of_a_room_ends_the_other_leg(event: SagaEvent) -> None:
+    """And the prompt is computed again, in another room."""
+    saga, effects = run(*WAITING, event)
+    assert {effect.attempt for effect in effects if isinstance(effect, CancelAttempt)} == {"r-0-1", "r-0-2"}
+    assert not any(effect.fetched for effect in effects if isinstance(effect, CancelAttempt))
+    assert (saga.state, saga.holder, effects[-1]) == (
+        "routing",
+        None,
+        AskRouter(3, "r-0-3", NO_CONSTRAINTS, may_wait=False),
+    )
+
+
+def test_a_prefill_leg_that_is_not_awaited_may_die() -> None:
+    """Its KV has arrived, or it is another room's."""
+    arrived = (*WAITING, Frame(FrameEntry(2, 0, (5,)), 1.0))
+    for life in (arrived, (*CLAIMING, LegAccepted(2, 1.0))):
+        saga, _ = run(*life)
+        assert step(saga, HolderLost("r-0-1", "gone", 2.0)) == (saga, [])
+    saga, _ = run(*WAITING)
+    assert step(saga, HolderLost("r-0-9", "gone", 2.0)) == (saga, [])
 
 
 @pytest.mark.parametrize(

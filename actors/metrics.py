@@ -203,6 +203,10 @@ HISTORY_FAILURES = Counter(
     "headwater_edge_stored_responses_failures_total",
     "Accesses to stored responses that failed or were too slow",
 )
+HISTORY_TRIMMED = Counter(
+    "headwater_edge_stored_objects_trimmed_total",
+    "Stored responses and conversation items discarded because their tenant stores more than its share",
+)
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
 PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
 CACHED_TOKENS = Counter(

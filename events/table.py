@@ -4,7 +4,19 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple, Protocol
 
 STORED_BYTES_MAX: Final = 512 * 1024**2
-"""Default bound of the table of stored responses. The server needs half a kilobyte of memory for each of its keys."""
+"""Default bound of the table of stored responses."""
+
+
+KEY_BYTES: Final = 512
+"""What a key costs besides its value: the server holds it in memory."""
+
+
+class KeySize(NamedTuple):
+    """The size of one key's value in bytes, and its revision."""
+
+    key: str
+    bytes: int
+    revision: int
 
 
 class TableEntry(NamedTuple):
@@ -39,6 +51,10 @@ class Table(Protocol):
 
     async def get(self, key: str) -> TableEntry | None:
         """The current entry, None where the key is absent, deleted or expired."""
+        ...
+
+    async def sizes(self, prefix: str) -> list[KeySize]:
+        """The present keys that begin with the tokens `prefix`, in the order of their revisions. No value is sent."""
         ...
 
     def watch(self) -> AsyncIterator[list[TableEntry]]:

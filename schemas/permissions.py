@@ -82,6 +82,8 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
         streams.secrets,
         streams.blobs,
         streams.requests,
+        # Whose objects fill the store.
+        streams.stored,
     )
     return Rights(
         publish=(
@@ -93,7 +95,7 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             _lease(ns, "edge", client),
             subjects.table_subject(subjects.secret_bucket(ns), subjects.SALT_KEY),
             subjects.table_subject(subjects.stored_bucket(ns), ">"),
-            *_look_up(*everything, streams.stored),
+            *_look_up(*everything),
             *_read(*everything),
             *_reply(ns, "operator", "observer"),
         ),

@@ -203,9 +203,14 @@ def stored_bucket(ns: str) -> str:
     return f"HW_{token('namespace', ns)}_STORED"
 
 
-def stored_object_key(kind: str, digest: str) -> str:
-    """Key of a stored object of a tenant. `digest` is that of tenant and id."""
-    return f"{token('kind', kind)}.{token('digest', digest)}"
+def stored_object_key(tenant: str, kind: str, digest: str) -> str:
+    """Key of a stored object of a tenant. `tenant` is a digest of its name, `digest` that of tenant and id."""
+    return f"{token('tenant', tenant)}.{token('kind', kind)}.{token('digest', digest)}"
+
+
+def stored_object_of(key: str) -> str:
+    """Key of the stored object that a message with this key belongs to: the object's own, or one of its chunks."""
+    return ".".join(key.split(".")[:3])
 
 
 def stored_chunk_key(key: str, writing: str, number: int) -> str:

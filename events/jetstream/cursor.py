@@ -77,14 +77,23 @@ class Cursor:
     """Reads one stream from a position. Create one per read; always `aclose` it.
 
     `pull`: messages per pull. Use few for large messages: those in transit have to fit into the buffers of server
-    and client.
+    and client. `headers_only`: messages have no data, and a header with its size.
     """
 
-    def __init__(self, client: Client, stream: str, *, filter_subject: str = "", pull: int = PULL) -> None:
+    def __init__(
+        self,
+        client: Client,
+        stream: str,
+        *,
+        filter_subject: str = "",
+        pull: int = PULL,
+        headers_only: bool = False,
+    ) -> None:
         self._client = client
         self._stream = stream
         self._filter = filter_subject
         self._pull = pull
+        self._headers_only = headers_only
         self._consumer = ""
         self._inbox = ""
         self._subscription: Subscription | None = None
@@ -152,6 +161,8 @@ class Cursor:
             "inactive_threshold": INACTIVE_S * SECOND_NS,
             "deliver_policy": "last_per_subject" if newest else "by_start_sequence",
         }
+        if self._headers_only:
+            config["headers_only"] = True
         if not newest:
             config["opt_start_seq"] = after + 1
         if self._filter or newest:

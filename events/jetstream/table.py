@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused, StreamMissing
+from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import (
     REQUEST_DEADLINE_S,
     last_message,
@@ -19,16 +19,20 @@ from headwater.events.jetstream.api import (
 )
 from headwater.events.jetstream.cursor import Cursor, RawMessage
 from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
-from headwater.events.table import TableEntry
+from headwater.events.table import KeySize, TableEntry
 from headwater.schemas import subjects
 
 MISSING_S: Final = 0.5
 """Pause before checking again for a missing bucket."""
 
+SIZES_S: Final = 30.0
+"""A listing of sizes that takes longer is given up."""
+
 _log = structlog.get_logger("headwater.table")
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _TTL = "Nats-TTL"
+_SIZE = "Nats-Msg-Size"
 _MARKERS = ("KV-Operation", "Nats-Marker-Reason")
 
 
@@ -84,6 +88,30 @@ class JetStreamTable:
         if last is None or any(marker in last.headers for marker in _MARKERS):
             return None
         return TableEntry(key, last.data, last.seq)
+
+    async def sizes(self, prefix: str) -> list[KeySize]:
+        """See `Table.sizes`. Only headers are read."""
+        where = f"{self._prefix}{prefix}.>"
+        cursor = Cursor(self._client, self._stream, filter_subject=where, headers_only=True)
+        found: list[KeySize] = []
+        opened = 0
+        try:
+            async with asyncio.timeout(SIZES_S):
+                async for batch in cursor.messages(0, newest_per_subject=True):
+                    if cursor.opened != opened:
+                        opened, found = cursor.opened, []
+                    found += [
+                        KeySize(raw.subject.removeprefix(self._prefix), int(raw.headers[_SIZE]), raw.position)
+                        for raw in batch
+                        if raw.headers is not None and not any(marker in raw.headers for marker in _MARKERS)
+                    ]
+                    if not batch or not batch[-1].pending:
+                        break
+        except TimeoutError as error:
+            raise LogUnavailable(f"{where}: no answer within {SIZES_S:g} s") from error
+        finally:
+            await cursor.aclose()
+        return found
 
     async def watch(self) -> AsyncGenerator[list[TableEntry], None]:
         """See `Table.watch`. After a lost connection everything is read again and compared with what was yielded.

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from headwater.events.blobs import sha256, wrong_bytes
 from headwater.events.errors import LogRefused
-from headwater.events.table import TableEntry
+from headwater.events.table import KeySize, TableEntry
 from headwater.schemas.clock import Clock
 
 
@@ -45,6 +45,16 @@ class MemoryTable:
         self.expire()
         held = self._entries.get(key)
         return TableEntry(key, held[0], held[1]) if held else None
+
+    async def sizes(self, prefix: str) -> list[KeySize]:
+        """See `Table.sizes`."""
+        self.expire()
+        found = [
+            KeySize(key, len(held[0]), held[1])
+            for key, held in self._entries.items()
+            if key.startswith(prefix + ".")
+        ]
+        return sorted(found, key=lambda one: one.revision)
 
     async def watch(self) -> AsyncIterator[list[TableEntry]]:
         """See `Table.watch`."""

@@ -1,4 +1,4 @@
-"""`headwater keys`: creates, lists, revokes and rotates API keys in the table that all edges watch."""
+"""`headwater keys`: creates, lists, updates, revokes and rotates API keys in the table that all edges watch."""
 
 import re
 import sys
@@ -48,13 +48,26 @@ class WantedKey(NamedTuple):
     cache_sharing: bool = False
 
 
+class KeyChanges(NamedTuple):
+    """What is to change of a key; None: nothing. The tenant cannot: data and cached prompts are its own.
+
+    `expires_in_s` counts from now, 0: never. `limits` are those that change, by name. `model_limits` replace all others.
+    """
+
+    name: str | None = None
+    models: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+    permissions: tuple[str, ...] | None = None
+    expires_in_s: int | None = None
+    limits: Mapping[str, int] = {}
+    model_limits: Mapping[str, UsageLimits] | None = None
+    cache_sharing: bool | None = None
+
+
 def new_key(wanted: WantedKey, now_s: int) -> tuple[ApiKey, str]:
     """A key and its secret. Raises `ConfigError` naming the option at fault."""
-    for option, text in (("--tenant", wanted.tenant), ("--name", wanted.name or "-")):
-        if not text or len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()) or " " in text:
-            raise ConfigError(
-                f"{option} {text!r}: use 1 to {TEXT_MAX} printable ASCII characters without spaces"
-            )
+    _check_word("--tenant", wanted.tenant)
+    _check_word("--name", wanted.name or "-")
     _check_known("--endpoints", wanted.endpoints, (EVERY, *ENDPOINTS))
     _check_known("--allow", wanted.permissions, tuple(PERMISSIONS))
     key_id, secret = new_id(), new_secret()
@@ -85,9 +98,45 @@ def with_new_secret(key: ApiKey, grace_s: int, now_s: int) -> tuple[ApiKey, str]
     return msgspec.structs.replace(key, digests=digests), secret
 
 
+def with_changes(key: ApiKey, changes: KeyChanges, now_s: int) -> ApiKey:
+    """The key as it is to be, with the same secrets. Raises `ConfigError` naming the option at fault."""
+    _check_word("--name", changes.name or "-")
+    _check_known("--endpoints", changes.endpoints or (), (EVERY, *ENDPOINTS))
+    _check_known("--allow", changes.permissions or (), tuple(PERMISSIONS))
+    scopes = {"models": changes.models, "endpoints": changes.endpoints, "permissions": changes.permissions}
+    fields: dict[str, Any] = {
+        "scopes": msgspec.structs.replace(key.scopes, **_given(scopes)),
+        "limits": msgspec.structs.replace(key.limits, **changes.limits),
+    }
+    if changes.expires_in_s is not None:
+        fields["expires_s"] = now_s + changes.expires_in_s if changes.expires_in_s else 0
+    model_limits = None if changes.model_limits is None else dict(changes.model_limits)
+    fields |= _given(
+        {"name": changes.name, "model_limits": model_limits, "cache_sharing": changes.cache_sharing}
+    )
+    return msgspec.structs.replace(key, **fields)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def words_of(values: Sequence[str]) -> tuple[str, ...]:
     """The words of a comma-separated option that may be repeated."""
     return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+
+
+def words_or_none(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The words of an option that may be missing; `none`: no word."""
+    if values is None:
+        return None
+    words = words_of(values)
+    return () if words == ("none",) else words
+
+
+def seconds_or_never(text: str | None, option: str) -> int | None:
+    """Seconds of a duration that may be missing; 0 for `never`. Raises `ConfigError`."""
+    return None if text is None else 0 if text == "never" else seconds_of(text, option)
 
 
 def seconds_of(text: str, option: str) -> int:
@@ -112,6 +161,11 @@ def model_limits_of(words: Sequence[str]) -> dict[str, UsageLimits]:
         present = found.get(model, UsageLimits())
         found[model] = msgspec.structs.replace(present, **{name: int(number[:12])})
     return found
+
+
+def _check_word(option: str, text: str) -> None:
+    if not text or len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()) or " " in text:
+        raise ConfigError(f"{option} {text!r}: use 1 to {TEXT_MAX} printable ASCII characters without spaces")
 
 
 def _check_known(option: str, words: Sequence[str], known: Sequence[str]) -> None:
@@ -169,6 +223,21 @@ async def revoke(nats: NatsSettings, ids: Sequence[str]) -> int:
                 missing.append(key_id)
     if missing:
         raise ConfigError(f"keys revoke: there is no key {', '.join(missing)}; see `headwater keys list`")
+    return 0
+
+
+async def update(nats: NatsSettings, key_id: str, changes: KeyChanges, *, as_json: bool = False) -> int:
+    """Change what a key may do. Its secrets stay. Raises `ConfigError`, also if there is no such key."""
+    key_id = _id_of(key_id)
+    async with _keys(nats) as keys:
+        while True:
+            found = await keys.get(key_id)
+            if found is None:
+                raise ConfigError(f"keys update: there is no key {key_id}; see `headwater keys list`")
+            key = with_changes(found[0], changes, int(time.time()))
+            if await keys.replace(key, found[1]):
+                break
+    print(msgspec.json.encode(_described(key)).decode() if as_json else f"updated {key_id}")
     return 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.router.actor import RouterActor
 from headwater.actors.runtime.actor import Actor
@@ -77,6 +78,7 @@ class SimFleet:
         choreography: Choreography = "returned",
         seed: int = 0,
         settings: SimSettings = SETTINGS,
+        access: AccessSettings | None = None,
     ) -> None:
         self.loop = loop
         self._settings = settings
@@ -84,6 +86,7 @@ class SimFleet:
         self.roles: dict[str, Role] = dict(zip(engines, roles, strict=False))
         self._choreography: Choreography = choreography
         self._seed = seed
+        self._access = access
         self.network = Network(loop, draw, trace)
         self.store = Store(loop, self.network, draw, trace)
         self.engines, self.routers, self.edges = engines, routers, edges
@@ -177,7 +180,7 @@ class SimFleet:
             if self.processes[name] is process:
                 self.servers[name] = server
             process.on_kill(server.kill)
-            return EdgeActor(world, name, server, drain_s=DRAIN_S, probe_s=PROBE_S)
+            return EdgeActor(world, name, server, drain_s=DRAIN_S, probe_s=PROBE_S, access=self._access)
 
         return engine if name in self.engines else router if name in self.routers else edge
 

@@ -19,6 +19,7 @@ class SimConnection:
     def __init__(self, path: str, body: bytes, network: Network, loop: VirtualLoop) -> None:
         self.path = path
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}
         self.ended = False
         self._body: list[bytes] = [body]
         self._network = network
@@ -38,6 +39,7 @@ class SimConnection:
         """ASGI: the response, delivered to the client in order."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.headers = dict(message["headers"])
             return
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._network.latency_s())
         self._loop.later(self._arrives_at - self._loop.time(), self._arrive, message)

@@ -9,7 +9,7 @@ from headwater.events.errors import LogFull, LogUnavailable
 from headwater.events.log import AppendResult, Bounds, Entry, Newest, Retention, Slice, Unknown
 from headwater.events.memory.log import MemoryLog
 from headwater.events.memory.stores import MemoryBlobs, MemoryTable
-from headwater.events.table import TableEntry
+from headwater.events.table import KeySize, TableEntry
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Network, NetworkTrace
 from headwater.ops.sim.process import Process
@@ -172,6 +172,10 @@ class SimTable:
     async def get(self, key: str) -> TableEntry | None:
         """See `Table.get`."""
         return await self._ask(lambda: self._table.get(key))
+
+    async def sizes(self, prefix: str) -> list[KeySize]:
+        """See `Table.sizes`."""
+        return await self._ask(lambda: self._table.sizes(prefix))
 
     async def watch(self) -> AsyncIterator[list[TableEntry]]:
         """See `Table.watch`."""

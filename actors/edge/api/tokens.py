@@ -54,7 +54,8 @@ class TokensApi:
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("Send one of prompt and messages.", param="prompt")
         model = self._serving.model(request.model, call.principal)
-        context = model.card.context_length
+        call.quota.enter(model.card.name)
+        context = call.quota.context(model.card.name, model.card.context_length)
         wanted = _wanted(request)
         if wanted.messages:
             plain = not self._serving.special_tokens_in_text
@@ -71,6 +72,7 @@ class TokensApi:
         """POST /detokenize. Special tokens are spelled out."""
         request: DetokenizeRequest = decode_body(_detokenize, call.body)
         model = self._serving.model(request.model, call.principal)
+        call.quota.enter(model.card.name)
         vocabulary = model.tokenizer.vocabulary
         outside = next((token for token in request.tokens if token >= vocabulary), None)
         if outside is not None:

@@ -2,7 +2,8 @@
 
 An object is a head and, if it is larger than a message may be, further chunks. The chunks are written before the head, so
 an object becomes visible whole. A store at its byte bound discards its oldest messages: an object that lost a chunk is
-absent. Keys are digests of the tenant and the id, so that one tenant's id names nothing of another's.
+absent. Keys begin with a digest of the tenant, so that its objects can be counted (`shares`), and end in one of the tenant
+and the id, so that one tenant's id names nothing of another's.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
+from headwater.actors.edge.history.shares import TenantShares
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.events.errors import LogError
 from headwater.events.table import Table
@@ -60,27 +62,28 @@ _decode = msgspec.msgpack.Decoder(_Head).decode
 class TenantObjects:
     """See the module. Every call ends within `DEADLINE_S`, and raises `ApiError` 503 if the store is not available."""
 
-    def __init__(self, table: Table, ttl_s: int) -> None:
+    def __init__(self, table: Table, ttl_s: int, tenant_bytes_max: int = 0) -> None:
         self._table = table
         self._ttl_s = ttl_s
+        self._shares = TenantShares(table, tenant_bytes_max)
 
     async def put(self, tenant: str, kind: Kind, id_: str, data: bytes) -> None:
         """Store an object, or replace it. Raises `ApiError` 413 if it is too large."""
         async with _available():
-            head = await self._write_chunks(_key(tenant, kind, id_), data)
+            head = await self._write_chunks(tenant, _key(tenant, kind, id_), data)
             await self._table.put(_key(tenant, kind, id_), head, ttl_s=self._ttl_s)
 
     async def create(self, tenant: str, kind: Kind, id_: str, data: bytes) -> bool:
         """Store an object under a new id. False if the id exists."""
         async with _available():
-            head = await self._write_chunks(_key(tenant, kind, id_), data)
+            head = await self._write_chunks(tenant, _key(tenant, kind, id_), data)
             made = await self._table.create(_key(tenant, kind, id_), head, ttl_s=self._ttl_s)
             return made is not None
 
     async def replace(self, tenant: str, kind: Kind, id_: str, data: bytes, revision: int) -> bool:
         """Replace the object unless it changed since this revision; False if it did."""
         async with _available():
-            head = await self._write_chunks(_key(tenant, kind, id_), data)
+            head = await self._write_chunks(tenant, _key(tenant, kind, id_), data)
             made = await self._table.update(
                 _key(tenant, kind, id_), head, revision=revision, ttl_s=self._ttl_s
             )
@@ -141,8 +144,8 @@ class TenantObjects:
                 await self._table.delete(_chunk_key(key, head.writing, number), marker_s=1)
             return True
 
-    async def _write_chunks(self, key: str, data: bytes) -> bytes:
-        """Write what does not fit into the head; returns the head."""
+    async def _write_chunks(self, tenant: str, key: str, data: bytes) -> bytes:
+        """Make room for the object, and write what does not fit into its head; returns the head."""
         if len(data) > OBJECT_BYTES_MAX:
             raise bad_request(
                 f"What is to be stored has {len(data)} bytes; the maximum is {OBJECT_BYTES_MAX}. Send store: false.",
@@ -150,6 +153,8 @@ class TenantObjects:
                 code="object_too_large",
             )
         count = max(0, -(-len(data) // CHUNK_BYTES) - 1)
+        if tenant:
+            await self._shares.note(tenant_token(tenant), count + 1, len(data))
         writing = secrets.token_hex(4) if count else ""
         for first in range(1, count + 1, CHUNKS_AT_ONCE):
             numbers = range(first, min(first + CHUNKS_AT_ONCE, count + 1))
@@ -185,7 +190,12 @@ def unavailable() -> ApiError:
 
 def _key(tenant: str, kind: Kind, id_: str) -> str:
     digest = blake2b(f"{len(tenant)}:{tenant}:{id_}".encode("utf-8", "surrogatepass"), digest_size=20)
-    return subjects.stored_object_key(kind, digest.hexdigest())
+    return subjects.stored_object_key(tenant_token(tenant), kind, digest.hexdigest())
+
+
+def tenant_token(tenant: str) -> str:
+    """What keys of a tenant's objects begin with."""
+    return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _chunk_key(key: str, writing: str, number: int) -> str:

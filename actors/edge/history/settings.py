@@ -4,9 +4,11 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from headwater.events.table import STORED_BYTES_MAX
+
 
 class HistorySettings(NamedTuple):
-    """What the edge stores for `/v1/responses` and `/v1/conversations`."""
+    """What the edge stores for `/v1/responses` and `/v1/conversations`, and how long a connection lasts."""
 
     store: Annotated[
         bool,
@@ -18,3 +20,18 @@ class HistorySettings(NamedTuple):
     ttl_s: Annotated[
         int, Meta(ge=1, description="seconds after which a stored response or conversation item expires")
     ] = 72 * 3600
+    tenant_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="maximum bytes of what one tenant has stored; beyond it its own oldest objects are discarded; "
+            "0: no bound of its own. Without authentication there is one tenant, and no such bound",
+        ),
+    ] = STORED_BYTES_MAX // 4
+    connection_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a WebSocket of the Responses API is closed, once it is idle",
+        ),
+    ] = 3600.0

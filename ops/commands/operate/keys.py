@@ -1,6 +1,6 @@
 """`headwater keys`: API keys of clients."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -109,6 +109,74 @@ def revoke(
     return signals.run(lambda _: operator.revoke(settings.nats, ids))
 
 
+Limit = Count | None
+
+
+@command(defaults={"log.level": "warning"}, notes=NOTES.partition("\n\nFor example")[0])
+def update(
+    key: Annotated[str, Flag("ID"), Meta(description="id of the key, as the list shows it")],
+    /,
+    *,
+    name: Annotated[str | None, Meta(description="what the key is for, as the list shows it")] = None,
+    models: Annotated[
+        tuple[str, ...] | None, Meta(description="models that it may use, comma-separated; *: all")
+    ] = None,
+    endpoints: Annotated[
+        tuple[str, ...] | None, Meta(description="endpoints that it may use, comma-separated; *: all")
+    ] = None,
+    allow: Annotated[
+        tuple[str, ...] | None, Meta(description="permissions, comma-separated; see below; none: none")
+    ] = None,
+    expires: Annotated[
+        str | None, Meta(description="how long it is valid from now on, such as 90d; never: without expiry")
+    ] = None,
+    requests_per_minute: Annotated[Limit, Meta(description="requests per minute; 0: no limit")] = None,
+    tokens_per_minute: Annotated[
+        Limit, Meta(description="tokens of prompts and outputs per minute; 0: no limit")
+    ] = None,
+    concurrent_requests: Annotated[Limit, Meta(description="requests in progress; 0: no limit")] = None,
+    context_tokens: Annotated[
+        Limit, Meta(description="tokens of a prompt with its output; 0: the model's context")
+    ] = None,
+    model_limits: Annotated[
+        tuple[str, ...] | None,
+        Meta(description="limits for single models, in the place of the present ones; none: none"),
+    ] = None,
+    cache_sharing: Annotated[
+        Literal["on", "off"] | None,
+        Meta(description="share cached prompts for the operator's published system prompts"),
+    ] = None,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    settings: ClientSettings,
+) -> int:
+    """Change what an API key may do: every edge knows within a second. Options that are not given stay as they are.
+
+    Its secret and its tenant stay.
+    """
+    from headwater.ops.operator import keys as operator
+    from headwater.ops.process import signals
+
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent_requests": concurrent_requests,
+        "context_tokens": context_tokens,
+    }
+    changes = operator.KeyChanges(
+        name,
+        operator.words_or_none(models),
+        operator.words_or_none(endpoints),
+        operator.words_or_none(allow),
+        operator.seconds_or_never(expires, "--expires"),
+        {limit: number for limit, number in limits.items() if number is not None},
+        None
+        if model_limits is None
+        else operator.model_limits_of(operator.words_or_none(model_limits) or ()),
+        None if cache_sharing is None else cache_sharing == "on",
+    )
+    return signals.run(lambda _: operator.update(settings.nats, key, changes, as_json=as_json))
+
+
 @command(defaults={"log.level": "warning"})
 def rotate(
     key: Annotated[str, Flag("ID"), Meta(description="id of the key, as the list shows it")],
@@ -128,4 +196,4 @@ def rotate(
     return signals.run(lambda _: operator.rotate(settings.nats, key, grace_s, as_json=as_json))
 
 
-keys = group("keys", None, create=create, list=list_keys, revoke=revoke, rotate=rotate)
+keys = group("keys", None, create=create, list=list_keys, update=update, revoke=revoke, rotate=rotate)

@@ -8,14 +8,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from headwater.actors.edge.history.conversations import ConversationHead, ConversationStore
-from headwater.actors.edge.history.objects import CHUNK_BYTES, OBJECT_BYTES_MAX, TenantObjects
+from headwater.actors.edge.history.objects import (
+    CHUNK_BYTES,
+    OBJECT_BYTES_MAX,
+    TenantObjects,
+    tenant_token,
+)
 from headwater.actors.edge.history.responses import ResponseStore, StoredResponse
 from headwater.actors.http.errors import ApiError
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.jetstream.streams.reconcile import ensure
 from headwater.events.jetstream.streams.spec import stored_stream
 from headwater.events.memory.stores import MemoryTable
-from headwater.events.table import STORED_BYTES_MAX, Table
+from headwater.events.table import KEY_BYTES, STORED_BYTES_MAX, Table
 from headwater.schemas.clock import SystemClock
 from tests.support.ports.logs import connected
 from tests.support.servers.nats import NatsServer
@@ -119,6 +124,59 @@ async def test_an_object_that_lost_a_chunk_is_absent(stores: Stores) -> None:
 async def test_too_large_an_object_is_refused(stores: Stores) -> None:
     with pytest.raises(ApiError, match="maximum"):
         await stores.objects.put("t", "response", "a", bytes(OBJECT_BYTES_MAX + 1))
+
+
+async def test_a_tenant_beyond_its_share_loses_its_own_oldest_objects(stores: Stores) -> None:
+    """Whatever another tenant stored before stays, and so does the newest of this one. Chunks go with their heads."""
+    share = 8 * CHUNK_BYTES
+    edges = [TenantObjects(stores.table, TTL_S, share) for _ in range(2)]
+    await edges[0].put("quiet", "response", "first", b"q" * CHUNK_BYTES)
+    await edges[0].put("", "response", "anybody", b"a")
+    for number in range(24):
+        await edges[number % 2].put("loud", "response", str(number), b"x" * (2 * CHUNK_BYTES - 10))
+    kept = [number for number in range(24) if await edges[0].get("loud", "response", str(number)) is not None]
+    assert kept == list(range(kept[0], 24))
+    assert 2 <= len(kept) <= 6
+    assert await edges[1].get("quiet", "response", "first") is not None
+    assert await edges[1].get("", "response", "anybody") is not None
+    sizes = await stores.table.sizes(tenant_token("loud"))
+    assert len(sizes) == 2 * len(kept)
+    assert sum(one.bytes for one in sizes) <= share + 4 * CHUNK_BYTES
+
+
+async def test_without_a_share_nothing_is_discarded(stores: Stores) -> None:
+    """Neither with the bound switched off nor without authentication, where all clients are one tenant."""
+    for tenant, bytes_max in (("t", 0), ("", CHUNK_BYTES)):
+        objects = TenantObjects(stores.table, TTL_S, bytes_max)
+        for number in range(4):
+            await objects.put(tenant, "response", str(number), b"x" * CHUNK_BYTES)
+        assert [await objects.get(tenant, "response", str(number)) is not None for number in range(4)] == [
+            True
+        ] * 4
+
+
+async def test_a_share_counts_what_keys_cost(stores: Stores) -> None:
+    """A million empty responses would fill the server's memory, not its disk."""
+    objects = TenantObjects(stores.table, TTL_S, 40 * KEY_BYTES)
+    for number in range(60):
+        await objects.put("t", "response", str(number), b"")
+    assert len(await stores.table.sizes(tenant_token("t"))) <= 40 + 5
+
+
+async def test_what_expired_is_gone_with_its_chunks(stores: Stores) -> None:
+    """On the server too, by itself: nothing of it is counted, read or left."""
+    objects = TenantObjects(stores.table, 1)
+    await objects.put("t", "response", "a", b"a" * (2 * CHUNK_BYTES))
+    await stores.objects.put("t", "response", "b", b"b")
+    await stores.conversations.create("t", ConversationHead(id="conv_1", created_s=1))
+    assert await objects.get("t", "response", "a") is not None
+    async with asyncio.timeout(20):
+        while len(await stores.table.sizes(tenant_token("t"))) > 2:
+            await asyncio.sleep(0.05)
+    assert await objects.get("t", "response", "a") is None
+    assert not await objects.delete("t", "response", "a")
+    assert await stores.objects.get("t", "response", "b") is not None
+    assert (await stores.conversations.get("t", "conv_1")).id == "conv_1"
 
 
 async def test_another_tenants_ids_name_nothing(stores: Stores) -> None:

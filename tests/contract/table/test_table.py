@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from headwater.events.table import TableEntry
+from headwater.events.table import KeySize, TableEntry
 from tests.support.ports.tables import TTL_S, TableCase, Watcher, jetstream_table, memory_table, watching
 from tests.support.ports.waiting import eventually
 from tests.support.servers.nats import NatsServer
@@ -53,6 +53,27 @@ async def test_revisions_rise_over_the_whole_table(case: TableCase) -> None:
     revisions.append(await case.other.update("b", b"2", revision=revisions[1] or 0))
     assert None not in revisions
     assert revisions == sorted(set(revisions), key=lambda revision: revision or 0)
+
+
+async def test_sizes_of_the_keys_below_a_prefix(case: TableCase) -> None:
+    """In the order of their last writes, without those that were deleted; of whole tokens, not of beginnings."""
+    assert await case.table.sizes("a") == []
+    first = await case.table.put("a.x", b"1")
+    second = await case.table.put("a.y.z", bytes(1000))
+    await case.table.put("a.gone", b"1")
+    await case.table.put("ab.x", b"1")
+    await case.table.put("a", b"1")
+    await case.table.delete("a.gone")
+    assert await case.other.sizes("a") == [KeySize("a.x", 1, first), KeySize("a.y.z", 1000, second)]
+    third = await case.table.put("a.x", b"")
+    assert await case.other.sizes("a") == [KeySize("a.y.z", 1000, second), KeySize("a.x", 0, third)]
+    assert await case.other.sizes("a.y") == [KeySize("a.y.z", 1000, second)]
+
+
+async def test_many_sizes(case: TableCase) -> None:
+    """More than the server sends at once."""
+    await asyncio.gather(*(case.table.put(f"m.{number}", bytes(number)) for number in range(MANY)))
+    assert sorted(one.bytes for one in await case.other.sizes("m")) == list(range(MANY))
 
 
 async def test_update_needs_the_present_revision(case: TableCase) -> None:

@@ -1,6 +1,7 @@
-"""Authentication of a real fleet under least permissions: revocation under load, tenants, rotation, nothing on disk."""
+"""Authentication of a real fleet under least permissions: two edges that share keys, limits and stores; nothing on disk."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any, Final, NamedTuple
 import httpx
 import pytest
 import pytest_asyncio
+from websockets.asyncio.client import connect
 
 from headwater.ops.nats.config import Wanted
 from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.restarted import kept_edge, until_healthy
 from tests.system.test_least_rights import server
 
 pytestmark = [
@@ -28,6 +31,9 @@ CHAT: Final[dict[str, Any]] = {
     "ignore_eos": True,
 }
 CLIENTS: Final = 8
+CONNECTION_S: Final = 1
+SHARE_BYTES: Final = 64 * 1024
+PER_MINUTE: Final = 40
 REVOKED_S_MAX: Final = 1.0
 
 
@@ -35,7 +41,17 @@ class Served(NamedTuple):
     """A fleet that accepts API keys, and the folder with everything that it stores."""
 
     up: FleetProcess
+    other: str
+    """URL of the second edge."""
     folder: Path
+
+    def both(self, key: str) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
+        """A client of each edge, with this key."""
+        headers = {"authorization": f"Bearer {key}"}
+        urls = (self.up.url, self.other)
+        return httpx.AsyncClient(base_url=urls[0], headers=headers, timeout=60), httpx.AsyncClient(
+            base_url=urls[1], headers=headers, timeout=60
+        )
 
     async def run(self, *words: str) -> str:
         """Output of a `headwater keys` command."""
@@ -64,8 +80,20 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
             "--host",
             "0.0.0.0",
         )
-        async with fleet(folder, *flags, access=("--nats-keys-dir", str(folder))) as up:
-            yield Served(up, folder)
+        access = ("--nats-keys-dir", str(folder))
+        # Its limits are small, so that a test reaches them.
+        small = (
+            "--responses-connection-s",
+            str(CONNECTION_S),
+            "--responses-tenant-bytes-max",
+            str(SHARE_BYTES),
+        )
+        async with (
+            fleet(folder, *flags, access=access) as up,
+            kept_edge(folder, nats.url, "edge-b", "--auth", "keys", *access, *small) as (_, other),
+        ):
+            await until_healthy(other)
+            yield Served(up, other, folder)
 
 
 async def ask(client: httpx.AsyncClient, key: str, **fields: Any) -> httpx.Response:
@@ -73,6 +101,14 @@ async def ask(client: httpx.AsyncClient, key: str, **fields: Any) -> httpx.Respo
     return await client.post(
         "/v1/chat/completions", json={**CHAT, **fields}, headers={"authorization": f"Bearer {key}"}
     )
+
+
+async def known(*clients: httpx.AsyncClient) -> None:
+    """Wait until the clients' edges know their key."""
+    async with asyncio.timeout(30):
+        for client in clients:
+            while (await client.get("/v1/models")).status_code != 200:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_revoked_key_is_refused_within_a_second_under_load(served: Served) -> None:
@@ -136,6 +172,119 @@ async def test_a_rotated_key_is_another_secret_for_the_same_key(served: Served) 
     listed = await served.run("list")
     assert f"{key_id}  acme    ci" in listed
     assert "models:sim endpoints:chat" in listed
+
+
+async def test_an_updated_key_means_the_new_scopes_at_every_edge(served: Served) -> None:
+    """Its secret stays. Within a second on an idle machine; here it is only awaited."""
+    key = await served.create("acme", "--requests-per-minute", "1000")
+    key_id = key.split("-")[1]
+
+    async def until(status: int, client: httpx.AsyncClient) -> httpx.Response:
+        async with asyncio.timeout(30):
+            while (response := await ask(client, key)).status_code != status:
+                await asyncio.sleep(0.01)
+        return response
+
+    for client in served.both(key):
+        async with client:
+            await until(200, client)
+            assert (
+                await served.run("update", key_id, "--endpoints", "embeddings,tokenize")
+                == f"updated {key_id}\n"
+            )
+            assert "endpoints:chat" in (await until(403, client)).text
+            await served.run("update", key_id, "--endpoints", "*", "--requests-per-minute", "2000")
+            shown = await until(200, client)
+            assert shown.headers["x-ratelimit-limit-requests"] == "2000"
+
+
+async def test_what_one_edge_admits_the_other_one_counts(served: Served) -> None:
+    """A key's limit is used up at one edge; the other, which never served the key, refuses it."""
+    limit = 10
+    key = await served.create("acme", "--requests-per-minute", str(limit))
+    clients = served.both(key)
+    async with clients[0], clients[1]:
+        await known(*clients)
+        began = time.monotonic()
+        statuses = [(await ask(clients[0], key, max_tokens=1)).status_code for _ in range(limit)]
+        async with asyncio.timeout(30):
+            while statuses[-1] != 429:
+                statuses.append((await ask(clients[1], key, max_tokens=1)).status_code)
+        drained = (time.monotonic() - began) * limit / 60
+        assert statuses[:limit] == [200] * limit
+        # What the second one admits before it has heard of the first.
+        assert statuses.count(200) <= 2 * (limit + drained)
+
+
+async def test_two_edges_at_once_admit_twice_a_limit_at_most(served: Served) -> None:
+    """The documented error: until they have heard of each other, each admits what is left of the limit."""
+    key = await served.create("acme", "--requests-per-minute", str(PER_MINUTE))
+    clients = served.both(key)
+    async with clients[0], clients[1]:
+        await known(*clients)
+        began = time.monotonic()
+        statuses = [
+            response.status_code
+            for response in await asyncio.gather(
+                *(ask(client, key, max_tokens=1) for _ in range(PER_MINUTE + 10) for client in clients)
+            )
+        ]
+        drained = (time.monotonic() - began) * PER_MINUTE / 60
+        admitted = statuses.count(200)
+        assert set(statuses) == {200, 429}
+        assert PER_MINUTE <= admitted <= 2 * (PER_MINUTE + drained)
+        print(f"admitted {admitted} of {len(statuses)} with a limit of {PER_MINUTE} a minute")
+        # The excess is debt: for as long as it drains, neither edge admits anything.
+        async with asyncio.timeout(30):
+            while [(await ask(client, key)).status_code for client in clients] != [429, 429]:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_connection_ends_with_its_time_limit(served: Served) -> None:
+    """An event that says why, then an orderly close; what runs is finished before."""
+    key = await served.create("acme")
+    url = served.other.replace("http://", "ws://") + "/v1/responses"
+    async with asyncio.timeout(30):
+        async with served.both(key)[1] as client:
+            await known(client)
+        async with connect(url, additional_headers={"authorization": f"Bearer {key}"}) as socket:
+            began = time.monotonic()
+            create = {"type": "response.create", "model": "sim", "input": "Hi.", "max_output_tokens": 1}
+            await socket.send(json.dumps(create))
+            kinds = [
+                (event["type"], event.get("error", {}).get("code"))
+                async for event in (json.loads(message) async for message in socket)
+            ]
+            assert time.monotonic() - began > 0.9 * CONNECTION_S
+            assert kinds[-1] == ("error", "websocket_connection_limit_reached")
+            assert ("response.incomplete", None) in kinds
+            assert socket.close_code == 1000
+
+
+async def test_a_tenants_responses_displace_its_own_only(served: Served) -> None:
+    """With the rights of an edge, over HTTP: beyond its share a tenant loses its oldest responses."""
+    loud, quiet = await served.create("loud"), await served.create("quiet")
+
+    async def store(client: httpx.AsyncClient) -> str:
+        body = {"model": "sim", "input": "x" * 4_000, "max_output_tokens": 1}
+        response = await client.post("/v1/responses", json=body)
+        assert response.json()["store"] is True
+        return str(response.json()["id"])
+
+    async def status(client: httpx.AsyncClient, id_: str) -> int:
+        return (await client.get(f"/v1/responses/{id_}")).status_code
+
+    _, mine = served.both(loud)
+    _, other = served.both(quiet)
+    async with mine, other:
+        await known(mine, other)
+        kept = await store(other)
+        ids = [await store(mine) for _ in range(30)]
+        found = [await status(mine, id_) for id_ in ids]
+        assert found == sorted(found, reverse=True)
+        assert (found[0], found[-1]) == (404, 200)
+        assert found.count(200) > 5
+        assert await status(other, kept) == 200
 
 
 async def test_no_secret_and_no_prompt_is_in_a_log_or_on_disk(served: Served) -> None:

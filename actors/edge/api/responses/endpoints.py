@@ -59,6 +59,7 @@ class ResponsesApi:
         if not (fields.input or fields.previous_response_id or fields.conversation_id):
             raise missing("input")
         model = self._serving.model(fields.model, call.principal)
+        call.quota.enter(model.card.name)
         history, items = await self._creator.read_history(fields, call.principal.tenant)
         context = call.quota.context(model.card.name, model.card.context_length)
         count = await self._creator.count(count_request(fields, history.items, items), model, context)

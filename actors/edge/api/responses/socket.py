@@ -5,7 +5,7 @@ stream ids    requests with the same `stream_id`, or without one, are answered o
 state         the newest responses of a connection can be continued on it even if they were not stored; one whose
               continuation was rejected cannot
 errors        an event `error` with HTTP's status; the connection stays open
-end           a connection closes after an hour, and when the edge drains, each time after its running responses
+end           a connection closes after its time limit, and when the edge drains, each time after its running responses
 """
 
 import asyncio
@@ -36,7 +36,6 @@ from headwater.schemas.failure import failure_place
 STREAMS_MAX: Final = 32
 ACTIVE_MAX: Final = 16
 WAITING_MAX: Final = 64
-CONNECTION_S_MAX: Final = 3600.0
 
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _log = structlog.get_logger("headwater.edge")
@@ -75,9 +74,10 @@ Admit = Callable[[], Awaitable[tuple[Principal, RequestQuota]]]
 class ResponsesSocket:
     """Serves connections. One per edge."""
 
-    def __init__(self, generator: Generator, creator: ResponseCreator) -> None:
+    def __init__(self, generator: Generator, creator: ResponseCreator, connection_s: float) -> None:
         self._generator = generator
         self._creator = creator
+        self._connection_s = connection_s
 
     async def serve(self, socket: WebSocket, call: Call, admit: Admit) -> None:
         """Answer the messages of an accepted connection until it closes.
@@ -85,7 +85,7 @@ class ResponsesSocket:
         `call` has its headers and its sender; `admit` authenticates that sender again for each request.
         """
         async with asyncio.TaskGroup() as tasks:
-            session = _Session(self._generator, self._creator, socket, call, admit, tasks)
+            session = _Session(self._generator, self._creator, socket, call, admit, tasks, self._connection_s)
             try:
                 await session.run()
             finally:
@@ -103,6 +103,7 @@ class _Session:
         call: Call,
         admit: Admit,
         tasks: asyncio.TaskGroup,
+        connection_s: float,
     ) -> None:
         self._generator = generator
         self._creator = creator
@@ -110,6 +111,7 @@ class _Session:
         self._call = call
         self._admit = admit
         self._tasks = tasks
+        self._connection_s = connection_s
         self._local = LocalResponses()
         self._streams: dict[str | None, asyncio.Queue[_Waiting]] = {}
         self._running: list[asyncio.Task[None]] = []
@@ -145,7 +147,7 @@ class _Session:
 
     async def _close_in_time(self) -> None:
         """Close once the edge drains, or after the longest time, when no response is running."""
-        drained = await self._socket.wait_for_drain(CONNECTION_S_MAX)
+        drained = await self._socket.wait_for_drain(self._connection_s)
         self._closing = (
             overloaded("This edge is shutting down; connect again.")
             if drained
@@ -222,7 +224,7 @@ class _Session:
         previous: str | None = None
         quota = NO_QUOTA
         try:
-            # A connection may outlive its key by an hour.
+            # A connection may outlive its key.
             principal, quota = await self._admit()
             fields: CreateEvent = decode_body(_event, waiting.body)
             previous = fields.previous_response_id

@@ -2,12 +2,23 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.operator import keys
-from headwater.ops.operator.keys import WantedKey, model_limits_of, new_key, seconds_of, words_of
-from headwater.schemas.tables.api_key import UsageLimits
+from headwater.ops.operator.keys import (
+    KeyChanges,
+    WantedKey,
+    model_limits_of,
+    new_key,
+    seconds_of,
+    seconds_or_never,
+    with_changes,
+    words_of,
+    words_or_none,
+)
+from headwater.schemas.tables.api_key import Scopes, UsageLimits
 
 
 def test_a_key_has_what_was_asked_for() -> None:
@@ -67,6 +78,53 @@ def test_limits_of_models_add_up() -> None:
 def test_what_is_no_limit_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="--model-limits"):
         model_limits_of([word])
+
+
+def test_only_what_is_named_changes() -> None:
+    wanted = WantedKey(
+        "acme", "ci", ("m",), ("chat",), ("tier",), 60, UsageLimits(1, 2, 3, 4), {"m": UsageLimits(5)}, True
+    )
+    key, _ = new_key(wanted, 1000)
+    assert with_changes(key, KeyChanges(), 5000) == key
+    assert key.tenant == "acme"
+    assert len(key.digests) == 1
+    for changes, field, value in (
+        (KeyChanges(name="cd"), "name", "cd"),
+        (KeyChanges(expires_in_s=60), "expires_s", 5060),
+        (KeyChanges(expires_in_s=0), "expires_s", 0),
+        (KeyChanges(limits={"tokens_per_minute": 0}), "limits", UsageLimits(1, 0, 3, 4)),
+        (KeyChanges(model_limits={}), "model_limits", {}),
+        (KeyChanges(cache_sharing=False), "cache_sharing", False),
+        (KeyChanges(models=("a", "b")), "scopes", Scopes(("a", "b"), ("chat",), ("tier",))),
+        (KeyChanges(endpoints=("*",)), "scopes", Scopes(("m",), ("*",), ("tier",))),
+        (KeyChanges(permissions=()), "scopes", Scopes(("m",), ("chat",), ())),
+    ):
+        changed = with_changes(key, changes, 5000)
+        assert changed == msgspec.structs.replace(key, **{field: value})
+        assert changed != key
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        (KeyChanges(name="a b"), "--name"),
+        (KeyChanges(endpoints=("chats",)), "--endpoints"),
+        (KeyChanges(permissions=("root",)), "--allow"),
+    ],
+)
+def test_each_change_is_checked(changes: KeyChanges, option: str) -> None:
+    key, _ = new_key(WantedKey("acme"), 0)
+    with pytest.raises(ConfigError, match=option):
+        with_changes(key, changes, 0)
+
+
+def test_options_that_are_missing_and_options_that_clear() -> None:
+    assert words_or_none(None) is None
+    assert words_or_none(["none"]) == ()
+    assert words_or_none(["a,b", "c"]) == ("a", "b", "c")
+    assert seconds_or_never(None, "--expires") is None
+    assert seconds_or_never("never", "--expires") == 0
+    assert seconds_or_never("1m", "--expires") == 60
 
 
 def test_an_id_may_have_the_prefix_and_a_whole_key_is_not_repeated() -> None:

@@ -143,6 +143,36 @@ def test_embeddings_are_under_the_same_limits(world: EdgeWorld) -> None:
     assert chat(world).status == 429
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"model": "m", "prompt": "a text"}),
+        ("/tokenize", {"model": "m", "messages": CHAT["messages"]}),
+        ("/detokenize", {"model": "m", "tokens": [1, 2]}),
+        ("/v1/messages/count_tokens", {"model": "m", "messages": CHAT["messages"]}),
+        ("/v1/responses/input_tokens", {"model": "m", "input": "a text"}),
+    ],
+)
+def test_work_on_tokens_counts_as_requests(world: EdgeWorld, path: str, body: dict[str, Any]) -> None:
+    """No engine takes part, so no tokens are charged; the account is that of all other endpoints."""
+    for left in (3, 2, 1, 0):
+        response = world.ask(path, body)
+        assert response.status == 200
+        shown = limit_headers(response)
+        assert shown["remaining-requests"] == str(left)
+        assert shown["remaining-tokens"] == "1000"
+    assert world.ask(path, body).status == 429
+    assert chat(world).status == 429
+    world.clock.now_s += 15
+    assert world.ask(path, body).status == 200
+
+
+def test_a_text_to_tokenize_is_no_longer_than_the_holders_context(world: EdgeWorld) -> None:
+    """It would be tokenized for nothing."""
+    assert world.ask("/tokenize", {"model": "m", "prompt": "a text"}).document["max_model_len"] == 600
+    assert world.ask("/tokenize", {"model": "m", "prompt": "x" * 600 * 200}).status == 400
+
+
 def test_without_limits_there_are_no_headers() -> None:
     """An edge that counts nothing says nothing."""
     with EdgeWorld() as world:

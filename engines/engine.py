@@ -6,7 +6,7 @@ One contract suite (tests/contract/engine) runs over every implementation. An en
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Literal, NamedTuple, NoReturn, Protocol
+from typing import ClassVar, Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.messages.handoff import Choreography
@@ -244,6 +244,12 @@ class EngineBase:
     name: str
     capabilities: frozenset[Capability]
     choreography: Choreography = "returned"
+    possible: ClassVar[frozenset[Capability]] = frozenset()
+    """Capabilities that an engine may have when it is started, by its configuration; those it always has may be missing."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """The distributions that it runs on, one of which must be installed; none: it needs no other."""
+    remark: ClassVar[str] = ""
+    """What users must know before they choose it; `headwater engines` shows it."""
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""

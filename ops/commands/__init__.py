@@ -39,6 +39,7 @@ COMMANDS: Final = {
             "tree": "show the blocks cached by a pool's workers, as a tree of prefixes",
             "replay": "fold a pool's log again, and verify every decision",
             "snapshots": "list a pool's snapshots, or bookmark one",
+            "engines": "list the engines that can be chosen, with versions and capabilities",
             "models": "show what is detected in a model's folder",
         },
     ),

@@ -7,6 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from headwater.actors.worker.serving.settings import LoraLoading
+from headwater.engines import registry
+from headwater.engines.engine import EngineUnavailable
 from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.sim.defaults import TOTAL_BLOCKS
 from headwater.ops.config.setting import Flag, Prefix, Text
@@ -38,6 +40,14 @@ def _read_words(text: str) -> tuple[str, ...]:
     return tuple(shlex.split(text))
 
 
+def _read_engine(text: str) -> str:
+    try:
+        registry.find(text)
+    except EngineUnavailable as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
 class FleetSettings(NamedTuple):
     """How many workers run on this machine."""
 
@@ -54,7 +64,14 @@ class FleetSettings(NamedTuple):
 class WorkerSettings(NamedTuple):
     """The model that workers serve, and what distinguishes them."""
 
-    engine: Annotated[Literal["vllm", "sim"], Meta(description="inference engine")] = "vllm"
+    engine: Annotated[
+        str,
+        Text(_read_engine, str, "ENGINE"),
+        Meta(
+            description="inference engine: a name (see `headwater engines`), a file (echo.py) or a class "
+            "(package.module:Echo)"
+        ),
+    ] = "vllm"
     model: Annotated[
         str,
         Meta(
@@ -108,6 +125,11 @@ class WorkerSettings(NamedTuple):
     max_model_len: Annotated[
         int, Meta(ge=0, description="maximum context length in tokens (default: the model's)")
     ] = 0
+    engine_options: Annotated[
+        dict[str, Any],
+        Text(msgspec.json.decode, _write_json, "JSON"),
+        Meta(description="options that an engine of your own gets with its `start`, as JSON or a table"),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
 
 
 class VllmOptions(NamedTuple):

@@ -24,6 +24,7 @@ import structlog
 
 from headwater.actors.runtime.supervisor import RestartLimitReached, RestartPolicy, supervise
 from headwater.actors.runtime.tables import CardTable
+from headwater.engines import registry
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams.ensure import ensure_namespace
@@ -65,9 +66,8 @@ _log = structlog.get_logger("headwater.up")
 class LocalFleet:
     """The processes of one `headwater up`."""
 
-    forked_engines: ClassVar[frozenset[str]] = frozenset({"sim"})
-    """Engines whose processes are forked from the spawner. The others' libraries read the environment at their import,
-    so each of their processes imports them itself."""
+    unforked_engines: ClassVar[frozenset[str]] = frozenset({"vllm"})
+    """Engines whose processes are not forked from the spawner: their libraries are not to find anything imported."""
 
     def __init__(self, settings: LocalFleetSettings, spawner: Spawner | None = None) -> None:
         self._settings = settings
@@ -240,7 +240,7 @@ class LocalFleet:
                     async with asyncio.timeout(2.0):
                         await revoke_leases_of(self._leases, "worker", lease, pid)
 
-        forked = self._settings.worker.engine in self.forked_engines
+        forked = self._settings.worker.engine not in self.unforked_engines
         spawner = self._spawner if command != "engine" or forked else None
         line = [command, *process_words(settings), *after]
         self._supervise(
@@ -329,9 +329,8 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
     fleet = LocalFleet(settings, spawner)
     waiting = asyncio.ensure_future(stop.wait())
     try:
-        print(
-            f"starting {len(fleet.workers)} {settings.worker.engine} worker(s) …", file=sys.stderr, flush=True
-        )
+        engine = registry.find(settings.worker.engine).name
+        print(f"starting {len(fleet.workers)} {engine} worker(s) …", file=sys.stderr, flush=True)
         await fleet.start()
         ready = asyncio.ensure_future(fleet.ready())
         ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}

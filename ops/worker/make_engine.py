@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.engines import registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, read_model_files
 from headwater.engines.sim.defaults import BLOCK_SIZE
@@ -24,7 +25,8 @@ DEMO_NAME = "smollm2-135m-instruct"
 
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
-    return FACTORIES[settings.worker.engine](settings, worker)
+    make_own = FACTORIES.get(settings.worker.engine, _custom)
+    return make_own(settings, worker)
 
 
 def model_folder(model: str) -> Path:
@@ -73,7 +75,7 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
 
 def check_model(worker: WorkerSettings, vllm: VllmOptions) -> None:
     """Check the model's folder before anything is started. Raises `EngineUnavailable`."""
-    if worker.engine == "sim":
+    if worker.engine != "vllm":
         if worker.model:
             model_check.check(model_folder(worker.model), sim_files(worker), weights=False)
         return
@@ -84,9 +86,12 @@ def check_model(worker: WorkerSettings, vllm: VllmOptions) -> None:
 
 
 def sim_files(worker: WorkerSettings) -> ModelFiles:
-    """The files of the model that the simulated engine stands for. Raises `EngineUnavailable`."""
+    """The files of `--model` for an engine that needs none; else of a model with a token per byte.
+
+    Raises `EngineUnavailable`.
+    """
     if not worker.model:
-        return sim_model_files(worker.served_model_name or "sim")
+        return sim_model_files(worker.served_model_name or registry.find(worker.engine).name)
     return _files(model_folder(worker.model), worker)
 
 
@@ -137,7 +142,34 @@ def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     return engine, served(settings.worker, files)
 
 
+def _custom(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    """An engine of a file, a class path or another package."""
+    from headwater.engines.custom import CustomEngine, EngineSetup
+
+    own = settings.worker
+    entry = registry.find(own.engine)
+    kind = registry.load(entry)
+    files = sim_files(own)
+    setup = EngineSetup(
+        worker,
+        own.role,
+        model_folder(own.model) if own.model else None,
+        files,
+        own.block_size or BLOCK_SIZE,
+        own.max_model_len,
+        own.engine_options,
+    )
+    try:
+        made = kind()
+    except TypeError as error:
+        raise EngineUnavailable(
+            f"{entry.name}: {kind.__name__} is created without arguments: {error}; "
+            "what it needs comes with `start`, as setup.options"
+        ) from error
+    return CustomEngine(entry.name, made, setup), served(own, files)
+
+
 EngineFactory = Callable[[EngineProcess, str], tuple[Engine, Served]]
 
 FACTORIES: Final[dict[str, EngineFactory]] = {"sim": _sim, "vllm": _vllm}
-"""What `--engine` names: each makes an engine of a process's settings and a worker's name."""
+"""Headwater's own engines: each is made of a process's settings and a worker's name. All others: `_custom`."""

@@ -79,6 +79,8 @@ def known_block_size(worker: WorkerSettings, native: Sequence[str], *, cpu: bool
     """Tokens per KV block that the engine will have; 0 if only the engine knows."""
     if worker.engine == "sim":
         return worker.block_size or BLOCK_SIZE
+    if worker.engine != "vllm":
+        return worker.block_size
     return (
         worker.block_size or cli_arguments.number(native, "block_size", 0) or (CPU_BLOCK_SIZE if cpu else 0)
     )

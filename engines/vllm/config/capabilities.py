@@ -1,7 +1,7 @@
 """Capabilities of a started vLLM, from its actual configuration."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, get_args
 
 from headwater.engines.vllm.config.connectors import can_hand_over
 from headwater.schemas.tables.capability import Capability
@@ -12,6 +12,9 @@ POOLING = ("embed", "classify", "score", "token_embed", "token_classify")
 GENERATES: frozenset[Capability] = frozenset(
     {"generate", "logprobs", "prompt_logprobs", "allowed_tokens", "seed", "cache_salt"}
 )
+
+POSSIBLE: Final[frozenset[Capability]] = frozenset(get_args(Capability))
+"""What it has depends on its arguments: no capability is out of reach."""
 
 
 def pooling_tasks(tasks: tuple[str, ...]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class EngineTransfer(NamedTuple):
     descriptors: int
 
 
-class EngineRequest(NamedTuple):
+class BenchRequest(NamedTuple):
     """A request to the engine."""
 
     tokens: list[int]
@@ -37,7 +37,7 @@ class EngineRequest(NamedTuple):
 
 
 DIGESTS = "digests"
-"""Sent instead of an `EngineRequest`; the reply is `Extension.kv_digests`."""
+"""Sent instead of an `BenchRequest`; the reply is `Extension.kv_digests`."""
 
 
 class EngineAnswer(NamedTuple):
@@ -60,7 +60,7 @@ class Up(NamedTuple):
 
 
 def serve(pipe: Connection, arguments: dict[str, Any], connector: dict[str, Any]) -> None:
-    """Body of the process: start vLLM, send `Up`, reply to each `EngineRequest` with an `EngineAnswer` until None."""
+    """Body of the process: start vLLM, send `Up`, reply to each `BenchRequest` with an `EngineAnswer` until None."""
     asyncio.run(_serve(pipe, arguments, connector))
 
 
@@ -113,7 +113,7 @@ def _transfers(data: dict[str, Any]) -> list[EngineTransfer]:
     return [EngineTransfer(*row) for row in zip(*(values.get(name, ()) for name in columns))]
 
 
-async def _generate(engine: Any, asked: EngineRequest, request: str) -> EngineAnswer:
+async def _generate(engine: Any, asked: BenchRequest, request: str) -> EngineAnswer:
     from vllm import SamplingParams
 
     extra = {"kv_transfer_params": asked.kv} if asked.kv else None

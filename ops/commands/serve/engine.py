@@ -1,6 +1,6 @@
 """`headwater engine`: the workers of one engine process."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -13,7 +13,7 @@ from headwater.ops.config.setting import Flag
 @command
 def engine(
     engine_name: Annotated[
-        Literal["vllm", "sim"] | None,
+        str | None,
         Flag("ENGINE"),
         Meta(description="the same as --engine; vLLM's own arguments may follow after `--`"),
     ] = None,

@@ -178,7 +178,7 @@ def main(descriptor: int, *, vllm: bool) -> None:
     die_with_parent()
     if vllm:
         forkserver.preload()
-        up.LocalFleet.forked_engines |= {"vllm"}
+        up.LocalFleet.unforked_engines -= {"vllm"}
     compile_kernels()
     freeze_heap()
     listener = socket.socket(fileno=descriptor)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwater.ops.bench.gpu import engine as gpu_engine
-from headwater.ops.bench.gpu.engine import DIGESTS, REMOTE_DECODE, EngineAnswer, EngineRequest
+from headwater.ops.bench.gpu.engine import DIGESTS, REMOTE_DECODE, BenchRequest, EngineAnswer
 from headwater.ops.bench.gpu.handoff.settings import UCX_SAYS, HandoffSetting
 from headwater.ops.bench.gpu.process import BenchChild
 
@@ -65,14 +65,14 @@ class Pair:
     def hand_off(self, tokens: list[int], decoded: list[int] | None = None) -> HandOff:
         """Prefill `tokens`; decode `decoded` (else the same) on their blocks; answer `decoded` on one engine."""
         decoded = decoded or tokens
-        prefill = self.prefill.request(EngineRequest(tokens, 1, REMOTE_DECODE), ANSWER_S)
-        decode = self.decode.request(EngineRequest(decoded, TOKENS, prefill.kv), ANSWER_S)
+        prefill = self.prefill.request(BenchRequest(tokens, 1, REMOTE_DECODE), ANSWER_S)
+        decode = self.decode.request(BenchRequest(decoded, TOKENS, prefill.kv), ANSWER_S)
         # Before the next request: the blocks are free by now, and unchanged until they are reused.
         theirs, ours = (child.request(DIGESTS, ANSWER_S) for child in (self.prefill, self.decode))
         ids = _flat(prefill.kv["remote_block_ids"])[: (len(tokens) - 1) // self.setting.block_size]
         blocks = _same_blocks(theirs, ours, ids)
-        whole, again = (self.prefill.request(EngineRequest(decoded, TOKENS), ANSWER_S) for _ in range(2))
-        repeat = self.decode.request(EngineRequest(decoded, TOKENS), ANSWER_S)
+        whole, again = (self.prefill.request(BenchRequest(decoded, TOKENS), ANSWER_S) for _ in range(2))
+        repeat = self.decode.request(BenchRequest(decoded, TOKENS), ANSWER_S)
         return HandOff(prefill, decode, whole, again, repeat, blocks, len(ids))
 
     def stop(self) -> None:

@@ -106,7 +106,7 @@ def test_help_imports_no_engine_and_no_compiler() -> None:
         (["up", "extra"], "unexpected argument extra"),
         (["up", "--port"], "--port requires an argument"),
         (["up", "--port", "70000"], "--port 70000: expected `int` <= 65535"),
-        (["up", "--engine", "cuda"], "--engine cuda: choose from vllm, sim"),
+        (["up", "--engine", "cuda"], "--engine cuda: there is no engine 'cuda': installed are "),
         (["explain"], "REQUEST requires an argument"),
         (["bench", "all"], "Choose from"),
         (["sim"], "give either --seed N or --seeds FROM:TO"),

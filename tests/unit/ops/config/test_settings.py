@@ -48,6 +48,8 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def other(one: Setting) -> tuple[str, Any]:
     """A usable value of a setting that is not its default: as text, and as it is read."""
     special: dict[str, tuple[str, Any]] = {
+        "worker.engine": ("sim", "sim"),
+        "worker.engine_options": ('{"delay_s": 0.5}', {"delay_s": 0.5}),
         "vllm.native": ("--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")),
         "vllm.connector_options": ('{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}),
         "vllm.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),

@@ -1,0 +1,58 @@
+"""An engine of your own in one file: a class with two methods.
+
+    class Echo:
+        async def start(self, setup: EngineSetup) -> EngineInfo:
+            return setup.info()
+
+        async def generate(self, request: EngineRequest) -> AsyncIterator[int]:
+            for token in request.tokens:
+                yield token
+
+`headwater up --engine echo.py` serves it. A class that defines an optional method has the capability that it stands for:
+see `METHODS`. All methods run on the event loop of the worker: whatever takes long belongs into a thread or a process.
+"""
+
+from headwater.engines.custom.api import (
+    BLOCK_SIZE,
+    FEATURES,
+    CustomEngineClass,
+    EngineRequest,
+    EngineSetup,
+    Output,
+    PoolingRequest,
+)
+from headwater.engines.custom.declared import METHODS, declared_capabilities
+from headwater.engines.custom.engine import CustomEngine
+from headwater.engines.engine import (
+    EngineInfo,
+    EngineLoad,
+    EngineUnavailable,
+    KvEvent,
+    LoraAdapter,
+    Pinned,
+    RequestRejected,
+    Step,
+    Transfer,
+)
+
+__all__ = [
+    "BLOCK_SIZE",
+    "FEATURES",
+    "METHODS",
+    "CustomEngine",
+    "CustomEngineClass",
+    "EngineInfo",
+    "EngineLoad",
+    "EngineRequest",
+    "EngineSetup",
+    "EngineUnavailable",
+    "KvEvent",
+    "LoraAdapter",
+    "Output",
+    "Pinned",
+    "PoolingRequest",
+    "RequestRejected",
+    "Step",
+    "Transfer",
+    "declared_capabilities",
+]

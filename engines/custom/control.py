@@ -1,0 +1,169 @@
+"""LoRA adapters, sleep, pause and embeddings of an engine in one file: the rules around the class's methods."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headwater.engines.custom.api import PoolingRequest
+from headwater.engines.engine import (
+    EngineBase,
+    EngineError,
+    EngineInfo,
+    LoraAdapter,
+    PauseMode,
+    RequestRejected,
+)
+from headwater.schemas import hashing
+from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.tables.capability import Capability
+
+T = TypeVar("T")
+
+
+class CustomControl(EngineBase):
+    """Base of `CustomEngine`: what it does around the class's optional methods."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._info = EngineInfo("", 1, 0, 1, 0)
+        self._loras: set[str] = set()
+        self._asleep = False
+        self._open = asyncio.Event()
+        """Are new requests started?"""
+        self._open.set()
+        self._going = asyncio.Event()
+        """Do running requests continue?"""
+        self._going.set()
+        self._drained = asyncio.Event()
+        """Set whenever a request has left."""
+        self._paused = False
+
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`."""
+        self._require("embed")
+        self._check_lora(request.lora_name)
+        if request.task not in self._info.tasks:
+            raise RequestRejected(
+                f"{request.task!r} is not supported by this model; supported: {', '.join(self._info.tasks)}"
+            )
+        prompts = tuple(tuple(hashing.unpack_tokens(packed).tolist()) for packed in request.prompts)
+        for tokens in prompts:
+            if not 0 < len(tokens) <= self._info.context_length:
+                raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._info.context_length} are possible")
+        pooling = PoolingRequest(
+            request.request, prompts, request.task, request.lora_name, request.dimensions
+        )
+        vectors = await self._call(self._engine.embed, pooling)
+        return tuple(np.asarray(vector, "<f4").tobytes() for vector in vectors)
+
+    async def load_lora(self, adapter: LoraAdapter) -> None:
+        """See `Engine.load_lora`."""
+        self._require("lora")
+        if adapter.name in self._loras:
+            return
+        if adapter.rank > self._info.lora_rank_max:
+            raise EngineError(
+                f"adapter {adapter.name!r} has rank {adapter.rank}; at most {self._info.lora_rank_max} are possible"
+            )
+        if len(self._loras) >= self._info.lora_slots:
+            raise EngineError(
+                f"all {self._info.lora_slots} LoRA slots are in use: {', '.join(sorted(self._loras))}"
+            )
+        await self._call(self._engine.load_lora, adapter)
+        self._loras.add(adapter.name)
+
+    async def unload_lora(self, name: str) -> None:
+        """See `Engine.unload_lora`."""
+        self._require("lora")
+        if name in self._loras:
+            self._loras.remove(name)
+            await self._call(self._engine.unload_lora, name)
+
+    async def sleep(self, level: int) -> None:
+        """See `Engine.sleep`."""
+        self._require("sleep")
+        if level not in (1, 2):
+            raise EngineError(
+                f"there is no level {level}: 1 keeps the weights in host memory, 2 discards them"
+            )
+        if self._asleep:
+            raise EngineError("it is already asleep")
+        if self._busy():
+            raise EngineError(f"{self._busy()} requests are running: abort them before it sleeps")
+        self._asleep = True
+        self._hold()
+        await self._call(self._engine.sleep, level)
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        self._require("sleep")
+        await self._call(self._engine.wake)
+        self._asleep = False
+        self._hold()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`. The class's `pause` is called once no request runs, or all are suspended."""
+        self._require("pause")
+        self._paused = True
+        self._hold()
+        if mode == "abort":
+            self._abort_all()
+        elif mode == "keep":
+            self._going.clear()
+        while mode != "keep" and self._busy():
+            self._drained.clear()
+            await self._drained.wait()
+        await self._call(self._engine.pause)
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        self._require("pause")
+        await self._call(self._engine.resume)
+        self._paused = False
+        self._going.set()
+        self._hold()
+
+    async def profile(self, *, on: bool) -> None:
+        """See `Engine.profile`."""
+        self._require("profile")
+        await self._call(self._engine.profile, on=on)
+
+    def _hold(self) -> None:
+        """Start new requests, or keep them waiting."""
+        if self._asleep or self._paused:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    async def _admission(self) -> None:
+        """Wait until new requests are started."""
+        await self._open.wait()
+
+    async def _unsuspended(self) -> None:
+        """Wait until running requests continue."""
+        if not self._going.is_set():
+            await self._going.wait()
+
+    def _check_lora(self, name: str) -> None:
+        if name and name not in self._loras:
+            loaded = ", ".join(sorted(self._loras)) or "none"
+            raise RequestRejected(f"LoRA adapter {name!r} is not loaded; loaded: {loaded}", param="model")
+
+    def _require(self, capability: Capability) -> None:
+        if capability not in self.capabilities:
+            self._reject(capability)
+
+    @abstractmethod
+    async def _call(self, method: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Call a method of the class."""
+
+    @abstractmethod
+    def _abort_all(self) -> None:
+        """Abort all requests."""
+
+    @abstractmethod
+    def _busy(self) -> int:
+        """Number of requests that the class has, or gets without another `_admission`."""

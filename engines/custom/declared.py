@@ -1,0 +1,48 @@
+"""The capabilities of an engine class, computed from its optional methods."""
+
+from typing import Any, Final, get_args
+
+from headwater.engines.custom.api import FEATURES
+from headwater.engines.engine import EngineUnavailable
+from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.tables.capability import Capability
+
+METHODS: Final[dict[tuple[str, ...], tuple[Capability, ...]]] = {
+    ("embed",): ("embed",),
+    ("load_lora", "unload_lora"): ("lora",),
+    ("prefill", "release"): ("handoff",),
+    ("sleep", "wake"): ("sleep",),
+    ("pause", "resume"): ("pause",),
+    ("profile",): ("profile",),
+    ("kv_events",): ("kv_events", "kv_dump"),
+    ("clear_kv",): ("clear_kv",),
+}
+"""Optional methods, and what a class that defines them can do. Those of one row belong together."""
+
+PLAIN_METHODS: Final = ("load", "check", "stop")
+"""Optional methods that are no capability."""
+
+
+def declared_capabilities(kind: Any) -> frozenset[Capability]:
+    """What a class with the two methods can do. Raises `EngineUnavailable` for a declaration that is not whole."""
+    found: set[Capability] = {"generate"}
+    for methods, capabilities in METHODS.items():
+        defined = [method for method in methods if callable(getattr(kind, method, None))]
+        if not defined:
+            continue
+        if len(defined) < len(methods):
+            missing = next(method for method in methods if method not in defined)
+            raise EngineUnavailable(f"{kind.__name__} defines {defined[0]} but not {missing}: define both")
+        found.update(capabilities)
+    features = frozenset(getattr(kind, "features", ()))
+    if unknown := sorted(features - FEATURES):
+        raise EngineUnavailable(
+            f"{kind.__name__}.features: {unknown[0]!r} is none of {', '.join(sorted(FEATURES))}; "
+            "other capabilities are declared by defining their methods"
+        )
+    choreography = getattr(kind, "choreography", "returned")
+    if choreography not in get_args(Choreography):
+        raise EngineUnavailable(
+            f"{kind.__name__}.choreography: {choreography!r} is none of {', '.join(get_args(Choreography))}"
+        )
+    return frozenset(found | features)

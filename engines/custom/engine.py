@@ -1,0 +1,288 @@
+"""The two-method class as an `Engine`: tasks, limits, aborts, control and failures around it.
+
+An exception in the class's code is the engine's death: its traceback is logged, its requests end with an error, `check`
+raises, and the worker ends with its epoch and is started again. `RequestRejected` concerns one request only.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from headwater.engines.custom.answer import AnswerCutter
+from headwater.engines.custom.api import EngineRequest, EngineSetup
+from headwater.engines.custom.control import CustomControl
+from headwater.engines.custom.declared import declared_capabilities
+from headwater.engines.custom.held_blocks import HeldBlocks
+from headwater.engines.engine import (
+    Emit,
+    EngineDied,
+    EngineError,
+    EngineInfo,
+    EngineLoad,
+    KvEvent,
+    Pinned,
+    RequestRejected,
+    Step,
+    Transfer,
+)
+from headwater.schemas import hashing
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.inference import GenerateRequest
+
+STOP_S_MAX = 5.0
+"""How long the class's code may take to end its requests once it is stopped."""
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("headwater.custom")
+
+
+class _Running:
+    """One request. `ended`: its last step was emitted."""
+
+    def __init__(self, request: EngineRequest, emit: Emit) -> None:
+        self.request = request
+        self.emit = emit
+        self.admitted = False
+        self.started = False
+        self.ended = False
+        self.produced = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def finish(self, step: Step) -> None:
+        """Emit the last step, unless there was one."""
+        if not self.ended:
+            self.ended = True
+            self.emit(step)
+
+
+class CustomEngine(CustomControl):
+    """See the module, and `headwater.engines.engine.Engine`. `engine` is an instance of a class with the two methods."""
+
+    def __init__(self, name: str, engine: Any, setup: EngineSetup) -> None:
+        super().__init__(engine)
+        self.name = name
+        self.capabilities = declared_capabilities(type(engine))
+        self.choreography = getattr(engine, "choreography", "returned")
+        self._setup = setup
+        self._requests: dict[str, _Running] = {}
+        self._held = HeldBlocks()
+        self._events: list[KvEvent] = []
+        self._event_ready = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        self._slots = asyncio.Semaphore(1)
+        self._failure: BaseException | None = None
+        self._started = False
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        info = await self._call(self._engine.start, self._setup)
+        self._info = self._checked(info)
+        self._started = True
+        self._slots = asyncio.Semaphore(self._info.max_running)
+        if "kv_events" in self.capabilities:
+            self._reader = asyncio.create_task(self._read_events(), name=f"{self.name} KV events")
+        return self._info
+
+    def _checked(self, info: Any) -> EngineInfo:
+        if not isinstance(info, EngineInfo):
+            kind = type(info).__name__
+            self._fail(TypeError(f"start returned {kind}: return an EngineInfo, such as setup.info()"))
+            raise EngineDied(str(self._failure))
+        made: EngineInfo = info
+        if "handoff" in self.capabilities and not made.pairs_with:
+            made = made._replace(pairs_with=f"{self.name}/{made.model}")
+        if "embed" in self.capabilities and not made.tasks:
+            made = made._replace(tasks=("embed",))
+        return made
+
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+        """See `Engine.submit`."""
+        self._check_supported(request)
+        self._check_lora(request.lora_name)
+        if self._failure is not None:
+            raise EngineDied(f"{self.name} has failed: {self._failure}")
+        tokens: tuple[int, ...] = tuple(hashing.unpack_tokens(request.tokens).tolist())
+        need = len(tokens) + request.sampling.max_tokens
+        if not tokens:
+            raise RequestRejected("the prompt is empty")
+        if need > self._info.context_length:
+            raise RequestRejected(
+                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
+                f"{self._info.context_length}"
+            )
+        running = _Running(
+            EngineRequest(
+                request.request,
+                tokens,
+                request.sampling,
+                request.lora_name,
+                request.cache_salt,
+                request.priority,
+                request.leg,
+                transfer if request.leg == "decode" else None,
+            ),
+            emit,
+        )
+        self._requests[request.request] = running
+        running.task = asyncio.get_running_loop().create_task(self._serve(running))
+        running.task.add_done_callback(partial(self._remove, running))
+
+    def _remove(self, running: _Running, task: "asyncio.Task[None]") -> None:
+        self._requests.pop(running.request.id, None)
+        # A task that was cancelled before it began has emitted nothing.
+        running.finish(Step((), "abort"))
+        self._drained.set()
+
+    async def _serve(self, running: _Running) -> None:
+        try:
+            await self._admission()
+            running.admitted = True
+            async with self._slots:
+                running.started = True
+                if running.request.leg == "prefill":
+                    await self._prefill(running)
+                else:
+                    await self._generate(running)
+        except asyncio.CancelledError:
+            running.finish(Step((), "abort"))
+        except RequestRejected as error:
+            running.finish(Step((), "rejected", detail=str(error), param=error.param))
+        except EngineError as error:
+            running.finish(Step((), "error", detail=str(error)))
+        except Exception as error:
+            self._fail(error)
+
+    async def _generate(self, running: _Running) -> None:
+        cutter = AnswerCutter(running.request.sampling, self._setup.files.eos_token_ids)
+        async with aclosing(self._engine.generate(running.request)) as outputs:
+            async for output in outputs:
+                await self._unsuspended()
+                step = cutter.take(output)
+                running.produced = cutter.produced
+                if step.finish:
+                    running.finish(step)
+                    return
+                if not running.ended:
+                    running.emit(step)
+        running.finish(cutter.end())
+
+    async def _prefill(self, running: _Running) -> None:
+        pinned = await self._engine.prefill(running.request)
+        if not isinstance(pinned, Pinned | None):
+            raise TypeError(f"prefill returned {type(pinned).__name__}: return a Pinned, or None")
+        if running.ended and pinned is not None:
+            await self._engine.release(running.request.id, pinned.params)
+        running.finish(Step((), "length", pinned=pinned))
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`. The last step comes at once, however long the class takes to end."""
+        running = self._requests.get(request)
+        if running is not None and running.task is not None:
+            asyncio.get_running_loop().call_soon(running.finish, Step((), "abort"))
+            running.task.cancel()
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        self._require("handoff")
+        await self._call(self._engine.release, request, params)
+
+    async def _read_events(self) -> None:
+        try:
+            async for events in self._engine.kv_events():
+                for event in events:
+                    self._held.apply(event)
+                self._events += events
+                self._event_ready.set()
+        except Exception as error:
+            self._fail(error)
+
+    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        while True:
+            await self._event_ready.wait()
+            self._event_ready.clear()
+            events, self._events = self._events, []
+            if events:
+                yield events
+
+    def held_blocks(self) -> list[BlocksStored]:
+        """See `Engine.held_blocks`."""
+        self._events = []
+        return self._held.stored()
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`."""
+        if "clear_kv" in self.capabilities:
+            await self._call(self._engine.clear_kv)
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`. Without a method of the class, blocks are estimated from lengths."""
+        if callable(getattr(self._engine, "load", None)):
+            try:
+                load = self._engine.load()
+            except Exception as error:
+                self._fail(error)
+            else:
+                return EngineLoad(*load)
+        size, total = self._info.block_size, self._info.total_blocks
+        running = [one for one in self._requests.values() if one.started]
+        used = sum(-(-(len(one.request.tokens) + one.produced) // size) for one in running)
+        return EngineLoad(
+            len(running), len(self._requests) - len(running), min(max(used, len(self._held)), total), total
+        )
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._failure is None and callable(getattr(self._engine, "check", None)):
+            await self._call(self._engine.check)
+        if self._failure is not None:
+            raise EngineDied(
+                f"{self.name} failed: {type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        self._abort_all()
+        if self._reader is not None:
+            self._reader.cancel()
+        tasks = [running.task for running in self._requests.values() if running.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_S_MAX)
+            if late:
+                _log.warning("engine_stop_timed_out", engine=self.name, requests=len(late))
+        if self._started and callable(getattr(self._engine, "stop", None)):
+            self._started = False
+            await self._engine.stop()
+
+    async def _call(self, method: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Call a method of the class. Raises its `EngineError`s, and `EngineDied` for any other exception."""
+        try:
+            return await method(*arguments, **named)
+        except EngineError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise EngineDied(f"{self.name} failed: {type(error).__name__}: {error}") from error
+
+    def _fail(self, error: BaseException) -> None:
+        """The class's code raised: log it once, and end all requests."""
+        if self._failure is None:
+            self._failure = error
+            _log.error("engine_code_failed", engine=self.name, exc_info=error)
+        detail = f"{self.name} failed: {type(error).__name__}: {error}"
+        for running in list(self._requests.values()):
+            running.finish(Step((), "error", detail=detail))
+            if running.task is not None and running.task is not asyncio.current_task():
+                running.task.cancel()
+
+    def _abort_all(self) -> None:
+        for request in list(self._requests):
+            self.abort(request)
+
+    def _busy(self) -> int:
+        return sum(running.admitted for running in self._requests.values())

@@ -1,0 +1,51 @@
+"""An engine in one file behind `headwater up`: it serves, and its mistakes cost one epoch, not the fleet."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.processes.fleet import fleet
+
+pytestmark = [pytest.mark.processes]
+
+FRAGILE = """
+from headwater.engines.custom import EngineInfo, EngineRequest, EngineSetup
+
+class Fragile:
+    async def start(self, setup):
+        return setup.info()
+
+    async def generate(self, request):
+        if request.sampling.seed == 13:
+            raise ZeroDivisionError("a mistake in the engine's file")
+        for token in request.tokens:
+            yield token
+"""
+
+
+async def test_file_serves_and_an_exception_in_it_does_not_end_the_fleet(tmp_path: Path) -> None:
+    """The prompt comes back; after the exception the log has its traceback, and a new epoch serves the next request."""
+    path = tmp_path / "fragile.py"
+    path.write_text(FRAGILE)
+    body = {"model": "fragile", "prompt": "north", "max_tokens": 5}
+    async with fleet(tmp_path, "--engine", str(path), "--workers", "1") as up, up.client() as client:
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == "north"
+        before = next(s["epoch"] for s in await up.stats() if s["name"] == "headwater-worker")
+        failed = await client.post("/v1/completions", json={**body, "seed": 13})
+        assert failed.status_code >= 500, failed.text
+        await up.until(
+            "a new epoch serves",
+            lambda stats: any(
+                s["name"] == "headwater-worker" and s.get("epoch", 0) > before and s["state"] == "ready"
+                for s in stats
+            ),
+        )
+        again = await client.post("/v1/completions", json=body)
+        assert again.json()["choices"][0]["text"] == "north"
+    lines = [line for line in up.log.read_bytes().splitlines() if b"engine_code_failed" in line]
+    [cause] = msgspec.json.decode(lines[0])["exception"]
+    assert (cause["exc_type"], cause["exc_value"]) == ("ZeroDivisionError", "a mistake in the engine's file")
+    assert cause["frames"][-1]["filename"] == str(path)

@@ -1,5 +1,6 @@
 """Prometheus metrics by name, with units last. All in one place, as the reference for dashboards."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -7,6 +8,9 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 if TYPE_CHECKING:
     # It loads the router's kernels, which edges and workers do not use.
     from headwater.router.shadow import Tally
+
+MODELS_KEPT: Final = 1_024
+"""Models whose metrics are kept at hand; more cost the time to find them."""
 
 _SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -189,7 +193,7 @@ LOG_STALLED = Gauge(
     "How long appends or lease renewals have been unanswered, 0 below 4 s",
     ["what"],
 )
-REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
+_REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
 HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
 RATE_LIMITED = Counter(
     "headwater_edge_rate_limited_total",
@@ -208,19 +212,48 @@ HISTORY_TRIMMED = Counter(
     "Stored responses and conversation items discarded because their tenant stores more than its share",
 )
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
-PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
-CACHED_TOKENS = Counter(
+_PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
+_CACHED_TOKENS = Counter(
     "headwater_edge_cached_prompt_tokens_total", "Prompt tokens that engines had cached", ["model"]
 )
-COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
-MIGRATIONS = Counter("headwater_edge_migrations_total", "Requests migrated to another worker", ["model"])
+_COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
+_MIGRATIONS = Counter("headwater_edge_migrations_total", "Requests migrated to another worker", ["model"])
 STRIPPED = Counter("headwater_edge_stripped_fields_total", "Reserved fields removed from requests", ["field"])
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
-TTFT_SECONDS = Histogram(
+_TTFT_SECONDS = Histogram(
     "headwater_edge_time_to_first_token_seconds", "Accepted to first token", ["model"], buckets=_LONG_SECONDS
 )
-REQUEST_SECONDS = Histogram(
+_REQUEST_SECONDS = Histogram(
     "headwater_edge_request_seconds", "Accepted to end", ["model"], buckets=_LONG_SECONDS
 )
+
+
+class ModelMetrics:
+    """An edge's metrics of one model. Finding a metric by its labels costs more than counting."""
+
+    def __init__(self, model: str) -> None:
+        self.prompt_tokens = _PROMPT_TOKENS.labels(model)
+        self.cached_tokens = _CACHED_TOKENS.labels(model)
+        self.completion_tokens = _COMPLETION_TOKENS.labels(model)
+        self.migrations = _MIGRATIONS.labels(model)
+        self.request_seconds = _REQUEST_SECONDS.labels(model)
+        self.ttft_seconds = _TTFT_SECONDS.labels(model)
+        self._ended: dict[tuple[str, str], Counter] = {}
+        self._model = model
+
+    def ended(self, endpoint: str, reason: str) -> Counter:
+        """Requests of an endpoint that ended for a reason."""
+        found = self._ended.get((endpoint, reason))
+        if found is None:
+            found = self._ended[endpoint, reason] = _REQUESTS.labels(self._model, endpoint, reason)
+        return found
+
+
+@lru_cache(maxsize=MODELS_KEPT)
+def model_metrics(model: str) -> ModelMetrics:
+    """The metrics of a served model."""
+    return ModelMetrics(model)
+
+
 __all__ = ["REGISTRY", "RouterMetrics", "ShadowMetrics"]

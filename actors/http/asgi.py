@@ -132,6 +132,27 @@ class EventStream:
             await asyncio.gather(self._drainer, return_exceptions=True)
 
 
+async def _first_of(one: asyncio.Future[Any], other: asyncio.Future[Any], timeout_s: float | None) -> None:
+    """Wait until either is done, or the timeout. `asyncio.wait` for two costs twice the time, and requests wait twice."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: asyncio.Future[Any] | None = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(timeout_s, wake) if timeout_s is not None else None
+    one.add_done_callback(wake)
+    other.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        one.remove_done_callback(wake)
+        other.remove_done_callback(wake)
+        if timer is not None:
+            timer.cancel()
+
+
 class Disconnect:
     """Detects that the client disconnected. One task per request, woken once."""
 
@@ -144,7 +165,8 @@ class Disconnect:
 
     async def or_done(self, done: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
         """Wait for `done` or a disconnect; True if the client disconnected."""
-        await asyncio.wait({self._task, done}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not self._task.done() and not done.done():
+            await _first_of(self._task, done, timeout_s)
         return self._task.done() and not done.done()
 
     @property

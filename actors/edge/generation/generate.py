@@ -6,7 +6,7 @@ from headwater.actors.edge.generation.prepare import Prepared, prepare
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.run import BeforeEnd, Generation
 from headwater.actors.edge.generation.sink import ByteSink, HttpSink
-from headwater.actors.edge.limits.time_limit import time_limit
+from headwater.actors.edge.limits.time_limit import TimeLimit
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.http.asgi import Disconnect
@@ -79,7 +79,7 @@ class Generator:
         )
         client = Disconnect(call.receive)
         try:
-            with time_limit(serving.request_timeout_s, generation.abort):
+            with TimeLimit(serving.request_timeout_s, generation.abort):
                 return await generation.run(client)
         finally:
             client.stop()

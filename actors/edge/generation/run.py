@@ -225,7 +225,7 @@ class Generation:
         if self._begun:
             return
         self._begun = True
-        parts = [self._encoder.start(self._start())]
+        parts = [self._encoder.start(self._start(self._usage()))]
         if self._prepared.sampling.prompt_logprobs is None:
             parts += [self._start_choice(index) for index in range(len(self._choices))]
         if head := b"".join(parts):
@@ -300,8 +300,8 @@ class Generation:
 
     # Accounts.
 
-    def _start(self) -> GenerationStart:
-        return GenerationStart(self._id, self._prepared.model.card.name, self._created_s, self._usage())
+    def _start(self, usage: TokenUsage) -> GenerationStart:
+        return GenerationStart(self._id, self._prepared.model.card.name, self._created_s, usage)
 
     def _end_of(self, index: int) -> ChoiceEnd:
         return self._choices[index].end(self._drivers[index].saga.end or "stop")
@@ -320,7 +320,8 @@ class Generation:
             if not request.stream:
                 choice.prompt = self._prompt_of(index)
             choices.append(choice.result(number, index // per_prompt, self._end_of(index)))
-        return GenerationResult(self._start(), tuple(choices), self._usage())
+        usage = self._usage()
+        return GenerationResult(self._start(usage), tuple(choices), usage)
 
     def _failure(self) -> ApiError | None:
         return next((driver.error for driver in self._drivers if driver.error), None)

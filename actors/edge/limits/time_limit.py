@@ -1,24 +1,32 @@
 """The time limit of requests."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from headwater.actors.edge.limits.limiter import NO_RETRY
 from headwater.actors.http.errors import ApiError
 
 
-@contextmanager
-def time_limit(seconds: float, abort: Callable[[ApiError], None]) -> Iterator[None]:
-    """Call `abort` with the error for the client if the block takes longer than `seconds`; 0: no limit."""
-    if not seconds:
-        yield
-        return
-    timer = asyncio.get_running_loop().call_later(seconds, lambda: abort(time_limit_reached(seconds)))
-    try:
-        yield
-    finally:
-        timer.cancel()
+class TimeLimit:
+    """A block that calls `abort` with the error for the client once it takes longer than `seconds`; 0: no limit."""
+
+    __slots__ = ("_abort", "_seconds", "_timer")
+
+    def __init__(self, seconds: float, abort: Callable[[ApiError], None]) -> None:
+        self._seconds = seconds
+        self._abort = abort
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        if self._seconds:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end)
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self._abort(time_limit_reached(self._seconds))
 
 
 def time_limit_reached(seconds: float) -> ApiError:

@@ -5,6 +5,7 @@ exist.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -51,19 +52,18 @@ class ModelCatalog:
         self._adapters: dict[str, LoraCard] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
         self._wanted: dict[str, ModelCard] = {}
+        self._by_name: dict[str, Model] | None = None
         self._changed = asyncio.Event()
         self.known = asyncio.Event()
 
     def get(self, name: str) -> Model:
         """The model with this name, else with this alias. Raises `ApiError` 404."""
-        models = self.all()
-        for model in models:
-            if model.card.name == name:
-                return model
-        for model in models:
-            if name in model.card.aliases:
-                return model
-        raise no_model(name, [model.card.name for model in models])
+        if self._by_name is None:
+            self._by_name = _by_name(self.all())
+        model = self._by_name.get(name)
+        if model is None:
+            raise no_model(name, [model.card.name for model in self.all()])
+        return model
 
     def all(self) -> list[Model]:
         """All served models: base models by name, then adapters by name."""
@@ -92,7 +92,7 @@ class ModelCatalog:
                 if isinstance(change, LoraCardChange):
                     self._take_adapter(change)
                 elif change.card is None:
-                    self._by_pool.pop(change.pool, None)
+                    self._remove(change.pool)
                     self._wanted.pop(change.pool, None)
                 else:
                     self._wanted[change.pool] = change.card
@@ -104,6 +104,11 @@ class ModelCatalog:
             self._adapters.pop(change.key, None)
         else:
             self._adapters[change.key] = change.card
+        self._by_name = None
+
+    def _remove(self, pool: str) -> None:
+        self._by_pool.pop(pool, None)
+        self._by_name = None
 
     async def _load_wanted(self) -> None:
         while True:
@@ -119,7 +124,7 @@ class ModelCatalog:
                     _log.error("model_not_loaded", card=key, reason=str(error))
                 if key not in self._wanted:
                     # Removed while it was being loaded.
-                    self._by_pool.pop(key, None)
+                    self._remove(key)
                 elif self._wanted[key] == card:
                     del self._wanted[key]
             if self._wanted:
@@ -147,6 +152,7 @@ class ModelCatalog:
             # An `InvalidTemplate` is a `ValueError`: the model is not served, and the log says why.
             described = load_response_template((await self._artifact(card.response_template)).decode())
         self._by_pool[card.pool] = Model(card, tokenizer, template, response_template=described)
+        self._by_name = None
         _log.info("model_served", model=card.name, pool=card.pool)
 
     async def _artifact(self, digest: str) -> bytes:
@@ -154,6 +160,18 @@ class ModelCatalog:
         if data is None:
             raise ValueError(f"its file {digest[:12]} is not in the object store; restart one of its workers")
         return data
+
+
+def _by_name(models: Sequence[Model]) -> dict[str, Model]:
+    """Each model by its aliases and its name; a name hides an alias, the first model the others."""
+    found: dict[str, Model] = {}
+    for model in models:
+        for alias in model.card.aliases:
+            found.setdefault(alias, model)
+    names: dict[str, Model] = {}
+    for model in models:
+        names.setdefault(model.card.name, model)
+    return found | names
 
 
 def _with_adapter(base: Model, adapter: LoraCard) -> Model:

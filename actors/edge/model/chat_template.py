@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -127,8 +128,11 @@ class LiteralText:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._spelled: list[str] = []
-        # Unpredictable, so that no message can contain a valid mark.
-        self._key = secrets.token_hex(8)
+
+    @cached_property
+    def _key(self) -> str:
+        """Unpredictable, so that no message can contain a valid mark. Most requests need none."""
+        return secrets.token_hex(8)
 
     def mark_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with marks for control tokens: in what users and tools say, in names, reasoning and calls.

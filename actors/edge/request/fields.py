@@ -9,6 +9,7 @@ that are passed on are cleaned by `without_reserved`.
 Unsupported fields would change the answer: they are refused by name rather than silently dropped.
 """
 
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -75,6 +76,10 @@ class ReservedFields(msgspec.Struct, kw_only=True):
 
 
 NAMES: Final = frozenset(ReservedFields.__struct_fields__) - {"extra_body"}
+NAMES_IN_ORDER: Final = tuple(sorted(NAMES))
+_NONE_RESERVED: Final = (NOT_SENT,) * len(NAMES_IN_ORDER)
+_reserved_of: Final = attrgetter(*NAMES_IN_ORDER)
+
 PREFIXES: Final = ("bootstrap_", "kv_transfer", "ec_transfer", "disagg_")
 """Fields with these prefixes are reserved too, whichever release of an engine introduces them."""
 
@@ -121,6 +126,9 @@ NEUTRAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Values that mean the same as leaving the field out."""
 
+_NONE_GIVEN: Final = (None,) * len(NEUTRAL_VALUES)
+_unsupported_of: Final = attrgetter(*NEUTRAL_VALUES)
+
 _HINTS: Final = {
     "chat_template": "the operator sets it (--chat-template)",
     "functions": "use tools",
@@ -149,8 +157,10 @@ class UnsupportedFields(ReservedFields, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         """Raises `ApiError` 400 for the first field that would change the answer. Subclasses refuse more."""
-        for name in NEUTRAL_VALUES:
-            value = getattr(self, name)
+        values = _unsupported_of(self)
+        if values == _NONE_GIVEN:
+            return
+        for name, value in zip(NEUTRAL_VALUES, values, strict=True):
             if value is not None and not any(value == neutral for neutral in NEUTRAL_VALUES[name]):
                 hint = _HINTS.get(name, "leave it out")
                 raise bad_request(f"{name} is not supported by this release; {hint}.", param=name)
@@ -169,7 +179,14 @@ class FieldChecker:
 
     def count(self, request: ReservedFields, *values: Any) -> frozenset[str]:
         """The reserved fields that a request has, at its top or in one of these values of it; counted."""
-        found = {name for name in NAMES if getattr(request, name) is not NOT_SENT}
+        values_of_reserved = _reserved_of(request)
+        if values_of_reserved == _NONE_RESERVED and request.extra_body is None and not any(values):
+            return frozenset()
+        found = {
+            name
+            for name, value in zip(NAMES_IN_ORDER, values_of_reserved, strict=True)
+            if value is not NOT_SENT
+        }
         for value in (request.extra_body, *values):
             _find(value, found, 0)
         for name in found:

@@ -125,14 +125,16 @@ class RequestLogWriter:
             )
         )
         metrics.ACTIVE.dec()
-        metrics.REQUESTS.labels(self._model, self._endpoint, reason).inc()
-        metrics.PROMPT_TOKENS.labels(self._model).inc(self._prompt_tokens)
-        metrics.CACHED_TOKENS.labels(self._model).inc(cached_tokens)
-        metrics.COMPLETION_TOKENS.labels(self._model).inc(completion_tokens)
-        metrics.MIGRATIONS.labels(self._model).inc(migrations)
-        metrics.REQUEST_SECONDS.labels(self._model).observe(duration_s)
+        counted = metrics.model_metrics(self._model)
+        counted.ended(self._endpoint, reason).inc()
+        counted.prompt_tokens.inc(self._prompt_tokens)
+        counted.cached_tokens.inc(cached_tokens)
+        counted.completion_tokens.inc(completion_tokens)
+        if migrations:
+            counted.migrations.inc(migrations)
+        counted.request_seconds.observe(duration_s)
         if ttft_s:
-            metrics.TTFT_SECONDS.labels(self._model).observe(ttft_s)
+            counted.ttft_seconds.observe(ttft_s)
 
     def write(self, event: RequestEvent) -> None:
         """Write any event of the request. Never blocks."""

@@ -1,8 +1,12 @@
 """The time limit of a request: a clear error before and after the headers, and the worker stops."""
 
+import asyncio
+
 import pytest
 
 from headwater.actors.edge.limits.settings import ServiceLimits
+from headwater.actors.edge.limits.time_limit import TimeLimit
+from headwater.actors.http.errors import ApiError
 from tests.support.worlds.edge import EdgeWorld
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -37,3 +41,16 @@ def test_vectors_have_a_time_limit_too() -> None:
         response = world.ask("/v1/embeddings", {"model": "v", "input": "a text"})
         assert response.status == 504
         assert response.document["error"]["code"] == "request_timeout"
+
+
+async def test_a_block_that_ends_in_time_is_not_aborted_later() -> None:
+    """Its timer ends with it, however the block ends."""
+    errors: list[ApiError] = []
+    with TimeLimit(0.01, errors.append):
+        pass
+    with pytest.raises(ValueError, match="own"), TimeLimit(0.01, errors.append):
+        raise ValueError("own")
+    with TimeLimit(0.01, errors.append):
+        while not errors:
+            await asyncio.sleep(0.005)
+    assert [error.status for error in errors] == [504]

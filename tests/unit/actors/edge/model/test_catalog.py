@@ -1,17 +1,21 @@
 """The models an edge serves: cards in, models out, and one bad card among good ones."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import CardTable
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim.model import sim_model_files
 from headwater.schemas import subjects
+from headwater.schemas.tables.card import LoraCard
 from tests.support.worlds.clock import ManualClock, running
 from tests.support.worlds.edge import memory_world, serve_model
 
@@ -82,6 +86,55 @@ async def test_a_card_that_is_deleted_ends_the_model() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert names(models) == []
+
+
+async def until_served(models: ModelCatalog, name: str, served: bool) -> None:
+    """Wait until a name is served, or is no more, asking as requests do."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(ApiError):
+                if models.get(name) and served:
+                    return
+            if not served and name not in [model.card.name for model in models.all()]:
+                with pytest.raises(ApiError):
+                    models.get(name)
+                return
+            await asyncio.sleep(0.001)
+
+
+async def test_names_are_found_as_long_as_their_cards_are_there() -> None:
+    """A name that was asked for before is found once it is served, and not after it ended; so is an adapter's."""
+    world = memory_world(ManualClock())
+    first = await serve_model(world, "first")
+    cards = CardTable(world.cards)
+    async with following(world) as models:
+        assert models.get("first").card.pool == first
+        with pytest.raises(ApiError):
+            models.get("second")
+        second = await serve_model(world, "second")
+        await until_served(models, "second", True)
+        adapter = LoraCard(name="a", pool=second, source="/a", digest="d", rank=8, created_s=1)
+        await cards.create_lora(adapter)
+        await until_served(models, "a", True)
+        assert models.get("a").parent == "second"
+        await cards.delete_lora(second, "a")
+        await until_served(models, "a", False)
+        await world.cards.delete(subjects.card_key(second))
+        await until_served(models, "second", False)
+        assert models.get("first").card.pool == first
+
+
+async def test_a_name_wins_over_an_alias() -> None:
+    """A model with aliases is found by each; an alias that is another model's name is that model."""
+    world = memory_world(ManualClock())
+    cards = CardTable(world.cards)
+    for name, aliases in (("a", ("short", "b")), ("b", ())):
+        card = await cards.get_model(await serve_model(world, name))
+        assert card is not None
+        await cards.put_model(msgspec.structs.replace(card, aliases=aliases))
+    async with following(world) as models:
+        assert models.get("short").card.name == "a"
+        assert models.get("b").card.name == "b"
 
 
 @pytest.mark.parametrize(

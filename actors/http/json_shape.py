@@ -21,7 +21,10 @@ INLINE_BYTES: Final = 1024 * 1024
 
 
 class ShapeLimits(NamedTuple):
-    """Limits of a body: objects and arrays, members of objects, values of arrays, levels, digits of a number, escapes."""
+    """Limits of a body: objects and arrays, members of objects, values of arrays, levels, digits of a number, escapes, strings.
+
+    A string costs a decoder several times what a number does; lists of numbers are prompts.
+    """
 
     containers: int = 65_536
     members: int = 131_072
@@ -29,15 +32,16 @@ class ShapeLimits(NamedTuple):
     depth: int = 128
     digits: int = 512
     escapes: int = 2_097_152
+    strings: int = 524_288
 
 
 LIMITS: Final = ShapeLimits()
 
 
 @kernel
-def count(data: U8) -> tuple[int, int, int, int, int, int]:
-    """Objects and arrays, members, commas, deepest level, longest run of characters outside strings, escapes."""
-    escapes = 0
+def count(data: U8) -> tuple[int, int, int, int, int, int, int]:
+    """Objects and arrays, members, commas, deepest level, longest run of characters outside strings, escapes, strings."""
+    escapes = strings = 0
     containers = members = values = depth = deepest = digits = longest = 0
     text = False
     at, size = 0, len(data)
@@ -51,6 +55,7 @@ def count(data: U8) -> tuple[int, int, int, int, int, int]:
                 text = False
         elif byte == 34:  # quote
             text = True
+            strings += 1
             digits = 0
         elif byte == 123 or byte == 91:  # { [
             containers += 1
@@ -70,7 +75,7 @@ def count(data: U8) -> tuple[int, int, int, int, int, int]:
             digits += 1
             longest = max(longest, digits)
         at += 1
-    return containers, members, values, deepest, longest, escapes
+    return containers, members, values, deepest, longest, escapes, strings
 
 
 async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
@@ -82,7 +87,7 @@ async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
         found = count(data)
     else:
         found = await asyncio.to_thread(count, data)
-    containers, members, values, depth, digits, escapes = found
+    containers, members, values, depth, digits, escapes, strings = found
     for number, most, what in (
         (containers, limits.containers, "objects and arrays"),
         (members, limits.members, "members of objects"),
@@ -90,6 +95,7 @@ async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
         (depth, limits.depth, "levels"),
         (digits, limits.digits, "characters in a number"),
         (escapes, limits.escapes, "escaped characters"),
+        (strings, limits.strings, "strings"),
     ):
         if number > most:
             raise _too_much(most, what)

@@ -28,6 +28,7 @@ ANSWER_S = 3.0
 """Also for sending 60 MB on a machine with other work."""
 
 GAP_S = 0.3
+LOOP_S = 0.01
 TRIES = 3
 """A body that stalls a stream does so each time, other work on the machine does not."""
 
@@ -142,13 +143,18 @@ def edge_bytes(up: FleetProcess) -> int:
 
 
 class Stream:
-    """A running stream's text and its longest gap between tokens, from the first token on."""
+    """A running stream's text and its longest gap between tokens, from the first token on.
+
+    What this process was late itself, because of the bodies that it sends or of other work on the machine, is none of
+    the gap.
+    """
 
     def __init__(self) -> None:
         self.tokens = 0
         self.gap_s = 0.0
         self.begun = asyncio.Event()
         self._last_s = 0.0
+        self._late_s = 0.0
 
     def note(self, document: dict[str, Any]) -> None:
         """Count a chunk."""
@@ -163,7 +169,15 @@ class Stream:
     def take_gap(self) -> float:
         """The longest gap since the last call, that which still lasts included."""
         gap, self.gap_s = max(self.gap_s, time.monotonic() - self._last_s), 0.0
-        return gap
+        late, self._late_s = self._late_s, 0.0
+        return gap - late
+
+    async def watch_loop(self) -> None:
+        """Note how late this process's event loop runs, until cancelled."""
+        while True:
+            due = time.monotonic() + LOOP_S
+            await asyncio.sleep(LOOP_S)
+            self._late_s = max(self._late_s, time.monotonic() - due)
 
 
 @asynccontextmanager
@@ -183,6 +197,7 @@ async def streaming(up: FleetProcess) -> AsyncIterator[Stream]:
                         stream.note(msgspec.json.decode(line[6:]))
         raise AssertionError("the stream ended")
 
+    watching = asyncio.create_task(stream.watch_loop())
     running = asyncio.create_task(run())
     begun = asyncio.create_task(stream.begun.wait())
     try:
@@ -191,9 +206,9 @@ async def streaming(up: FleetProcess) -> AsyncIterator[Stream]:
         yield stream
         assert not running.done(), running
     finally:
-        running.cancel()
-        begun.cancel()
-        await asyncio.gather(running, begun, return_exceptions=True)
+        for task in (running, begun, watching):
+            task.cancel()
+        await asyncio.gather(running, begun, watching, return_exceptions=True)
 
 
 def refused_well(answer: raw_http.Answer, statuses: tuple[int, ...]) -> None:

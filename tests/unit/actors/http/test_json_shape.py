@@ -18,7 +18,7 @@ from headwater.actors.http.json_shape import (
     count,
 )
 
-TIGHT = ShapeLimits(containers=10, members=10, values=10, depth=10, digits=10, escapes=10)
+TIGHT = ShapeLimits(containers=10, members=10, values=10, depth=10, digits=10, escapes=10, strings=20)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -29,8 +29,7 @@ json_values = st.recursive(
 
 def shape_of(body: bytes) -> ShapeLimits:
     """What the kernel counts."""
-    containers, members, values, depth, digits, escapes = count(np.frombuffer(body, np.uint8))
-    return ShapeLimits(containers, members, values, depth, digits, escapes)
+    return ShapeLimits(*count(np.frombuffer(body, np.uint8)))
 
 
 def padded(text: str) -> bytes:
@@ -38,10 +37,10 @@ def padded(text: str) -> bytes:
     return text.encode() + b" " * SMALL_BYTES
 
 
-def reference(value: Any, level: int = 0) -> tuple[int, int, int, int]:
-    """Containers, members, commas and deepest level of a decoded value."""
+def reference(value: Any, level: int = 0) -> tuple[int, int, int, int, int]:
+    """Containers, members, commas, deepest level and strings (also names) of a decoded value."""
     if not isinstance(value, list | dict):
-        return 0, 0, 0, level
+        return 0, 0, 0, level, int(isinstance(value, str))
     inner = [reference(one, level + 1) for one in (value.values() if isinstance(value, dict) else value)]
     commas = max(0, len(value) - 1)
     members = len(value) if isinstance(value, dict) else 0
@@ -50,6 +49,7 @@ def reference(value: Any, level: int = 0) -> tuple[int, int, int, int]:
         members + sum(one[1] for one in inner),
         commas + sum(one[2] for one in inner),
         max([level + 1, *(one[3] for one in inner)]),
+        members + sum(one[4] for one in inner),
     )
 
 
@@ -79,8 +79,8 @@ def runs_and_escapes(body: bytes) -> tuple[int, int]:
 def test_it_counts_what_a_decoder_would_make(value: Any, indent: int | str | None, ascii_only: bool) -> None:
     """Whatever stands in strings, and however the text is laid out."""
     body = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
-    assert shape_of(body)[:4] == reference(value)
-    assert shape_of(body)[4:] == runs_and_escapes(body)
+    assert (*shape_of(body)[:4], shape_of(body).strings) == reference(value)
+    assert shape_of(body)[4:6] == runs_and_escapes(body)
 
 
 @given(st.binary(max_size=300))
@@ -119,6 +119,7 @@ def test_an_escaped_backslash_does_not_hide_the_end_of_a_string(text: str) -> No
         ("[" + ",".join(["1"] * 11) + "]", "[" + ",".join(["1"] * 12) + "]", "10 values"),
         ("[" * 10 + "]" * 10, "[" * 10 + "]" * 9 + "[" * 10, "10 objects and arrays"),
         ("[1234567890]", "[12345678901]", "10 characters in a number"),
+        ('""' * 20, '""' * 21, "20 strings"),
         ('"' + r"\n" * 10 + '"', '"' + r"\n" * 10 + r'\u0041"', "10 escaped characters"),
     ],
 )

@@ -69,6 +69,9 @@ define with_types
 	test $$tests -eq 0 -a $$types -eq 0
 endef
 
+# On two cores: tests of failures wait most of their time.
+TEST_WORKERS ?= 3
+
 # Empty is unset: where nothing may be cached, every process that imports vLLM compiles it for 13 s.
 check test: export PYTHONDONTWRITEBYTECODE =
 
@@ -77,7 +80,7 @@ check: install lint
 	$(call with_types,$(BIN)/pytest -q -n 2 --dist loadgroup tests/unit tests/tidy)
 
 test: install clients lint
-	$(call with_types,$(BIN)/pytest -n 2 --dist loadgroup)
+	$(call with_types,$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
 soak: install clients

@@ -22,6 +22,7 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.heap import freeze_heap
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
@@ -168,7 +169,7 @@ class VllmEngine(VllmControl):
         loop = asyncio.get_running_loop()
         try:
             params = self._params(request, transfer, rank)
-        except handoff.Unusable as error:
+        except Unusable as error:
             loop.call_soon(emit, Step((), "error", detail=f"the hand-off is invalid: {error}"))
             return
         task = loop.create_task(
@@ -180,10 +181,10 @@ class VllmEngine(VllmControl):
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
 
     def _params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
-        """VLLM's SamplingParams. Raises `RequestRejected` and `handoff.Unusable`."""
+        """VLLM's SamplingParams. Raises `RequestRejected` and `Unusable`."""
         try:
             return self._made_params(request, transfer, rank)
-        except handoff.Unusable:
+        except Unusable:
             raise
         except Exception as error:
             rejection = rejection_of(error)
@@ -196,7 +197,7 @@ class VllmEngine(VllmControl):
             return sampling.prefill(self._handoffs.hand_over(), prompt_logprobs=wanted, report_hits=cold)
         fetch = None
         if self._handoffs is not None and request.leg == "decode" and transfer is not None:
-            fetch = self._handoffs.fetch(transfer.params)
+            fetch = self._handoffs.fetch(unseal(transfer.params, request))
         return sampling.answer(request.sampling, fetch=fetch, report_hits=cold)
 
     def _ended(self, request: str, rank: int, stream: "_Stream", task: asyncio.Task[None]) -> None:
@@ -251,6 +252,7 @@ class VllmEngine(VllmControl):
                 pinned = None
                 if stream.prefill and self._handoffs is not None and finish in ("stop", "length"):
                     pinned = self._handoffs.pinned(output.kv_transfer_params)
+                    pinned = pinned and pinned._replace(params=seal(pinned.params, request))
                 if not scored:
                     scores = sampling.prompt_logprobs(
                         tokens, output.prompt_logprobs, request.sampling.prompt_logprobs

@@ -4,17 +4,17 @@ The prefill leg requests that vLLM keeps its blocks, and receives parameters: th
 the parameters to its own vLLM, which reads the blocks and notifies the owner to free them. vLLM does not check that
 parameters are used once, or for their own prompt: used ones yield the present content of those blocks. So this module
 rejects incomplete parameters (which hang the request, or end the engine), and parameters that this engine has used before;
-the worker ensures that no other engine receives them.
+the worker ensures that no other engine receives them. On the way they are sealed (`headwater.engines.handoff_params`).
 """
 
 from collections import OrderedDict
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headwater.engines.engine import Pinned
+from headwater.engines.handoff_params import Unusable
+from headwater.engines.model_digest import model_digest
 from headwater.engines.vllm.config.connectors import can_hand_over, handoff_options
 
 LEASE_S = 30
@@ -35,8 +35,6 @@ PREFILL: dict[str, Any] = {
     "remote_port": None,
 }
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
-
 
 class Fetch(msgspec.Struct):
     """Required parameters of a fetch. Further ones are passed on unchanged."""
@@ -49,10 +47,6 @@ class Fetch(msgspec.Struct):
     remote_block_ids: list[int | list[int]]
     """A list for each cache group; older releases, with only one group, have that list alone."""
     tp_size: int
-
-
-class Unusable(Exception):
-    """The parameters of a hand-off are invalid; the message says why."""
 
 
 class VllmHandoffs:
@@ -112,20 +106,12 @@ def pairs_with(config: Any, name: str, version: str) -> str:
     """See `EngineInfo.pairs_with`. Empty without such a connector.
 
     Two engines with equal values pass vLLM's own check, which compares the exact version, the model's path and the types.
-    The digest covers path and weights: files of the same names and sizes are assumed to be equal.
     """
     if not can_hand_over(config):
         return ""
     model, cache = config.model_config, config.cache_config
-    digest = blake2b(str(model.model).encode(), digest_size=6)
-    folder = Path(str(model.model))
-    if (folder / "config.json").is_file():
-        digest.update((folder / "config.json").read_bytes())
-    for pattern in _WEIGHTS:
-        for path in sorted(folder.glob(pattern)):
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
     dtype = str(model.dtype).removeprefix("torch.")
-    return f"vllm/{version}/{name}-{digest.hexdigest()}/{dtype}/{cache.cache_dtype}"
+    return f"vllm/{version}/{name}-{model_digest(str(model.model))}/{dtype}/{cache.cache_dtype}"
 
 
 def _nixl(config: Any, key: str) -> Any:

@@ -17,6 +17,7 @@ from headwater.engines.engine import (
     PauseMode,
     RequestRejected,
 )
+from headwater.engines.handoff_params import unseal
 from headwater.engines.vllm.config.capabilities import POSSIBLE
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.rank import EngineRank
@@ -50,7 +51,7 @@ class VllmControl(EngineBase):
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
         self._needs("handoff")
-        whose = msgspec.json.decode(params).get("remote_request_id", "")
+        whose = msgspec.json.decode(unseal(params)).get("remote_request_id", "")
         for _ in range(RELEASE_TRIES):
             try:
                 released = await self._engine.collective_rpc("headwater_release", args=([whose],))

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from headwater.engines.engine import EngineError, Pinned, RequestRejected, Transfer
+from headwater.engines.handoff_params import seal, unseal
 from headwater.schemas.messages.inference import Leg
 from tests.support.ports.engines import Answer, EngineCase, free_port
 from tests.support.ports.waiting import POLL_S
@@ -94,6 +95,24 @@ async def test_used_handoff_is_refused(pair: Pair) -> None:
     assert await alone(second, other) == expected
 
 
+async def test_a_handoff_is_good_for_its_own_prompt_only(pair: Pair) -> None:
+    """Not for another one of the same length, nor once a byte has changed; unused, it stays good."""
+    first, second = pair
+    prompt, other = first.prompt(BLOCKS), first.prompt(BLOCKS)
+    _, pinned = await prefilled(first, prompt)
+    cases = [(other, pinned.params)]
+    if second.engine.name != "sim":
+        # The simulated one, apart from the other in another process, reads nothing that could be wrong.
+        flipped = bytearray(pinned.params)
+        flipped[len(flipped) // 2] ^= 1
+        cases.append((prompt, bytes(flipped)))
+    for asked, params in cases:
+        answer = await decoded(second, asked, pinned._replace(params=params))
+        assert (answer.finish, answer.tokens) == ("error", [])
+        assert answer.steps[-1].detail
+    assert (await decoded(second, prompt, pinned)).tokens == await alone(first, prompt)
+
+
 async def test_unusable_handoffs_end_in_an_error_and_leave_nothing(pair: Pair) -> None:
     """Not readable, not whole, from an engine that is gone: no token of it, and the prompt's answer stays right."""
     first, second = pair
@@ -101,12 +120,16 @@ async def test_unusable_handoffs_end_in_an_error_and_leave_nothing(pair: Pair) -
     request, pinned = await prefilled(first, prompt)
     bad = [b"", b"\xff", b"{}", pinned.params[: len(pinned.params) // 2]]
     if second.engine.name == "vllm":
-        whole = msgspec.json.decode(pinned.params)
-        bad += [msgspec.json.encode({**whole, key: None}) for key in ("remote_request_id", "remote_port")]
+        whole = msgspec.json.decode(unseal(pinned.params))
         no_blocks: list[Any] = [[], [[]], [["a"]], None]
-        bad += [msgspec.json.encode({**whole, "remote_block_ids": blocks}) for blocks in no_blocks]
-        bad.append(msgspec.json.encode({**whole, "remote_engine_id": "gone", "remote_port": free_port()}))
-        bad.append(msgspec.json.encode({**whole, "remote_engine_id": "another", "remote_request_id": "r"}))
+        changes: list[dict[str, Any]] = [
+            *({key: None} for key in ("remote_request_id", "remote_port")),
+            *({"remote_block_ids": blocks} for blocks in no_blocks),
+            {"remote_engine_id": "gone", "remote_port": free_port()},
+            {"remote_engine_id": "another", "remote_request_id": "r"},
+        ]
+        sealed = second.request(prompt)
+        bad += [seal(msgspec.json.encode(whole | change), sealed) for change in changes]
     for params in bad:
         answer = await decoded(second, prompt, pinned._replace(params=params))
         assert (answer.finish, answer.tokens) == ("error", []), params

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.engines.handoff_params import Unusable
 from headwater.engines.vllm.config.connectors import can_hand_over
-from headwater.engines.vllm.handoff import Unusable, VllmHandoffs, pairs_with
+from headwater.engines.vllm.handoff import VllmHandoffs, pairs_with
 
 WHOLE: dict[str, Any] = {
     "do_remote_prefill": True,

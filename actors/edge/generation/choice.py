@@ -65,7 +65,8 @@ class ChoiceWriter:
 
     def end(self, reason: str) -> ChoiceEnd:
         """How the choice ended. `reason` is the saga's: stop or length."""
-        return ChoiceEnd("length" if reason == "length" else "stop", self._matcher.matched)
+        matcher = self._matcher
+        return ChoiceEnd("length" if reason == "length" else "stop", matcher.matched, matcher.stop_token)
 
     def result(self, number: int, prompt_index: int, end: ChoiceEnd) -> ChoiceResult:
         """The whole choice."""

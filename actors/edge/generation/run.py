@@ -114,7 +114,12 @@ class Generation:
         encoder = self._encoder if request.stream else None
         special = not read_as.is_plain or not request.skip_special_tokens
         decoder = self._prepared.model.tokenizer.decoder(special=special)
-        matcher = StopStringMatcher(decoder, list(request.stops), keep=request.include_stop)
+        matcher = StopStringMatcher(
+            decoder,
+            list(request.stops),
+            keep=request.include_stop,
+            stop_tokens=frozenset(self._prepared.sampling.stop_token_ids),
+        )
         if read_as.is_plain:
             return ChoiceWriter(index, matcher, encoder, detailed=detailed)
         return ParsedChoiceWriter(

@@ -1,17 +1,29 @@
-"""One choice's answer as text: incremental decoding and stop strings. Pure."""
+"""One choice's answer as text: incremental decoding, stop strings and stop tokens. Pure."""
+
+from typing import Final
 
 from headwater.actors.edge.model.tokenizer import Decoder
+
+NO_TOKENS: Final[frozenset[int]] = frozenset()
 
 
 class StopStringMatcher:
     """Turns tokens into text deltas; withholds text that may be the start of a stop string.
 
-    `keep`: the stop string that ends the text is part of it.
+    `keep`: the stop string, or the text of the stop token, that ends the text is part of it. A token of `stop_tokens` is
+    the last one, as the engine ends with it; its text is left out, as in vLLM.
     """
 
-    __slots__ = ("_decoder", "_held", "_keep", "_stops", "matched", "stopped")
+    __slots__ = ("_decoder", "_held", "_keep", "_stop_tokens", "_stops", "matched", "stop_token", "stopped")
 
-    def __init__(self, decoder: Decoder, stops: list[str], *, keep: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        stops: list[str],
+        *,
+        keep: bool = False,
+        stop_tokens: frozenset[int] = NO_TOKENS,
+    ) -> None:
         self._decoder = decoder
         self._stops = stops
         self._held = ""
@@ -19,9 +31,16 @@ class StopStringMatcher:
         self.stopped = False
         self.matched = ""
         """The stop string that ended the text."""
+        self._stop_tokens = stop_tokens
+        self.stop_token: int | None = None
+        """The stop token that ended the text."""
 
     def push(self, tokens: tuple[int, ...]) -> str:
         """Text that can be emitted now. Sets `stopped` once a stop string is complete; no text follows."""
+        if self._stop_tokens and tokens and tokens[-1] in self._stop_tokens:
+            self.stop_token = tokens[-1]
+            if not self._keep:
+                tokens = tokens[:-1]
         text = self._decoder.push(tokens)
         return self._show(text) if self._stops else text
 

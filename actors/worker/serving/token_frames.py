@@ -6,7 +6,8 @@ frame (a server restart, a slow reader) catches up with one status query.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import msgspec
 import structlog
@@ -25,6 +26,12 @@ from headwater.schemas.subjects import edge_frames
 
 ENDED_MAX = 4_096
 """Ended requests kept for edges that missed the last frame; the oldest is dropped first."""
+
+FRAME_BYTES_MAX: Final = 512 * 1024
+"""A longer frame is sent in parts: the server accepts messages of 1 MiB by default."""
+
+LOGPROBS_MAX: Final = 32_768
+"""Log probabilities in one message, of the prompt and the answer: less than a MiB. The edge refuses prompts with more."""
 
 _encoder = msgspec.msgpack.Encoder()
 _log = structlog.get_logger("headwater.frames")
@@ -50,19 +57,33 @@ class TokenStream:
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
     def entry(self, received: int) -> FrameEntry:
-        """Everything after the first `received` tokens."""
+        """What follows the first `received` tokens: all of it, or as many tokens as have room for their log probabilities.
+
+        Of an answer that goes on the end is not told: the edge asks again.
+        """
+        scores = self.prompt_logprobs if not received else ()
+        end = self._end_of_message(received, LOGPROBS_MAX - sum(map(_count, scores)))
+        whole = end == len(self.tokens)
         return FrameEntry(
             self.handle,
             received,
-            tuple(self.tokens[received:]),
-            self.finish,
+            tuple(self.tokens[received:end]),
+            self.finish if whole else "",
             self.cached,
-            tuple(self.logprobs[received:]),
-            self.detail,
-            self.handoff,
-            self.param,
-            self.prompt_logprobs,
+            tuple(self.logprobs[received:end]),
+            self.detail if whole else "",
+            self.handoff if whole else None,
+            self.param if whole else "",
+            scores,
         )
+
+    def _end_of_message(self, received: int, room: int) -> int:
+        end = len(self.tokens)
+        for number in range(received, len(self.logprobs)):
+            room -= _count(self.logprobs[number])
+            if room < 0 and number > received:
+                return number
+        return end
 
 
 class FrameSender:
@@ -173,15 +194,32 @@ class FrameSender:
             self._wake.clear()
             outbox, self._outbox = self._outbox, {}
             for edge, entries in outbox.items():
-                data = _encoder.encode(TokenFrame(self._worker, self.epoch, tuple(entries)))
-                try:
-                    await self._bus.publish(edge_frames(self._ns, edge), data)
-                except BusError as error:
-                    # The edge detects the gap by position, or by silence, and queries the status.
-                    _log.warning("frame_publish_failed", edge=edge, entries=len(entries), reason=str(error))
+                for data in self._frames(tuple(entries)):
+                    try:
+                        await self._bus.publish(edge_frames(self._ns, edge), data)
+                    except BusError as error:
+                        # The edge detects the gap by position, or by silence, and queries the status.
+                        _log.warning(
+                            "frame_publish_failed", edge=edge, entries=len(entries), reason=str(error)
+                        )
             if not self._outbox:
                 self._sent.set()
+
+    def _frames(self, entries: tuple[FrameEntry, ...]) -> Iterator[bytes]:
+        """One frame, or several where log probabilities of many tokens make it too long."""
+        data = _encoder.encode(TokenFrame(self._worker, self.epoch, entries))
+        if len(data) <= FRAME_BYTES_MAX or len(entries) == 1:
+            yield data
+            return
+        middle = len(entries) // 2
+        yield from self._frames(entries[:middle])
+        yield from self._frames(entries[middle:])
 
     async def flush(self) -> None:
         """Wait until everything so far is handed to the bus. `run` must be running."""
         await self._sent.wait()
+
+
+def _count(logprob: TokenLogprob | None) -> int:
+    """How many log probabilities one token has, its own among them."""
+    return 0 if logprob is None else 1 + len(logprob.top)

@@ -1,9 +1,11 @@
 """Token frames: one message per edge and step, and what an edge that missed some is told."""
 
 import msgspec
+import pytest
 
 from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.bus.port import BusClosed, Message
+from headwater.actors.bus.port import BusClosed, BusError, Message
+from headwater.actors.edge.generation.sampling import PROMPT_LOGPROBS_MAX
 from headwater.actors.worker.serving import token_frames
 from headwater.actors.worker.serving.token_frames import FrameSender
 from headwater.engines.engine import Step
@@ -127,6 +129,87 @@ def test_an_edge_catches_up_from_any_point() -> None:
         assert reply.entry == FrameEntry(
             7, received, tuple(range(received, 4)), "", 32, tuple(logprobs[received:])
         )
+
+
+PAYLOAD_MAX = 1024 * 1024
+"""What a NATS server accepts by default."""
+
+
+class BoundedBus(MemoryBus):
+    """A bus with a server's bound on messages."""
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """See `Bus.publish`."""
+        if len(data) > PAYLOAD_MAX:
+            raise BusError("maximum payload exceeded")
+        await super().publish(subject, data)
+
+
+def scored(tokens: int, alternatives: int) -> tuple[TokenLogprob, ...]:
+    """The longest log probabilities of so many tokens."""
+    top = tuple((2**31 + number, -1.23456789) for number in range(alternatives))
+    return (TokenLogprob(-0.123456789, top),) * tokens
+
+
+@pytest.mark.parametrize("alternatives", [0, 1, 20])
+async def test_long_prompts_scored_in_one_step_are_sent_in_parts(alternatives: int) -> None:
+    """Each is as long as the edge accepts: together they are longer than a message may be."""
+    edges = Edges()
+    edges.bus = BoundedBus()
+    await edges.listen()
+    names = "abcdef"
+    one = sender(edges.bus, *(request(name, number) for number, name in enumerate(names)))
+    scores = scored(PROMPT_LOGPROBS_MAX // (alternatives + 1), alternatives)
+    async with running(one.run()):
+        for number, name in enumerate(names):
+            one.send_step(name, Step((number,), logprobs=scored(1, 20), prompt_logprobs=(None, *scores[1:])))
+        await one.flush()
+        await settle()
+    frames = edges.frames["e1"]
+    assert [entry.handle for frame in frames for entry in frame.entries] == list(range(6))
+    assert [len(entry.prompt_logprobs) for frame in frames for entry in frame.entries] == [len(scores)] * 6
+    assert 2 <= len(frames) <= 6
+    await edges.leave()
+
+
+@pytest.mark.parametrize("prompt", [0, 20_000])
+def test_an_edge_catches_up_in_messages_of_a_bounded_size(prompt: int) -> None:
+    """A long answer with log probabilities takes several queries; only the last one tells its end."""
+    one = sender(MemoryBus(), request("a", 7))
+    tokens, logprobs = tuple(range(5_000)), scored(5_000, 20)
+    one.send_step("a", Step(tokens, "length", 16, logprobs, prompt_logprobs=scored(prompt, 0)))
+    received: list[int] = []
+    sizes = []
+    while True:
+        reply = one.status("a", len(received))
+        entry = reply.entry
+        assert entry is not None
+        assert len(msgspec.msgpack.encode(reply)) < PAYLOAD_MAX
+        assert len(entry.prompt_logprobs) == (0 if received else prompt)
+        assert len(entry.logprobs) == len(entry.tokens) > 0
+        assert len(entry.prompt_logprobs) + 21 * len(entry.logprobs) <= token_frames.LOGPROBS_MAX
+        received += entry.tokens
+        sizes.append(len(entry.tokens))
+        if entry.finish:
+            break
+    assert received == list(tokens)
+    assert 4 <= len(sizes) <= 5
+    # Without log probabilities one message has everything.
+    other = sender(MemoryBus(), request("b", 8))
+    other.send_step("b", Step(tokens, "length"))
+    assert other.status("b", 0).entry == FrameEntry(8, 0, tokens, "length")
+
+
+def test_a_token_that_is_too_long_alone_is_sent_all_the_same() -> None:
+    """Otherwise its edge would ask without end."""
+    one = sender(MemoryBus(), request("a", 7))
+    one.send_step("a", Step((1, 2), "stop", logprobs=scored(2, token_frames.LOGPROBS_MAX)))
+    first = one.status("a", 0).entry
+    assert first is not None
+    assert (first.tokens, first.finish) == ((1,), "")
+    second = one.status("a", 1).entry
+    assert second is not None
+    assert (second.tokens, second.finish) == ((2,), "stop")
 
 
 def test_an_ended_request_is_remembered_with_its_end() -> None:

@@ -23,6 +23,7 @@ def edge() -> Iterator[EdgeWorld]:
     """Beside the usual model one whose engine has nothing optional, and one that fills in the middle."""
     with EdgeWorld(frame_tokens=2) as world:
         world.serve("plain", capabilities=PLAIN)
+        world.serve("thinks", reasoning_parser="think")
         made = tokenizer()
         made.add_special_tokens([AddedToken(text, special=True) for text in FIM])
         world.serve("coder", sim_model_files("coder")._replace(tokenizer=made.to_str().encode()))
@@ -107,6 +108,29 @@ def test_best_of_returns_the_likeliest(edge: EdgeWorld) -> None:
     assert document["usage"]["completion_tokens"] == 18
     assert sorted(request.sampling.seed or 0 for request in edge.given) == [4, 5, 6]
     assert refused(edge, COMPLETIONS, model="plain", best_of=2)["param"] == "best_of"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", ["m", "thinks"])
+def test_the_text_of_a_stop_token_is_left_out(edge: EdgeWorld, stream: bool, model: str) -> None:
+    """As in vLLM: its id is among the token ids, it is counted, and `stop_reason` names it."""
+    (last,) = ids("f")
+    wanted: dict[str, Any] = {"stop_token_ids": [last, 5], "return_token_ids": True, "stream": stream}
+    for include, text in ((False, "abcde"), (True, "abcdef")):
+        found = chat(edge, model=model, **wanted, include_stop_str_in_output=include)
+        choices = [event["choices"][0] for event in found if event["choices"]] if stream else found["choices"]
+        told = [one.get("delta" if stream else "message", {}).get("content") or "" for one in choices]
+        assert "".join(told) == text
+        assert choices[-1]["finish_reason"] == "stop"
+        assert choices[-1]["stop_reason"] == last
+        assert [token for one in choices for token in one.get("token_ids", ())] == ids("abcdef")
+    assert "stop_reason" not in chat(edge, stop_token_ids=[5])["choices"][0]
+
+
+def test_a_stop_string_before_a_stop_token_is_the_one_that_is_named(edge: EdgeWorld) -> None:
+    """Both in one step: the text ends at the string."""
+    choice = chat(edge, stop=["cd"], stop_token_ids=ids("f"))["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("ab", "cd")
 
 
 def test_the_prompts_log_probabilities_have_vllms_shape(edge: EdgeWorld) -> None:

@@ -59,7 +59,7 @@ class TokenStream:
     def entry(self, received: int) -> FrameEntry:
         """What follows the first `received` tokens: all of it, or as many tokens as have room for their log probabilities.
 
-        Of an answer that goes on the end is not told: the edge asks again.
+        Only with the last tokens does the entry have the end: without it the edge asks again.
         """
         scores = self.prompt_logprobs if not received else ()
         end = self._end_of_message(received, LOGPROBS_MAX - sum(map(_count, scores)))

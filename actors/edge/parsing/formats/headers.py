@@ -64,3 +64,22 @@ MISTRAL: Final = ToolFormat(
     trim="",
 )
 """`[TOOL_CALLS]` with an array of objects (up to 2024), or with `name[CALL_ID]id[ARGS]{…}` for each call: Mistral."""
+
+PLAMO3: Final = ToolFormat(
+    calls={
+        "<|plamo:begin_tool_name:plamo|>": HeadedCalls(
+            header=Header(
+                ends=("<|plamo:msg|>", "{"),
+                pattern=r"\s*(?P<name>[^\s<]+)\s*<\|plamo:end_tool_name:plamo\|>\s*"
+                r"<\|plamo:begin_tool_arguments:plamo\|>(?:<\|plamo:constrain\|>json)?",
+            ),
+            close=("<|plamo:end_tool_arguments:plamo|>",),
+        )
+    },
+    framing=(
+        *("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+        *("<|plamo:begin_tool_request:plamo|>", "<|plamo:end_tool_request:plamo|>", "<|plamo:tag|>"),
+    ),
+    end_reasoning=("<|plamo:begin_tool_requests:plamo|>",),
+)
+"""The name and JSON between `<|plamo:…:plamo|>` markers: PLaMo 3."""

@@ -11,17 +11,24 @@ _STRING: Final = frozenset({"string"})
 
 _ANY_JSON: Final = frozenset({"null", "boolean", "number", "array", "object"})
 
-_QWEN: Final = XmlCalls(
-    prefix=("<function=",),
-    name=Header(ends=(">",), pattern=r"\s*(?P<name>[^\s<>]+)\s*"),
-    parameter="<parameter=",
-    key=Header(ends=(">",), pattern=r"\s*(?P<key>[^<>]+?)\s*"),
-    value_end="</parameter>",
-    close=("</function>", "</tool_call>"),
-    after=("</tool_call>",),
-    missing_end={"\n<parameter=": (), "\n</function>": ("</tool_call>",)},
-    newlines=True,
-)
+
+def _qwen(marker: str, *, newlines: bool = True) -> XmlCalls:
+    """The markup of Qwen 3 Coder between `<marker>` and `</marker>`."""
+    end = f"</{marker}>"
+    return XmlCalls(
+        prefix=("<function=",),
+        name=Header(ends=(">",), pattern=r"\s*(?P<name>[^\s<>]+)\s*"),
+        parameter="<parameter=",
+        key=Header(ends=(">",), pattern=r"\s*(?P<key>[^<>]+?)\s*"),
+        value_end="</parameter>",
+        close=("</function>", end),
+        after=(end,),
+        missing_end={"\n<parameter=": (), "\n</function>": (end,)},
+        newlines=newlines,
+    )
+
+
+_QWEN: Final = _qwen("tool_call")
 
 QWEN3_CODER: Final = ToolFormat(
     calls={"<tool_call>": _QWEN, "<function=": _QWEN},
@@ -29,6 +36,22 @@ QWEN3_CODER: Final = ToolFormat(
     end_reasoning=("<tool_call>\n<function=",),
 )
 """`<tool_call><function=name><parameter=key>…`: Qwen 3 Coder and Qwen 3.5 on. The outer marker may be missing."""
+
+SEED_OSS: Final = ToolFormat(
+    calls={"<seed:tool_call>": _qwen("seed:tool_call")},
+    framing=("</seed:tool_call>",),
+    end_reasoning=("<seed:tool_call>",),
+)
+"""The same between `<seed:tool_call>` markers: Seed-OSS."""
+
+_MIMO: Final = _qwen("tool_call", newlines=False)
+
+MIMO: Final = ToolFormat(
+    calls={"<tool_call>": _MIMO, "<function=": _MIMO},
+    framing=("</tool_call>",),
+    end_reasoning=("<tool_call>\n<function=",),
+)
+"""The same without newlines around values: those that are there belong to them. MiMo."""
 
 _GLM: Final = XmlCalls(
     name=Header(ends=("<arg_key>", "</tool_call>"), pattern=r"\s*(?P<name>[^\s<>{}\"]+)\s*"),

@@ -27,3 +27,17 @@ GEMMA4: Final = ToolFormat(
 
 HARMONY: Final = ToolFormat(whole=Harmony(), trim="")
 """Messages with channels and recipients: gpt-oss."""
+
+LFM2: Final = ToolFormat(
+    calls={"<|tool_call_start|>": PythonicCalls(close=("<|tool_call_end|>",))},
+    framing=("<|tool_call_end|>",),
+    trim=" \n",
+)
+"""`<|tool_call_start|>[name(key='…')]<|tool_call_end|>`: LFM 2."""
+
+FUNCTIONGEMMA: Final = ToolFormat(
+    calls={"<start_function_call>": GemmaCalls(close=("<end_function_call>",), quote="<escape>")},
+    framing=("<end_function_call>", "<start_function_response>"),
+    trim="",
+)
+"""`<start_function_call>call:name{key:<escape>…<escape>}<end_function_call>`: FunctionGemma."""

@@ -1,4 +1,4 @@
-"""Calls as JSON objects with a name and arguments: Hermes, Qwen, Llama 3, the first Mistral models, forced calls."""
+"""Calls as JSON objects: with a name and arguments (Hermes, Qwen, Llama 3, many others), or with the name as the only key."""
 
 import json
 from dataclasses import dataclass
@@ -15,18 +15,21 @@ class JsonCalls:
 
     `{"name": "f", "arguments": {...}}`. Arguments are streamed once the name is known. Arguments that are a string
     are JSON inside JSON. Where text can be mistaken for a call (`strict`: no marker opens it), the object's keys must
-    be known ones and the name that of an offered tool; anything else is text.
+    be known ones and the name that of an offered tool; anything else is text. `name` and `id` are the keys of a call's
+    name and id.
     """
 
     close: tuple[str, ...] = ()
     separators: tuple[str, ...] = ()
     strict: bool = False
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    name: str = "name"
+    id: str = "id"
 
     def read(self, context: Context, marker: str) -> Steps[None]:
         """Read the calls that `marker` opens."""
         reader = context.reader
-        if marker in ("{", "["):
+        if marker.endswith(("{", "[")):
             reader.at -= 1
         first = yield from reader.skip_space()
         if first == "[":
@@ -42,9 +45,15 @@ class JsonCalls:
                     context.give_back()
                     return
         else:
-            context.abandon()
+            self._reject(context)
             return
         yield from reader.accept_after_space(markers(*self.close))
+
+    def _reject(self, context: Context) -> None:
+        if self.strict:
+            context.give_back()
+        else:
+            context.abandon()
 
     def _read_array(self, context: Context) -> Steps[None]:
         reader = context.reader
@@ -60,7 +69,59 @@ class JsonCalls:
             reader.at += 1
             reader.take_record()
         else:
+            self._reject(context)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedCalls:
+    """An array of objects `{"f": {...}}`, each with one call: its name and its arguments. Apertus."""
+
+    close: tuple[str, ...]
+
+    def read(self, context: Context, _marker: str) -> Steps[None]:
+        """Read the calls that the marker opens."""
+        reader = context.reader
+        if (yield from reader.skip_space()) != "[":
             context.abandon()
+            return
+        reader.at += 1
+        while (yield from reader.skip_space()) == "{":
+            reader.at += 1
+            if not (yield from self._read_call(context)):
+                return
+            reader.record()
+            if (yield from reader.skip_space()) != ",":
+                break
+            reader.at += 1
+        if (yield from reader.skip_space()) != "]":
+            context.abandon()
+            return
+        reader.at += 1
+        reader.take_record()
+        yield from reader.accept_after_space(markers(*self.close))
+
+    def _read_call(self, context: Context) -> Steps[bool]:
+        """Read one object; return whether it was a whole call. If not, what was read has been dealt with."""
+        reader, out = context.reader, context.out
+        yield from reader.skip_space()
+        name = yield from read_string(reader)
+        if not name or (yield from reader.skip_space()) != ":":
+            context.abandon()
+            return False
+        reader.at += 1
+        if (yield from reader.skip_space()) != "{":
+            context.abandon()
+            return False
+        reader.take_record()
+        out.start_call(name)
+        if not (yield from copy_value(reader, out.write_arguments)):
+            yield from reader.copy_until(markers(*self.close), out.write_arguments)
+            return False
+        if (yield from reader.skip_space()) == "}":
+            reader.at += 1
+            out.end_call()
+            return True
+        return False
 
 
 class _JsonCall:
@@ -127,7 +188,7 @@ class _JsonCall:
     def _read_member(self, key: str) -> Steps[bool]:
         """Read one value; return whether it is JSON, and what a call may have there."""
         reader = self._context.reader
-        if key == "name" and not self._name:
+        if key == self._grammar.name and not self._name:
             name = yield from read_string(reader)
             if not name or (self._grammar.strict and name not in self._context.offered):
                 return False
@@ -135,7 +196,7 @@ class _JsonCall:
             return True
         if key in self._grammar.arguments and not self._started and self._early is None:
             return (yield from self._read_arguments())
-        if key == "id" and (yield from reader.skip_space()) == '"':
+        if key == self._grammar.id and (yield from reader.skip_space()) == '"':
             self._id = (yield from read_string(reader)) or ""
             return bool(self._id)
         if self._grammar.strict and key != "type":

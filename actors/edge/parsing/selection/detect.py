@@ -24,6 +24,18 @@ class _Rule(NamedTuple):
 
 # The first rule that holds decides: the more particular markers come first.
 _TOOLS: Final = (
+    _Rule("seed_oss", ("<seed:tool_call>",)),
+    _Rule("longcat", ("<longcat_tool_call>",)),
+    _Rule("lfm2", ("<|tool_call_start|>",)),
+    _Rule("cohere_command", ("<|START_ACTION|>",)),
+    _Rule("functiongemma", ("<start_function_call>",)),
+    _Rule("dots", ("<dots_function_call>",)),
+    _Rule("step3", ("<steptml:invoke",)),
+    _Rule("k2_horizon", ("<ifm|tool_call>",)),
+    _Rule("apertus", ("<|tools_prefix|>",)),
+    _Rule("plamo3", ("<|plamo:begin_tool_name:plamo|>",)),
+    _Rule("hunyuan", ("<tool_call", "<tool_sep")),
+    _Rule("internlm", ("<|action_start|>", "<|plugin|>")),
     _Rule("harmony", ("<|channel|>", "<|start|>")),
     _Rule("gemma4", ("<|tool_call>",)),
     _Rule("kimi_k2", ("<|tool_calls_section_begin|>",)),
@@ -35,7 +47,7 @@ _TOOLS: Final = (
     _Rule("glm", ("<tool_call>", "<arg_key>")),
     _Rule("qwen3_coder", ("<function=", "<parameter=")),
     _Rule("mistral", ("[TOOL_CALLS]",)),
-    _Rule("hermes", ("<tool_call>",), without=("<seed:tool_call>",)),
+    _Rule("hermes", ("<tool_call>",)),
     _Rule("pythonic", ("<function_calls>",), without=("<invoke",)),
     _Rule("pythonic", ("<|header_start|>", "<|python_start|>")),
     _Rule("pythonic", ("<|header_start|>", "tools")),
@@ -43,6 +55,14 @@ _TOOLS: Final = (
 )
 
 _REASONING: Final = (
+    _Rule("seed_oss", ("</seed:think>",)),
+    _Rule("cohere_command", ("<|START_THINKING|>",)),
+    _Rule("k2_horizon", ("</ifm|think>",)),
+    _Rule("apertus", ("<|inner_prefix|>",)),
+    _Rule("plamo3", ("<|plamo:begin_think:plamo|>",)),
+    _Rule("hunyuan", ("</think:opensource>",)),
+    _Rule("kimi", ("◁/think▷",)),
+    _Rule("granite", ("Here is my thought process:", "Here is my response:")),
     _Rule("harmony", ("<|channel|>", "<|start|>")),
     _Rule("gemma4", ("<|channel>",)),
     _Rule("kimi_k3", ("<|open|>", "<|sep|>")),

@@ -30,6 +30,14 @@ TOOL_ALIASES: Final[Mapping[str, str]] = {
     "llama4_pythonic": "pythonic",
     "olmo3": "pythonic",
     "openai": "harmony",
+    "cohere_command3": "cohere_command",
+    "cohere_command4": "cohere_command",
+    "apertus2509": "apertus",
+    "ernie45": "hermes",
+    "granite4": "hermes",
+    "hunyuan_a13b": "jamba",
+    "hy_v3": "hunyuan",
+    "poolside_v1": "glm",
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
@@ -40,6 +48,7 @@ TOOL_ALIASES: Final[Mapping[str, str]] = {
     "deepseekv4": "deepseek_v32",
     "deepseekv41": "deepseek_v32",
     "gpt-oss": "harmony",
+    "interns1": "internlm",
     "llama3": "llama3_json",
     "minimax-m2": "minimax_m2",
     "nanbeige": "qwen3_coder",
@@ -64,6 +73,12 @@ REASONING_ALIASES: Final[Mapping[str, str]] = {
     "nemotron_v3": "think",
     "olmo3": "think",
     "openai_gptoss": "harmony",
+    "cohere_command3": "cohere_command",
+    "cohere_command4": "cohere_command",
+    "granite_thinking_parser": "think",
+    "hy_v3": "hunyuan",
+    "minicpmv": "think",
+    "poolside_v1": "think",
     "qwen3": "think",
     "step3p5": "think",
     # SGLang
@@ -71,6 +86,7 @@ REASONING_ALIASES: Final[Mapping[str, str]] = {
     "deepseek-v3": "think",
     "deepseek-v4": "think",
     "deepseek-v41": "think",
+    "apertus2509": "apertus",
     "dots": "think",
     "gigachat35": "think_opened",
     "gpt-oss": "harmony",
@@ -84,38 +100,16 @@ REASONING_ALIASES: Final[Mapping[str, str]] = {
 
 TOOL_UNSUPPORTED: Final = frozenset(
     {
-        *("apertus", "cohere_command3", "cohere_command4", "dots", "ernie45", "functiongemma", "gigachat3"),
-        *("granite", "granite-20b-fc", "granite4", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm"),
-        *("jamba", "k2_horizon", "lfm2", "longcat", "mimo", "minicpm5", "minimax_m3", "muse_glimmer"),
-        *("phi4_mini_json", "plamo3", "poolside_v1", "seed_oss", "step3", "xlam"),
-        *("apertus2509", "beam", "gigachat35", "hunyuan", "interns1", "iquest_q1", "minimax-m3", "muse"),
-        *("spark25", "trinity"),
+        *("hy_v4", "inkling", "minicpm5", "minimax_m3", "muse_glimmer"),
+        *("beam", "gigachat35", "iquest_q1", "minimax-m3", "muse", "spark25", "trinity"),
     }
 )
 """Names of vLLM and SGLang for formats that are missing here."""
 
 REASONING_UNSUPPORTED: Final = frozenset(
     {
-        *(
-            "cohere_command3",
-            "cohere_command4",
-            "ernie45",
-            "granite",
-            "granite_thinking_parser",
-            "hunyuan_a13b",
-        ),
-        *("hy_v3", "hy_v4", "inkling", "k2_horizon", "minicpmv", "minimax_m2_append_think", "minimax_m3"),
-        *("muse_glimmer", "plamo3", "poolside_v1", "seed_oss"),
-        *(
-            "apertus2509",
-            "beam",
-            "hunyuan",
-            "iquest_q1",
-            "kimi",
-            "minimax-append-think",
-            "minimax-m3",
-            "muse",
-        ),
+        *("hy_v4", "inkling", "minimax_m2_append_think", "minimax_m3", "muse_glimmer"),
+        *("beam", "iquest_q1", "minimax-append-think", "minimax-m3", "muse"),
     }
 )
 

@@ -19,6 +19,24 @@ TEMPLATES = {
     ("harmony", "harmony"): "<|start|>assistant<|channel|>final<|message|>",
     ("llama3_json", ""): '<|start_header_id|> {"name": function name, "parameters": …}',
     ("pythonic", ""): "<|header_start|> tools <|python_start|>",
+    ("seed_oss", "seed_oss"): "<seed:tool_call>\n<function=…>\n<parameter=…> <tool_call> </seed:think>",
+    ("longcat", ""): "<longcat_tool_call>",
+    ("lfm2", ""): "<|tool_call_start|>[…]<|tool_call_end|>",
+    ("cohere_command", "cohere_command"): "<|START_THINKING|> <|START_ACTION|>",
+    ("functiongemma", ""): "<start_function_call>call:",
+    ("dots", ""): '<dots_function_call>\n<invoke name="…">',
+    ("step3", "think"): '<steptml:invoke name="…"> </think>',
+    ("k2_horizon", "k2_horizon"): "<ifm|tool_call> </ifm|think>",
+    ("apertus", "apertus"): "<|tools_prefix|> <|inner_prefix|>",
+    ("plamo3", "plamo3"): "<|plamo:begin_tool_name:plamo|> <|plamo:begin_think:plamo|>",
+    ("hunyuan", "think"): "<tool_call>{name}<tool_sep><arg_key> </think>",
+    (
+        "hunyuan",
+        "hunyuan",
+    ): "<tool_call:opensource>{name}<tool_sep:opensource><arg_key:opensource> </think:opensource>",
+    ("internlm", ""): "<|action_start|><|plugin|>",
+    ("hermes", "granite"): "<tool_call> Here is my thought process: Here is my response:",
+    ("", "kimi"): "◁/think▷",
     ("", ""): "<|im_start|>{{ message.role }}",
 }
 
@@ -49,5 +67,5 @@ def test_reasoning_may_be_left_to_the_model() -> None:
 
 
 def test_other_models_are_not_taken_for_known_ones() -> None:
-    assert detect("<seed:tool_call>\n<tool_call>").tool_format == ""
+    assert detect("<function_calls><invoke").tool_format == ""
     assert detect("").tool_reason == "no marker of a known format in nothing: there is no chat template"

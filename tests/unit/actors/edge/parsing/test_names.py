@@ -66,8 +66,8 @@ def test_names() -> None:
     ):
         tool_format_of("hermess")
     with pytest.raises(UnknownParser, match="a format that Headwater does not have"):
-        tool_format_of("xlam")
+        tool_format_of("inkling")
     with pytest.raises(UnknownParser, match="is no parser"):
         tool_format_of("forced_call")
-    with pytest.raises(UnknownParser, match="--reasoning-parser granite"):
-        reasoning_format_of("granite")
+    with pytest.raises(UnknownParser, match="--reasoning-parser hy_v4"):
+        reasoning_format_of("hy_v4")

@@ -4,12 +4,13 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.actors.edge.parsing.events import ParsedOutput, collect
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from tests.unit.actors.edge.parsing.support import parse_pieces, tool
+from tests.unit.actors.edge.parsing.test_families import FAMILIES
 
 TOOLS = [
     tool("f", s={"type": "string"}, n={"type": "integer"}, x={}),
@@ -71,9 +72,17 @@ PIECES = {
 PLAIN = ["word ", "\n", " ", "é🌸", "a < b", "<", "|", "\x00"]
 
 
+def markup_of(tool_format: str) -> list[str]:
+    """Pieces of the examples of a family, cut before and after its markup."""
+    examples = [family.answer for family in FAMILIES.values() if family.tool_format == tool_format]
+    return sorted(
+        {piece for text in examples for piece in re.split(r"(?=[<\[{])|(?<=[>\]}])", text) if piece}
+    )
+
+
 def fragments(tool_format: str) -> st.SearchStrategy[str]:
     """Texts made of the format's own markup, broken JSON and prose, in any order."""
-    pieces = [*PIECES.get(tool_format, []), *JSON_PIECES, *PLAIN, "<think>", "</think>"]
+    pieces = [*PIECES.get(tool_format, markup_of(tool_format)), *JSON_PIECES, *PLAIN, "<think>", "</think>"]
     return st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=4)), max_size=14).map("".join)
 
 
@@ -88,9 +97,16 @@ def cut(text: str, sizes: list[int]) -> list[str]:
     return pieces
 
 
+FAMILY_PAIRS = sorted(
+    {(family.tool_format, family.reasoning_format) for family in FAMILIES.values()}
+    | {("", name) for name in REASONING_FORMATS}
+)
+
+
 def test_every_format_is_covered() -> None:
-    assert {pair[0] for pair in PAIRS} - {""} == set(TOOL_FORMATS)
-    assert {pair[1] for pair in PAIRS} - {""} == set(REASONING_FORMATS)
+    pairs = [*PAIRS, *FAMILY_PAIRS]
+    assert {pair[0] for pair in pairs} - {""} == set(TOOL_FORMATS)
+    assert {pair[1] for pair in pairs} - {""} == set(REASONING_FORMATS)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "+".join(pair))
@@ -98,6 +114,24 @@ def test_every_format_is_covered() -> None:
 def test_cuts_do_not_matter(
     pair: tuple[str, str], data: st.DataObject, sizes: list[int], inside: bool
 ) -> None:
+    check_cuts(pair, data, sizes, inside)
+
+
+@settings(max_examples=200)
+@given(
+    pair=st.sampled_from(FAMILY_PAIRS),
+    data=st.data(),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    inside=st.booleans(),
+)
+def test_cuts_do_not_matter_in_single_families(
+    pair: tuple[str, str], data: st.DataObject, sizes: list[int], inside: bool
+) -> None:
+    check_cuts(pair, data, sizes, inside)
+
+
+def check_cuts(pair: tuple[str, str], data: st.DataObject, sizes: list[int], inside: bool) -> None:
+    """Whole and in pieces of these sizes, a text of the pair's formats has one meaning."""
     text = data.draw(fragments(pair[0]))
     tools, reasoning = data.draw(st.booleans()), data.draw(st.booleans())
 

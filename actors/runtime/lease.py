@@ -25,7 +25,7 @@ from headwater.events.log import Log
 from headwater.events.table import Table, TableEntry
 from headwater.schemas.clock import Clock
 from headwater.schemas.subjects import lease_key
-from headwater.schemas.tables.lease import Lease, LeaseKind
+from headwater.schemas.tables.lease import Lease, LeaseKind, ServedPart
 
 TTL_S: Final = 3
 RENEW_S: Final = 1.0
@@ -66,7 +66,8 @@ def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
 class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
-    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`.
+    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves` is `Lease.serves`, reported at
+    the next renewal, or by `publish`.
     """
 
     def __init__(self, table: Table, key: str, lease: Lease, revision: int, clock: Clock) -> None:
@@ -74,6 +75,7 @@ class LeaseHandle:
         self.name = lease.name
         self.pool = lease.pool
         self.persistence: StallState | None = None
+        self.serves: ServedPart = ""
         self._table = table
         self._key = key
         self._lease = lease
@@ -93,7 +95,7 @@ class LeaseHandle:
     @property
     def _value(self) -> bytes:
         stalled = self.persistence is not None and self.persistence.is_stalled
-        return msgspec.json.encode(msgspec.structs.replace(self._lease, stalled=stalled))
+        return msgspec.json.encode(msgspec.structs.replace(self._lease, stalled=stalled, serves=self.serves))
 
     async def hold(self) -> str:
         """Renew until another incarnation holds the lease; returns the reason. Does not return once it was released."""
@@ -118,6 +120,15 @@ class LeaseHandle:
             if revision is None:
                 return "another incarnation holds it"
             self._revision, pause_s = revision, RENEW_S
+
+    async def publish(self) -> None:
+        """Renew now, so that readers learn of a change at once. If it fails they learn of it by the next renewal."""
+        try:
+            async with self._renewing:
+                # A lease that was lost in the meantime is noticed by `hold`.
+                self._revision = await self._renew() or self._revision
+        except LogError as error:
+            _log.warning("lease_renewal_failed", key=self._key, reason=str(error))
 
     async def _renew(self) -> int | None:
         if self._released:

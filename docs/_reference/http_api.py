@@ -43,7 +43,7 @@ ROUTES: dict[str, tuple[str, str]] = {
     "/v1/models/": ("GET", "`/v1/models/{model}`: one of them"),
     "/health": (
         "GET",
-        "200 `ok`, or 503 with the reason as `status`: `no workers`, `restarting`, `draining`, `not persisting`",
+        "200 `ok`, or 503 with the reason as `status`: `no workers`, `not routable`, `restarting`, `draining`, `not persisting`",
     ),
     "/live": ("GET", "200 while the process serves"),
     "/metrics": ("GET", "Prometheus metrics"),

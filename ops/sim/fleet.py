@@ -116,6 +116,12 @@ class SimFleet:
         assert isinstance(actor, EdgeActor), f"{name} is not an edge"
         return actor
 
+    def worker(self, name: str) -> WorkerActor:
+        """The worker actor of this name."""
+        actor = self.actors[name]
+        assert isinstance(actor, WorkerActor), f"{name} is not a worker"
+        return actor
+
     def start(self, name: str) -> None:
         """Start the process of this name."""
         self._lives += 1

@@ -6,13 +6,17 @@ import msgspec
 
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 
+ServedPart = Literal["", "whole", "prefill", "decode"]
+"""What a worker takes at present: nothing, whole requests (and legs), or only legs of this kind."""
+
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Value of a lease. Stored as JSON, so that people can read it with the stock `nats` tool.
 
     `epoch` numbers the holder's incarnation. It does not change when the lease is renewed, nor when the holder
     reclaims a lapsed lease that is still free; 0 until the holder has determined it, before it serves anything.
-    `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends.
+    `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends. `serves` is a
+    worker's: nothing before it has joined its pool, and while it drains, is paused or sleeps.
     """
 
     kind: str
@@ -23,3 +27,4 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     incarnation: str = ""
     stalled: bool = False
+    serves: ServedPart = ""

@@ -184,7 +184,11 @@ class App:
             await self._answer(send, openapi_document())
         elif path == "/v1/models":
             _only("GET", method)
-            models = permitted_models(self._models, principal)
+            models = [
+                model
+                for model in permitted_models(self._models, principal)
+                if self._workers.is_routable(model.card.pool)
+            ]
             await self._answer(send, {"object": "list", "data": [model_entry(model) for model in models]})
         elif path.startswith("/v1/models/"):
             _only("GET", method)
@@ -242,20 +246,23 @@ class App:
         workers = {card.name: self._workers.workers(card.pool) for card in self._models.cards()}
         stalled: dict[str, float] = self._persistence.stalled() if self._persistence is not None else {}
         others = sorted(self._workers.stalled)
-        status = self._status(any(workers.values()), bool(stalled or others))
+        routable = any(self._workers.is_routable(card.pool) for card in self._models.cards())
+        status = self._status(any(workers.values()), routable, bool(stalled or others))
         document: dict[str, Any] = {"status": status, "workers": workers}
         if stalled or others:
             document |= {"not_persisting_s": stalled, "not_persisting": others}
         return status == "ok", document
 
-    def _status(self, has_workers: bool, stalled: bool) -> str:
+    def _status(self, has_workers: bool, routable: bool, stalled: bool) -> str:
         if self._workers.closed:
             return "restarting"
         if self._owner.stopping:
             return "draining"
         if stalled:
             return "not persisting"
-        return "ok" if has_workers else "no workers"
+        if not has_workers:
+            return "no workers"
+        return "ok" if routable else "not routable"
 
     async def _answer(self, send: Send, document: Any) -> None:
         await respond(send, 200, msgspec.json.encode(document), [])

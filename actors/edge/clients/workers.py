@@ -108,6 +108,8 @@ class WorkerRegistry:
         self._handles = count(1)
         self._late_cancels: list[tuple[str, int, str]] = []
         self._leases: dict[str, Lease] = {}
+        self._routers: dict[str, str] = {}
+        """Pools of the live routers, by name."""
         self._embedding: dict[asyncio.Future[str], tuple[str, int]] = {}
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[None]:
@@ -132,8 +134,13 @@ class WorkerRegistry:
         self.receivers.pop(handle, None)
 
     def workers(self, pool: str) -> int:
-        """Number of workers of a pool whose lease is live."""
-        return sum(1 for held in self._leases.values() if held.pool == pool)
+        """Number of workers of a pool that take requests, or legs of them."""
+        return sum(1 for held in self._leases.values() if held.pool == pool and held.serves)
+
+    def is_routable(self, pool: str) -> bool:
+        """Would a request to this pool find a router, and workers for the whole of it?"""
+        parts = {held.serves for held in self._leases.values() if held.pool == pool}
+        return pool in self._routers.values() and ("whole" in parts or {"prefill", "decode"} <= parts)
 
     async def generate(self, worker: str, epoch: int, request: GenerateRequest) -> GenerateReply:
         """Send a request to a worker. Raises `BusError` if it does not reply."""
@@ -225,6 +232,10 @@ class WorkerRegistry:
                     self.stalled.discard(f"{kind} {name}")
                 if kind == "worker":
                     self._on_lease(name, held)
+                elif kind == "router" and held is not None:
+                    self._routers[name] = held.pool
+                elif kind == "router":
+                    self._routers.pop(name, None)
 
     def _on_lease(self, name: str, held: Lease | None) -> None:
         if held is None:

@@ -75,6 +75,8 @@ class Incarnation:
         self._announcing = 0
         """KV events of the last announcement that are not stored yet."""
         self._kv_lost = False
+        self._status_changed = asyncio.Event()
+        self._status_changed.set()
         self._published: WorkerChanged | None = None
         """The status published last."""
 
@@ -104,7 +106,17 @@ class Incarnation:
     def loops(self, health: EngineHealth) -> list[Coroutine[Any, Any, None]]:
         """What runs while the incarnation lasts; each raises `WriterFenced` once a later one has joined."""
         writers = [writer.run() for writer in (self.kv, self.load, self.fleet)]
-        return [*writers, self._publish_load(health), self._publish_kv_events()]
+        return [*writers, self._publish_load(health), self._publish_kv_events(), self._publish_served_part()]
+
+    async def _publish_served_part(self) -> None:
+        """In the lease, for edges: they list a model only while a request to it would be served."""
+        while True:
+            await self._status_changed.wait()
+            self._status_changed.clear()
+            part = self._status.served_part(self._engine.capabilities)
+            if part != self.lease.serves:
+                self.lease.serves = part
+                await self.lease.publish()
 
     async def _publish_kv_events(self) -> None:
         async for events in self._engine.kv_events():
@@ -168,6 +180,7 @@ class Incarnation:
     def publish_status(self) -> None:
         """See `StatusPublisher`."""
         self.fleet.offer(self._current_status())
+        self._status_changed.set()
 
     def publish_missed_status(self) -> None:
         """Publish the status if it changed while the incarnation was joining."""
@@ -192,6 +205,7 @@ class Incarnation:
     def publish_drain(self) -> None:
         """Publish that the worker accepts no more requests."""
         self.fleet.offer(WorkerDraining(self._name, self.epoch))
+        self._status_changed.set()
 
     async def leave(self) -> None:
         """Publish that the worker has left, flush all writers and release the lease."""

@@ -4,6 +4,8 @@ import asyncio
 from typing import NamedTuple, Protocol
 
 from headwater.schemas.events.fleet import Role, WorkerState
+from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.lease import ServedPart
 
 
 class WorkerProfile(NamedTuple):
@@ -52,6 +54,14 @@ class WorkerStatus:
     def is_serving(self) -> bool:
         """Is the engine expected to make progress on its requests?"""
         return not self.stopping and self.state in ("ready", "draining")
+
+    def served_part(self, capabilities: frozenset[Capability]) -> ServedPart:
+        """What the worker takes at present, with an engine of these capabilities."""
+        if self.refusal():
+            return ""
+        if "split_only" not in capabilities:
+            return "whole"
+        return "decode" if self.role == "decode" else "prefill"
 
     def refusal(self) -> str:
         """Why the worker accepts no request at present; "" if it does."""

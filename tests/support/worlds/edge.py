@@ -50,6 +50,7 @@ from tests.support.data.examples import joined, record
 from tests.support.data.queries import changed
 from tests.support.data.story import decided, fold
 from tests.support.worlds.clock import ManualClock, running
+from tests.support.worlds.leases import put_leases
 
 CONTEXT = 4096
 EVERYTHING: frozenset[Capability] = frozenset(
@@ -227,7 +228,8 @@ class EdgeWorld:
         )
 
     async def _serve(self, name: str, publishing: Coroutine[Any, Any, str]) -> None:
-        subject = subjects.route_query("ns", await publishing)
+        await put_leases(self.world, pool := await publishing)
+        subject = subjects.route_query("ns", pool)
         self._subscriptions.append(await self.world.bus.subscribe(subject, self._on_route))
         async with asyncio.timeout(20):
             while name not in [card.name for card in self.models.cards()]:
@@ -277,6 +279,7 @@ class EdgeWorld:
         self.spawn(models.run(), "models")
         await self._serve("m", serve_model(self.world, "m", context=self.context))
         fleet = WorkerRegistry(self.world, "e1", self.spawn)
+        self.spawn(fleet.watch_leases(), "leases")
         self.ledger = OpenRequests(self.world.requests, "ns", "e1", 1, self.world.clock)
         services = AccessServices(self.access, self.world)
         for loop, name in services.loops():

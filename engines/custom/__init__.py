@@ -24,9 +24,11 @@ from headwater.engines.custom.api import (
 from headwater.engines.custom.declared import METHODS, declared_capabilities
 from headwater.engines.custom.engine import CustomEngine
 from headwater.engines.engine import (
+    EngineError,
     EngineInfo,
     EngineLoad,
     EngineUnavailable,
+    Finish,
     KvEvent,
     LoraAdapter,
     Pinned,
@@ -34,19 +36,27 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.schemas import hashing
+from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 
 __all__ = [
     "BLOCK_SIZE",
     "FEATURES",
     "METHODS",
+    "BlocksCleared",
+    "BlocksRemoved",
+    "BlocksStored",
     "CustomEngine",
     "CustomEngineClass",
+    "EngineError",
     "EngineInfo",
     "EngineLoad",
     "EngineRequest",
     "EngineSetup",
     "EngineUnavailable",
+    "Finish",
     "KvEvent",
+    "KvGap",
     "LoraAdapter",
     "Output",
     "Pinned",
@@ -55,4 +65,5 @@ __all__ = [
     "Step",
     "Transfer",
     "declared_capabilities",
+    "hashing",
 ]

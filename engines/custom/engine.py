@@ -169,6 +169,8 @@ class CustomEngine(CustomControl):
                     return
                 if not running.ended:
                     running.emit(step)
+                # A generator that never waits would keep aborts and other requests out.
+                await asyncio.sleep(0)
         running.finish(cutter.end())
 
     async def _prefill(self, running: _Running) -> None:

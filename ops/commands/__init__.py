@@ -40,6 +40,7 @@ COMMANDS: Final = {
             "replay": "fold a pool's log again, and verify every decision",
             "snapshots": "list a pool's snapshots, or bookmark one",
             "engines": "list the engines that can be chosen, with versions and capabilities",
+            "check-engine": "check an engine against the contract of engines",
             "models": "show what is detected in a model's folder",
         },
     ),

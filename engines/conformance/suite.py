@@ -1,0 +1,103 @@
+"""All checks, and a run of them over one engine."""
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from headwater.engines.conformance import cache, control, ending, generation, handoff
+from headwater.engines.conformance.case import EngineCase, Inapplicable, MakeEngine, started
+from headwater.engines.conformance.check import Check
+
+SUITE: Final[tuple[Check, ...]] = (
+    *generation.CHECKS,
+    *cache.CHECKS,
+    *control.CHECKS,
+    *handoff.CHECKS,
+    *ending.CHECKS,
+)
+
+CHECK_S_MAX: Final = 120.0
+START_S_MAX: Final = 1800.0
+
+Outcome = Literal["passed", "failed", "unsupported", "inapplicable"]
+
+
+class CheckResult(NamedTuple):
+    """How one check ended. `detail`: the assertion that failed, the missing capabilities, or why it does not apply."""
+
+    name: str
+    outcome: Outcome
+    detail: str = ""
+
+
+class ConformanceRun:
+    """A run of the suite. Checks share running engines; after a failure the next check gets new ones."""
+
+    def __init__(self, make: MakeEngine, *, check_s_max: float = CHECK_S_MAX) -> None:
+        if not __debug__:
+            raise RuntimeError("checks are assertions: run Python without -O")
+        self._make = make
+        self._check_s_max = check_s_max
+        self._stack = AsyncExitStack()
+        self._cases: list[EngineCase] = []
+
+    async def results(self, suite: tuple[Check, ...] = SUITE) -> AsyncIterator[CheckResult]:
+        """The result of each check, as it ends. Raises what the engine's start raises."""
+        try:
+            [case] = await self._running(1)
+            for one in suite:
+                lacks = [name for name in one.needs if name not in case.engine.capabilities]
+                if lacks:
+                    yield CheckResult(one.name, "unsupported", ", ".join(lacks))
+                    continue
+                result = await self._run(one)
+                if result.outcome == "failed":
+                    await self._stop()
+                    [case] = await self._running(1)
+                yield result
+        finally:
+            await self._stop()
+
+    async def _running(self, count: int) -> list[EngineCase]:
+        while len(self._cases) < count:
+            async with asyncio.timeout(START_S_MAX):
+                self._cases.append(await self._stack.enter_async_context(started(self._make())))
+        return self._cases[:count]
+
+    async def _stop(self) -> None:
+        self._cases.clear()
+        try:
+            await self._stack.aclose()
+        except AssertionError:
+            # The reader of events ended with a check that failed, and was its cause.
+            pass
+
+    async def _run(self, one: Check) -> CheckResult:
+        try:
+            async with asyncio.timeout(self._check_s_max):
+                if one.subject == "new":
+                    await one.run(self._make)
+                else:
+                    await one.run(*await self._running(2 if one.subject == "pair" else 1))
+                    await self._cases[0].engine.check()
+        except Inapplicable as error:
+            return CheckResult(one.name, "inapplicable", str(error))
+        except TimeoutError as error:
+            return CheckResult(one.name, "failed", str(error) or f"not done within {self._check_s_max:g} s")
+        except Exception as error:
+            return CheckResult(one.name, "failed", _place_of(error))
+        return CheckResult(one.name, "passed")
+
+
+def _place_of(error: Exception) -> str:
+    """The error, and the line of the check that it came from."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).parent == Path(__file__).parent
+    ]
+    text = ": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0])))
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`: {text}" if own else text

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from headwater.engines.engine import (
+    Aborts,
     Emit,
     Engine,
     EngineInfo,
@@ -108,6 +109,7 @@ class RankEngine:
         self._idle.set()
         self.name = shared.engine.name
         self.choreography: Choreography = shared.engine.choreography
+        self.aborts: Aborts = shared.engine.aborts
         self.capabilities: frozenset[Capability] = shared.engine.capabilities
 
     async def start(self) -> EngineInfo:

@@ -19,6 +19,10 @@ Finish = Literal["", "stop", "length", "abort", "error", "rejected"]
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """Sampling fields for which a model may have defaults of its own."""
 
+Aborts = Literal["anytime", "not while fetching", "never"]
+"""When an engine can abort a request without harm to others: "not while fetching" holds for engines that leak the blocks
+of a decode leg that is aborted before it has its KV; its abort then waits for its first token."""
+
 PauseMode = Literal["abort", "wait", "keep"]
 KvEvent = BlocksStored | BlocksRemoved | BlocksCleared | KvGap
 
@@ -156,6 +160,7 @@ class Engine(Protocol):
     name: str
     capabilities: frozenset[Capability]
     choreography: Choreography
+    aborts: Aborts
 
     async def start(self) -> EngineInfo:
         """Load the model and become ready. Raises `EngineUnavailable`."""
@@ -171,7 +176,10 @@ class Engine(Protocol):
         ...
 
     def abort(self, request: str) -> None:
-        """Stop a request soon: its last step has finish "abort". Unknown ids are ignored."""
+        """Stop a request soon: its last step has finish "abort". Unknown ids are ignored.
+
+        Also before its first token, so that a client that has left delays no other; `aborts` states exceptions.
+        """
         ...
 
     async def release(self, request: str, params: bytes) -> None:
@@ -244,6 +252,7 @@ class EngineBase:
     name: str
     capabilities: frozenset[Capability]
     choreography: Choreography = "returned"
+    aborts: Aborts = "anytime"
     possible: ClassVar[frozenset[Capability]] = frozenset()
     """Capabilities that an engine may have when it is started, by its configuration; those it always has may be missing."""
     packages: ClassVar[tuple[str, ...]] = ()

@@ -3,7 +3,7 @@
 from typing import Any, Final, get_args
 
 from headwater.engines.custom.api import FEATURES
-from headwater.engines.engine import EngineUnavailable
+from headwater.engines.engine import Aborts, EngineUnavailable
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.tables.capability import Capability
 
@@ -40,9 +40,10 @@ def declared_capabilities(kind: Any) -> frozenset[Capability]:
             f"{kind.__name__}.features: {unknown[0]!r} is none of {', '.join(sorted(FEATURES))}; "
             "other capabilities are declared by defining their methods"
         )
-    choreography = getattr(kind, "choreography", "returned")
-    if choreography not in get_args(Choreography):
-        raise EngineUnavailable(
-            f"{kind.__name__}.choreography: {choreography!r} is none of {', '.join(get_args(Choreography))}"
-        )
+    for field, values, default in (("choreography", Choreography, "returned"), ("aborts", Aborts, "anytime")):
+        value = getattr(kind, field, default)
+        if value not in get_args(values):
+            raise EngineUnavailable(
+                f"{kind.__name__}.{field}: {value!r} is none of {', '.join(get_args(values))}"
+            )
     return frozenset(found | features)

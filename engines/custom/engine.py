@@ -68,6 +68,7 @@ class CustomEngine(CustomControl):
         self.name = name
         self.capabilities = declared_capabilities(type(engine))
         self.choreography = getattr(engine, "choreography", "returned")
+        self.aborts = getattr(engine, "aborts", "anytime")
         self._setup = setup
         self._requests: dict[str, _Running] = {}
         self._held = HeldBlocks()

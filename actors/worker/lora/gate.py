@@ -34,6 +34,7 @@ class LoraGate:
     def __init__(self, engine: Engine, spawn: Spawn) -> None:
         self.manager: LoraManager | None = None
         self.choreography = engine.choreography
+        self.aborts = engine.aborts
         self._engine = engine
         self._spawn = spawn
         self._waiting: dict[str, Emit] = {}

@@ -16,7 +16,7 @@ from headwater.actors.worker.serving.handoffs import Handoffs, UnclaimedKv
 from headwater.actors.worker.serving.inflight import Inflight, LoadSource
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.actors.worker.serving.token_frames import FrameSender
-from headwater.engines.engine import Emit, EngineError, RequestRejected, Step, Transfer
+from headwater.engines.engine import Aborts, Emit, EngineError, RequestRejected, Step, Transfer
 from headwater.schemas import subjects
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.handoff import (
@@ -44,6 +44,7 @@ class GenerationEngine(LoadSource, Protocol):
     """The part of an engine that generates: see `Engine`."""
 
     choreography: Choreography
+    aborts: Aborts
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
@@ -84,6 +85,8 @@ class RequestIntake:
         self._status = status
         self._claiming: dict[str, bool] = {}
         """Decode legs that wait for their KV: is the request still wanted?"""
+        self._fetching: dict[str, bool] = {}
+        """Decode legs in an engine that may not abort them before their first token: is the request still wanted?"""
 
     def begin_incarnation(self, epoch: int) -> None:
         """A new incarnation: what the earlier one reported and offered is void."""
@@ -170,8 +173,17 @@ class RequestIntake:
             return Refused(
                 f"the engine failed: {type(error).__name__}; see the worker's log", True, transfer is not None
             )
+        if transfer is not None and self._engine.aborts == "not while fetching":
+            self._fetching[request.request] = True
         self.inflight.accept(request, fetches=transfer is not None)
         return Accepted()
+
+    def _abort(self, request: str) -> None:
+        """Abort a request in the engine, as soon as that harms no other."""
+        if request in self._fetching:
+            self._fetching[request] = False
+        elif self._engine.aborts != "never":
+            self._engine.abort(request)
 
     def _emitter(self, request: GenerateRequest) -> Emit:
         """Called with each step of the request."""
@@ -191,6 +203,8 @@ class RequestIntake:
                     handoff = self.handoffs.offer(request, step.pinned, self._world.ids())
                 else:
                     self._release_kv([UnclaimedKv(name, step.pinned.params)])
+            if name in self._fetching and (step.tokens or step.finish) and not self._fetching.pop(name):
+                self._engine.abort(name)
             if is_prefill:
                 frames.send_prefill(name, step, handoff)
             else:
@@ -210,7 +224,7 @@ class RequestIntake:
             if request in self._claiming:
                 self._claiming[request] = False
             if not cancel.fetched:
-                self._engine.abort(request)
+                self._abort(request)
             self._release_kv(self.handoffs.release(request))
 
     async def on_status(self, message: Message) -> None:
@@ -236,7 +250,7 @@ class RequestIntake:
         KV that another worker is fetching stays.
         """
         for request in self.frames.open_streams:
-            self._engine.abort(request)
+            self._abort(request)
         self._release_kv(self.handoffs.abandon())
 
     def fail_all(self, reason: str) -> int:

@@ -193,7 +193,7 @@ LOG_STALLED = Gauge(
     "How long appends or lease renewals have been unanswered, 0 below 4 s",
     ["what"],
 )
-_REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
+_MODEL_REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
 HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
 RATE_LIMITED = Counter(
     "headwater_edge_rate_limited_total",
@@ -212,19 +212,21 @@ HISTORY_TRIMMED = Counter(
     "Stored responses and conversation items discarded because their tenant stores more than its share",
 )
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
-_PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
-_CACHED_TOKENS = Counter(
+_MODEL_PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
+_MODEL_CACHED_TOKENS = Counter(
     "headwater_edge_cached_prompt_tokens_total", "Prompt tokens that engines had cached", ["model"]
 )
-_COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
-_MIGRATIONS = Counter("headwater_edge_migrations_total", "Requests migrated to another worker", ["model"])
+_MODEL_COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
+_MODEL_MIGRATIONS = Counter(
+    "headwater_edge_migrations_total", "Requests migrated to another worker", ["model"]
+)
 STRIPPED = Counter("headwater_edge_stripped_fields_total", "Reserved fields removed from requests", ["field"])
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
-_TTFT_SECONDS = Histogram(
+_MODEL_TTFT_SECONDS = Histogram(
     "headwater_edge_time_to_first_token_seconds", "Accepted to first token", ["model"], buckets=_LONG_SECONDS
 )
-_REQUEST_SECONDS = Histogram(
+_MODEL_REQUEST_SECONDS = Histogram(
     "headwater_edge_request_seconds", "Accepted to end", ["model"], buckets=_LONG_SECONDS
 )
 
@@ -233,12 +235,12 @@ class ModelMetrics:
     """An edge's metrics of one model. Finding a metric by its labels costs more than counting."""
 
     def __init__(self, model: str) -> None:
-        self.prompt_tokens = _PROMPT_TOKENS.labels(model)
-        self.cached_tokens = _CACHED_TOKENS.labels(model)
-        self.completion_tokens = _COMPLETION_TOKENS.labels(model)
-        self.migrations = _MIGRATIONS.labels(model)
-        self.request_seconds = _REQUEST_SECONDS.labels(model)
-        self.ttft_seconds = _TTFT_SECONDS.labels(model)
+        self.prompt_tokens = _MODEL_PROMPT_TOKENS.labels(model)
+        self.cached_tokens = _MODEL_CACHED_TOKENS.labels(model)
+        self.completion_tokens = _MODEL_COMPLETION_TOKENS.labels(model)
+        self.migrations = _MODEL_MIGRATIONS.labels(model)
+        self.request_seconds = _MODEL_REQUEST_SECONDS.labels(model)
+        self.ttft_seconds = _MODEL_TTFT_SECONDS.labels(model)
         self._ended: dict[tuple[str, str], Counter] = {}
         self._model = model
 
@@ -246,7 +248,7 @@ class ModelMetrics:
         """Requests of an endpoint that ended for a reason."""
         found = self._ended.get((endpoint, reason))
         if found is None:
-            found = self._ended[endpoint, reason] = _REQUESTS.labels(self._model, endpoint, reason)
+            found = self._ended[endpoint, reason] = _MODEL_REQUESTS.labels(self._model, endpoint, reason)
         return found
 
 

@@ -142,7 +142,7 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
         for command in (("replay", "--verify"), ("streams",), ("snapshots",)):
             code, output = await run(tmp_path, "observer", *command)
             assert code == 0, output
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             output = ""
             while not re.search(r"Shadowed +[1-9]", output):
                 code, output = await run(tmp_path, "observer", "log")
@@ -154,7 +154,7 @@ async def test_a_process_without_a_key_ends_with_one_line(tmp_path: Path, comman
     """Exit code 2, at once: no traceback and no endless try."""
     async with server(tmp_path, Wanted("default")) as nats:
         flags = ("--engine", "sim") if command == "engine" else ()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             code, output = await execute([command, *flags, "--nats", nats.url], {})
         assert code == 2, output
         lines = [line for line in output.splitlines() if line.startswith("headwater: ")]
@@ -165,7 +165,7 @@ async def test_a_process_without_a_key_ends_with_one_line(tmp_path: Path, comman
 
 async def asks_again(up: FleetProcess, client: httpx.AsyncClient, what: str, before: int) -> None:
     """Wait until a killed process is there again and requests are answered."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while up.pids(what) in ([], [before]):
             await asyncio.sleep(0.1)
         while not await answered(client):

@@ -14,7 +14,7 @@ TORCH = --torch-backend=cpu
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: install clients up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install clients sglang up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -44,6 +44,24 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-
 	@mkdir -p $(CLIENTS)/npm
 	cp tests/clients/npm/package.json tests/clients/npm/package-lock.json $(CLIENTS)/npm
 	npm ci --silent --prefix $(CLIENTS)/npm
+	@touch $@
+
+# SGLang on a CPU, which the tests run: its torch is another one than vLLM's, and PyPI has its GPU kernels only. So it is
+# installed without what needs a GPU, and a hook of the tests stands in for that (tests/support/sglang/site).
+SGLANG = .sglang
+SGLANG_VERSION = 0.5.23
+TORCHVISION = torchvision==0.28.0
+
+sglang: $(SGLANG)/.installed
+
+$(SGLANG)/.installed: tests/support/sglang/requirements.txt Makefile | $(VENV)/.installed
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(SGLANG)
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip install --quiet \
+		--python $(SGLANG)/bin/python $(TORCH) -r tests/support/sglang/requirements.txt
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
+		--python $(SGLANG)/bin/python sglang==$(SGLANG_VERSION) $(TORCHVISION) -e .
+	printf '%s\n' ../../../../tests/support/sglang/site 'import sglang_on_cpu' \
+		> $$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headwater_tests.pth
 	@touch $@
 
 up: install
@@ -79,11 +97,11 @@ check test: export PYTHONDONTWRITEBYTECODE =
 check: install lint
 	$(call with_types,$(BIN)/pytest -q -n 2 --dist loadgroup tests/unit tests/tidy)
 
-test: install clients lint
+test: install clients sglang lint
 	$(call with_types,$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
-soak: install clients
+soak: install clients sglang
 	$(BIN)/pytest -n 2 --dist loadgroup -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3
@@ -116,4 +134,4 @@ docs-reference: install
 	$(BIN)/python -m docs._reference
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

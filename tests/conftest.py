@@ -13,7 +13,7 @@ settings.register_profile("ci", max_examples=30, deadline=None)
 settings.register_profile("soak", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
-SHARING = ("contract", "docs", "durability", "faults", "packaging", "system", "tidy", "vllm")
+SHARING = ("contract", "docs", "durability", "faults", "packaging", "sglang", "system", "tidy", "vllm")
 """Folders whose modules share servers, fleets or parsed sources: each module runs in one worker, so that none is made twice."""
 
 SHORT = ("tidy", "unit")

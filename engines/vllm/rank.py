@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engines.engine import EngineLoad
-from headwater.engines.vllm.kv.events import KvTranslator
-from headwater.engines.vllm.kv.socket import KvSocket
+from headwater.engines.kv_events.socket import KvSocket
+from headwater.engines.kv_events.translator import KvTranslator
 
 EVENTS = "inproc-events"
 REPLAY = "inproc-replay"

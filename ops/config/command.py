@@ -176,7 +176,7 @@ class Command:
         if settings:
             yield _file_parameter(CONFIG, CONFIG_VARIABLE, "FILE", "TOML or YAML file with settings")
         if "vllm" in self.parts:
-            text = "table of that file with vLLM's own arguments, such as engines.prefill"
+            text = "table of that file with the engine's own arguments, such as engines.prefill"
             yield _file_parameter(CONFIG_KEY, KEY_VARIABLE, "KEY", text)
 
 

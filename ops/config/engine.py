@@ -1,33 +1,67 @@
-"""Checks across the settings of engines: vLLM's own arguments, and options of an engine that is not used."""
+"""Checks across the settings of engines: their own arguments, and options of an engine that is not used."""
 
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
 
-from headwater.engines import registry
-from headwater.engines.vllm.config import cli_arguments
+from headwater.engines import native_arguments, registry
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess, LocalFleetSettings
 from headwater.ops.config.tree import setting, settings_below, value_at
 
 HasEngine = TypeVar("HasEngine", EngineProcess, LocalFleetSettings)
 
-SHARED = ("model", "served_model_name", "chat_template")
-"""Settings that vLLM has too, under the same names."""
+SHARED: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "vllm": {
+        "model": ("model",),
+        "served_model_name": ("served_model_name",),
+        "chat_template": ("chat_template",),
+    },
+    "sglang": {
+        "model": ("model_path", "model"),
+        "served_model_name": ("served_model_name",),
+        "chat_template": ("chat_template",),
+    },
+}
+"""Settings of workers that an engine has too: its names for them."""
 
-OPTIONS_OF = {"vllm": "vllm", "sim": "sim"}
+REMOVED: Final[dict[str, tuple[str, ...]]] = {
+    "vllm": ("chat_template",),
+    "sglang": ("model_path", "model", "served_model_name", "chat_template"),
+}
+"""Arguments that an engine does not get: its HTTP server would use them, or Headwater passes them."""
+
+OPTIONS_OF = {"vllm": "vllm", "sglang": "sglang", "sim": "sim"}
 """The section of the options of each engine of Headwater's own; others have `worker.engine_options`."""
 
 
 def checked(settings: HasEngine) -> HasEngine:
-    """The settings with what vLLM's own arguments say of ours. Raises `ConfigError` for a contradiction.
+    """The settings with what an engine's own arguments say of ours. Raises `ConfigError` for a contradiction.
 
     An engine's file gets its absolute path: the workers' processes may have another folder.
     """
-    worker, words = settings.worker, settings.vllm.native
-    entry = registry.find(worker.engine)
+    engine, entry = settings.worker.engine, registry.find(settings.worker.engine)
     if entry.is_file:
-        worker = worker._replace(engine=":".join(filter(None, (entry.module, entry.attribute))))
-    for name in SHARED:
-        theirs, ours = cli_arguments.value(words, name), getattr(worker, name)
+        path = ":".join(filter(None, (entry.module, entry.attribute)))
+        settings = settings._replace(worker=settings.worker._replace(engine=path))
+    if engine in SHARED:
+        settings = _taken(settings, engine)
+    if settings.fleet.sglang_workers and engine != "sglang":
+        # Their model is that of the others.
+        settings = _taken(settings, "sglang")
+    elif settings.fleet.sglang_workers:
+        raise ConfigError(
+            "--sglang-workers is for fleets of another --engine: use --workers with --engine sglang"
+        )
+    _check_unused(settings)
+    return settings
+
+
+def _taken(settings: HasEngine, engine: str) -> HasEngine:
+    """With the shared settings that this engine's own arguments contain, which they then contain no more."""
+    options = getattr(settings, OPTIONS_OF[engine])
+    worker, words = settings.worker, options.native
+    for name, spellings in SHARED[engine].items():
+        theirs, ours = _value(words, spellings), getattr(worker, name)
         if ours and theirs and ours != theirs:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
@@ -36,21 +70,26 @@ def checked(settings: HasEngine) -> HasEngine:
         if theirs:
             shared: dict[str, Any] = {name: theirs}
             worker = worker._replace(**shared)
-    # vLLM's HTTP server has a chat template; its engine has none.
-    native = cli_arguments.without(words, "chat_template", takes_value=True)
-    found = settings._replace(worker=worker, vllm=settings.vllm._replace(native=native))
-    _check_unused(found)
-    return found
+    for name in REMOVED[engine]:
+        words = native_arguments.without(words, name, takes_value=True)
+    section: dict[str, Any] = {OPTIONS_OF[engine]: options._replace(native=words)}
+    return settings._replace(worker=worker, **section)
+
+
+def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:
+    found = [native_arguments.value(words, spelling) for spelling in spellings]
+    return next((one for one in found if one), None)
 
 
 def _check_unused(settings: HasEngine) -> None:
     engine = settings.worker.engine
+    used = {engine, *(["sglang"] if settings.fleet.sglang_workers else [])}
     unused = [
-        one for name, section in OPTIONS_OF.items() if name != engine for one in settings_below(section)
+        one for name, section in OPTIONS_OF.items() if name not in used for one in settings_below(section)
     ]
     if engine in OPTIONS_OF:
         unused.append(setting("worker.engine_options"))
     for one in unused:
         if value_at(settings, one.path) != one.default:
-            what = "engine arguments (after `--`)" if one.key == "vllm.native" else one.flag
+            what = "engine arguments (after `--`)" if one.key.endswith(".native") else one.flag
             raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")

@@ -38,8 +38,8 @@ class ConfigFile:
 
     def engine_arguments(self, key: str) -> tuple[str, ...]:
         """The table at a dotted key, as words of the engine's command line. Raises `ConfigError` naming both."""
+        from headwater.engines import native_arguments
         from headwater.engines.engine import EngineUnavailable
-        from headwater.engines.vllm.config import cli_arguments
 
         found: Any = self._document
         for part in key.split("."):
@@ -50,7 +50,7 @@ class ConfigFile:
         if not isinstance(found, dict):
             raise ConfigError(f"--config-key {key}: {self.path} has a value there, not a table of arguments")
         try:
-            return cli_arguments.tokens_of(found, f"{self.path}, table {key}")
+            return native_arguments.tokens_of(found, f"{self.path}, table {key}")
         except EngineUnavailable as error:
             raise ConfigError(str(error)) from error
 

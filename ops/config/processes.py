@@ -9,7 +9,14 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.tree import DEFAULTS, CacheDir, DataDir, DrainTimeout, Name, Pool
-from headwater.ops.config.worker import FleetSettings, LoraOptions, SimOptions, VllmOptions, WorkerSettings
+from headwater.ops.config.worker import (
+    FleetSettings,
+    LoraOptions,
+    SglangOptions,
+    SimOptions,
+    VllmOptions,
+    WorkerSettings,
+)
 from headwater.router.queue.limits import BusyLimits, QueueLimits
 
 
@@ -60,6 +67,7 @@ class EngineProcess(NamedTuple):
     fleet: FleetSettings = DEFAULTS.fleet
     worker: WorkerSettings = DEFAULTS.worker
     vllm: VllmOptions = DEFAULTS.vllm
+    sglang: SglangOptions = DEFAULTS.sglang
     sim: SimOptions = DEFAULTS.sim
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health
@@ -87,6 +95,7 @@ class LocalFleetSettings(NamedTuple):
     fleet: FleetSettings = DEFAULTS.fleet
     worker: WorkerSettings = DEFAULTS.worker
     vllm: VllmOptions = DEFAULTS.vllm
+    sglang: SglangOptions = DEFAULTS.sglang
     sim: SimOptions = DEFAULTS.sim
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health

@@ -1,6 +1,6 @@
 """Where values come from: flags, then the environment, then a file, then defaults.
 
-cyclopts reads flags and variables; `Sources` is its last source and adds the file and vLLM's own arguments.
+cyclopts reads flags and variables; `Sources` is its last source and adds the file and the engine's own arguments.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ CONFIG, CONFIG_KEY = "config", "config_key"
 
 CONFIG_VARIABLE, KEY_VARIABLE = f"{ENV_PREFIX}CONFIG", f"{ENV_PREFIX}CONFIG_KEY"
 
-NATIVE = "vllm__native"
+ENGINE = "worker__engine"
+
+NATIVE = {"vllm": "vllm.native", "sglang": "sglang.native"}
+"""The setting of each engine's own arguments."""
 
 ARGUMENTS = {"engine_name": "worker.engine"}
 """Positional arguments of commands that stand for a setting, which then needs no flag."""
@@ -61,22 +64,24 @@ class Sources:
                 value = setting.read([file.values[setting.key]], f"{where} = ")
                 argument.tokens.append(Token(keyword=where, source="file", implicit_value=value))
                 self.origins[setting.key] = ValueOrigin("file", where)
-        native = by_name.get(NATIVE)
+        engine = _given(by_name.get(ENGINE))
+        setting = all_settings()[NATIVE.get(engine, NATIVE["vllm"])]
+        native = by_name.get(setting.name)
         if native is not None:
-            self._add_native(native, file.engine_arguments(key) if file is not None and key else ())
+            self._add_native(setting, native, file.engine_arguments(key) if file is not None and key else ())
         elif self._native:
             raise ConfigError(
                 f"headwater {' '.join(commands)}: takes no engine arguments: nothing may follow `--`"
             )
 
-    def _add_native(self, argument: Argument, section: tuple[str, ...]) -> None:
-        """Join vLLM's arguments of all sources, the strongest last: vLLM's parser lets the last word win."""
+    def _add_native(self, setting: Setting, argument: Argument, section: tuple[str, ...]) -> None:
+        """Join an engine's arguments of all sources, the strongest last: its parser lets the last word win."""
         if not section and not self._native:
             return
-        from headwater.engines.vllm.config import cli_arguments
-
-        words = cli_arguments.with_model_flag(self._native)
-        setting = all_settings()["vllm.native"]
+        words = self._native
+        if words and not words[0].startswith("-"):
+            # As in `vllm serve MODEL`.
+            words = ("--model", *words)
         own: tuple[str, ...] = ()
         if argument.tokens:
             own = read_tokens(setting, argument.tokens)
@@ -111,7 +116,11 @@ def _replace_flags(by_name: dict[str, Argument]) -> None:
 
 
 def _given(argument: Argument | None) -> str:
-    return argument.tokens[0].value if argument is not None and argument.tokens else ""
+    if argument is None or not argument.tokens:
+        return ""
+    # Of a file it is a value already.
+    token = argument.tokens[0]
+    return token.value or (token.implicit_value if isinstance(token.implicit_value, str) else "")
 
 
 def _origin(token: Token) -> ValueOrigin:

@@ -18,7 +18,14 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.setting import Prefix, Setting, base_of, is_section, marker, setting_of, settings_of
-from headwater.ops.config.worker import FleetSettings, LoraOptions, SimOptions, VllmOptions, WorkerSettings
+from headwater.ops.config.worker import (
+    FleetSettings,
+    LoraOptions,
+    SglangOptions,
+    SimOptions,
+    VllmOptions,
+    WorkerSettings,
+)
 from headwater.router.queue.limits import BusyLimits, QueueLimits
 
 Name = Annotated[str, Meta(description="name of this process (default: generated)")]
@@ -50,6 +57,7 @@ class Settings(NamedTuple):
     fleet: Annotated[FleetSettings, Prefix("")] = FleetSettings()
     worker: Annotated[WorkerSettings, Prefix("")] = WorkerSettings()
     vllm: Annotated[VllmOptions, Prefix("")] = VllmOptions()
+    sglang: SglangOptions = SglangOptions()
     sim: SimOptions = SimOptions()
     lora: LoraOptions = LoraOptions()
     health: HealthSettings = HealthSettings()
@@ -74,6 +82,7 @@ GROUPS = {
     "fleet": "Fleet",
     "worker": "Model and worker",
     "vllm": "vLLM",
+    "sglang": "SGLang",
     "sim": "Simulated engine",
     "lora": "LoRA adapters",
     "health": "Health checks",

@@ -59,6 +59,13 @@ class FleetSettings(NamedTuple):
     ] = None
     prefill_workers: Annotated[int, Meta(ge=0, description="number of prefill-only workers")] = 0
     decode_workers: Annotated[int, Meta(ge=0, description="number of decode-only workers")] = 0
+    sglang_workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="number of SGLang workers in addition to those of another --engine, for the same model",
+        ),
+    ] = 0
 
 
 class WorkerSettings(NamedTuple):
@@ -119,7 +126,7 @@ class WorkerSettings(NamedTuple):
         int,
         Meta(
             ge=0,
-            description="tokens per KV block (default: the engine's; vLLM on CPU needs a multiple of 32)",
+            description="tokens per KV block (default: the engine's, 16 for SGLang; vLLM on CPU needs a multiple of 32)",
         ),
     ] = 0
     max_model_len: Annotated[
@@ -187,6 +194,38 @@ class VllmOptions(NamedTuple):
     allow_vulnerable_engine: Annotated[bool, Meta(description="start a vLLM with known vulnerabilities")] = (
         False
     )
+
+
+class SglangOptions(NamedTuple):
+    """Options of SGLang. Its own arguments follow after `--` with --engine sglang."""
+
+    native: Annotated[
+        tuple[str, ...],
+        Text(_read_words, shlex.join, "TEXT"),
+        Meta(description="SGLang's own arguments as one text; on a command line better after `--`"),
+    ] = ()
+    python: Annotated[
+        str,
+        Meta(
+            description="Python of an environment with SGLang and Headwater (default: this one if it has SGLang, else one that "
+            "is made on first use, in the user's cache folder)"
+        ),
+    ] = ""
+    gpus_per_worker: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="GPUs per SGLang worker (default: tensor-parallel size × pipeline-parallel size)",
+        ),
+    ] = 0
+    logits_processors: Annotated[
+        dict[str, str],
+        Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…"),
+        Meta(description="logits processors that requests may use by name"),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow_vulnerable_engine: Annotated[
+        bool, Meta(description="start an SGLang with known vulnerabilities")
+    ] = False
 
 
 class SimOptions(NamedTuple):

@@ -4,8 +4,8 @@
         ├─ router
         ├─ edge
         ├─ admin            only with --admin-port
-        └─ engine host (vLLM on CPU: one process that imports, then forks the workers)
-           or one process per worker
+        ├─ engine host (vLLM on CPU: one process that imports, then forks the workers)
+        └─ or one process per worker (SGLang's: in its own environment)
 
 They stop in an order in which no process waits for one that is gone: edge, workers, router, server.
 """
@@ -24,14 +24,19 @@ import structlog
 
 from headwater.actors.runtime.supervisor import RestartLimitReached, RestartPolicy, supervise
 from headwater.actors.runtime.tables import CardTable
-from headwater.engines import registry
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams.ensure import ensure_namespace
 from headwater.ops.config.edge import HttpSettings, check_access
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.config.processes import AdminProcess, EdgeProcess, LocalFleetSettings, RouterProcess
+from headwater.ops.config.processes import (
+    AdminProcess,
+    EdgeProcess,
+    EngineProcess,
+    LocalFleetSettings,
+    RouterProcess,
+)
 from headwater.ops.config.setting import ENV_PREFIX
 from headwater.ops.config.tree import process_words
 from headwater.ops.config.worker import FleetSettings
@@ -46,7 +51,7 @@ from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.revoke_lease import revoke_leases_of
 from headwater.ops.process.sockets import bind, free_range
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
-from headwater.ops.worker import make_engine, plan, preflight
+from headwater.ops.worker import environment, make_engine, plan, preflight
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 
@@ -66,15 +71,14 @@ _log = structlog.get_logger("headwater.up")
 class LocalFleet:
     """The processes of one `headwater up`."""
 
-    unforked_engines: ClassVar[frozenset[str]] = frozenset({"vllm"})
+    unforked_engines: ClassVar[frozenset[str]] = frozenset({"vllm", "sglang"})
     """Engines whose processes are not forked from the spawner: their libraries are not to find anything imported."""
 
     def __init__(self, settings: LocalFleetSettings, spawner: Spawner | None = None) -> None:
         self._settings = settings
         self._spawner = spawner
         engines = settings.engine_process
-        uses_gpus = settings.worker.engine == "vllm" and not make_engine.on_cpu()
-        gpus = plan.visible_gpus(os.environ) if uses_gpus else ()
+        gpus = plan.visible_gpus(os.environ) if plan.uses_gpus(engines, cpu=make_engine.on_cpu()) else ()
         metrics = settings.metrics
         first = metrics.port or free_range(len(plan.names(engines)) + len(OTHER_PROCESSES), metrics.host)
         # The workers' ports first: one process may host them all, and plans them in the same way.
@@ -103,8 +107,9 @@ class LocalFleet:
                 f"--replicas {self.nats.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
         preflight.check(self._engines, self.workers)
-        # The default model is created here, where its progress is visible, not in a worker's log.
-        make_engine.check_model(settings.worker, settings.vllm)
+        # The default model and SGLang's environment are made here, where progress is visible, not in a worker's log.
+        make_engine.check_model(settings.worker, plan.native_words(self._engines))
+        environment.prepare({worker.engine for worker in self.workers}, settings.sglang.python)
         if settings.admin.port:
             admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
         check_access(settings.auth, settings.http.host)
@@ -163,19 +168,17 @@ class LocalFleet:
         self._add("edge", "edge", edge)
 
     def _start_engines(self) -> None:
-        """Start the workers: where possible in one process that imports vLLM for all, else each in its own."""
+        """Start the workers: vLLM's where possible in one process that imports it for all, others each in their own."""
         engines = self._engines._replace(nats=self._access)
-        native = engines.vllm.native
-        after = ["--", *native] if native else []
-        engines = engines._replace(vllm=engines.vllm._replace(native=()))
-        if engines.worker.engine == "vllm" and make_engine.on_cpu():
-            self._add("engines", "engine", engines, after)
-            return
+        hosted = engines.worker.engine == "vllm" and make_engine.on_cpu()
+        if hosted:
+            self._add("engines", "engine", *plan.apart(plan.without_sglang(engines)))
         for worker in self.workers:
+            if hosted and worker.engine == "vllm":
+                continue
             environ = {plan.DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
-            own = plan.of_worker(engines, worker)
             # One worker is what an engine process has: its name says so already.
-            own = own._replace(fleet=FleetSettings())
+            own, after = plan.apart(plan.of_worker(engines, worker)._replace(fleet=FleetSettings()))
             self._add(worker.name, "engine", own, after, lease=worker.name, environ=environ)
 
     def _write_targets(self) -> None:
@@ -240,7 +243,7 @@ class LocalFleet:
                     async with asyncio.timeout(2.0):
                         await revoke_leases_of(self._leases, "worker", lease, pid)
 
-        forked = self._settings.worker.engine not in self.unforked_engines
+        forked = isinstance(settings, EngineProcess) and settings.worker.engine not in self.unforked_engines
         spawner = self._spawner if command != "engine" or forked else None
         line = [command, *process_words(settings), *after]
         self._supervise(
@@ -329,18 +332,14 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
     fleet = LocalFleet(settings, spawner)
     waiting = asyncio.ensure_future(stop.wait())
     try:
-        engine = registry.find(settings.worker.engine).name
-        print(f"starting {len(fleet.workers)} {engine} worker(s) …", file=sys.stderr, flush=True)
+        print(f"starting {plan.described(fleet.workers)} …", file=sys.stderr, flush=True)
         await fleet.start()
         ready = asyncio.ensure_future(fleet.ready())
         ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}
         await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
-            print(
-                _greeting(fleet, await fleet.model(), time.monotonic() - began),
-                flush=True,
-            )
+            print(_greeting(fleet, await fleet.model(), time.monotonic() - began), flush=True)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if fleet.failure.done():

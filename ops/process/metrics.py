@@ -85,7 +85,8 @@ class _Handler(WSGIRequestHandler):
 class Labelled(Collector):
     """All metrics, with more labels.
 
-    `rank` is vLLM's own label for its data-parallel rank under the name that it has here.
+    `rank` is the engine's own label for its data-parallel rank under the name that it has here: `engine` in vLLM, `dp_rank`
+    in SGLang.
     """
 
     def __init__(self, labels: Labels, more: Collector | None = None) -> None:
@@ -99,8 +100,9 @@ class Labelled(Collector):
             labelled = Metric(family.name, family.documentation, family.type, family.unit)
             for sample in family.samples:
                 own = dict(sample.labels)
-                if "engine" in own:
-                    own["rank"] = own["engine"]
+                for theirs in ("engine", "dp_rank"):
+                    if own.get(theirs):
+                        own["rank"] = own[theirs]
                 # A sample's own label is the nearer one.
                 labelled.samples.append(sample._replace(labels={**labels, **own}))
             yield labelled

@@ -11,6 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+ENGINES = frozenset({"vllm", "sglang"})
+"""Those whose own processes write metrics."""
+
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 LOCK = "lock"
 

@@ -43,7 +43,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
                 _log.info("fleet_not_compared", reason="this key may not list model cards")
             else:
                 cpu = make_engine.on_cpu()
-                await preflight.against_fleet(world, own, settings.vllm, served.files.name, cpu=cpu)
+                await preflight.against_fleet(world, settings, served.files.name, cpu=cpu)
         except EngineUnavailable as error:
             _log.error("engine_cannot_start", reason=str(error))
             raise Unrecoverable(str(error)) from error
@@ -77,7 +77,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             host, "worker", name, make, stop, restarts=False, labels=labels, collector=collector
         )
 
-    if own.engine == "vllm" and settings.metrics.port:
+    if own.engine in metrics_folder.ENGINES and settings.metrics.port:
         with metrics_folder.per_life():
             return await run()
     return await run()

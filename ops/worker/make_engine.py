@@ -1,6 +1,6 @@
 """An engine and the model that it serves, from settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -9,6 +9,8 @@ from headwater.actors.worker.lifecycle.model_card import Served
 from headwater.engines import registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, read_model_files
+from headwater.engines.sglang.config import cli_arguments as sglang_arguments
+from headwater.engines.sglang.config.arguments import SglangSettings
 from headwater.engines.sim.defaults import BLOCK_SIZE
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import script, sim_model_files
@@ -16,11 +18,14 @@ from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.engines.vllm.config import checks, cli_arguments
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.worker import SimOptions, VllmOptions, WorkerSettings
+from headwater.ops.config.worker import SimOptions, WorkerSettings
 from headwater.ops.worker import default_model, model_check, parsers
 from headwater.schemas.clock import SystemClock
 
 DEMO_NAME = "smollm2-135m-instruct"
+
+NATIVE_ENGINES: Final = frozenset({"vllm", "sglang"})
+"""Engines that load a model's weights."""
 
 
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
@@ -73,15 +78,32 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
     )
 
 
-def check_model(worker: WorkerSettings, vllm: VllmOptions) -> None:
-    """Check the model's folder before anything is started. Raises `EngineUnavailable`."""
-    if worker.engine != "vllm":
+def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name: str) -> SglangSettings:
+    """The settings of SGLang's adapter."""
+    own, sglang = settings.worker, settings.sglang
+    return SglangSettings(
+        model=str(folder),
+        name=name,
+        worker=worker,
+        block_size=own.block_size,
+        max_model_len=own.max_model_len,
+        role=own.role,
+        native=sglang.native,
+        metrics=bool(settings.metrics.port),
+        ranks=sglang_arguments.number(sglang.native, "dp_size", 1),
+        processors=sglang.logits_processors,
+    )
+
+
+def check_model(worker: WorkerSettings, native: Sequence[str]) -> None:
+    """Check the model's folder before anything is started. Raises `EngineUnavailable`. `native`: the engine's arguments."""
+    if worker.engine not in NATIVE_ENGINES:
         if worker.model:
             model_check.check(model_folder(worker.model), sim_files(worker), weights=False)
         return
     folder = model_folder(worker.model)
-    # Other formats of weights, or none at all, are checked by vLLM.
-    weights = not cli_arguments.has(vllm.native, "load_format")
+    # Other formats of weights, or none at all, are checked by the engine.
+    weights = not cli_arguments.has(native, "load_format")
     model_check.check(folder, _files(folder, worker), weights=weights)
 
 
@@ -169,7 +191,16 @@ def _custom(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     return CustomEngine(entry.name, made, setup), served(own, files)
 
 
+def _sglang(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    from headwater.engines.sglang import SglangEngine
+
+    folder = model_folder(settings.worker.model)
+    files = _files(folder, settings.worker)
+    engine = SglangEngine(sglang_settings(settings, worker, folder=folder, name=files.name))
+    return engine, served(settings.worker, files)
+
+
 EngineFactory = Callable[[EngineProcess, str], tuple[Engine, Served]]
 
-FACTORIES: Final[dict[str, EngineFactory]] = {"sim": _sim, "vllm": _vllm}
+FACTORIES: Final[dict[str, EngineFactory]] = {"sim": _sim, "vllm": _vllm, "sglang": _sglang}
 """Headwater's own engines: each is made of a process's settings and a worker's name. All others: `_custom`."""

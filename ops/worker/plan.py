@@ -5,10 +5,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from headwater.engines import registry
+from headwater.engines.sglang.config import cli_arguments as sglang_arguments
 from headwater.engines.vllm.config import cli_arguments
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.worker import FleetSettings, VllmOptions
+from headwater.ops.config.worker import FleetSettings, SglangOptions, SimOptions, VllmOptions
 from headwater.ops.process.sockets import free_range
 from headwater.schemas.events.fleet import Role
 
@@ -25,10 +27,18 @@ class WorkerPlan(NamedTuple):
     metrics_port: int = 0
     nixl_port: int = 0
     gpus: tuple[str, ...] = ()
+    engine: str = "vllm"
 
 
 def names(settings: EngineProcess) -> list[tuple[str, Role]]:
-    """Name and role of each worker."""
+    """Name and role of each worker: those of `--engine`, then SGLang's."""
+    added: list[tuple[str, Role]] = [
+        (f"sglang-{number}", "both") for number in range(settings.fleet.sglang_workers)
+    ]
+    return [*_own_names(settings), *added]
+
+
+def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     fleet, role = settings.fleet, settings.worker.role
     roles = fleet.prefill_workers or fleet.decode_workers
     both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
@@ -55,27 +65,40 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
     1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few.
     """
     found = names(settings)
+    added = settings.fleet.sglang_workers
+    engines: list[str] = [settings.worker.engine] * (len(found) - added) + ["sglang"] * added
     vllm, metrics_port = settings.vllm, settings.metrics.port
     ranks = ranks_here(vllm.native)
     nixl = vllm.nixl_port
     if not nixl and settings.worker.engine == "vllm" and any(_needs_nixl(vllm, role) for _, role in found):
         nixl = free_range(len(found) * ranks, vllm.nixl_host)
-    each = vllm.gpus_per_worker or gpus_needed(vllm.native)
-    if devices and each * len(found) > len(devices):
+    needed = [_gpus(settings, engine) for engine in engines]
+    if devices and sum(needed) > len(devices):
+        each = " and ".join(map(str, sorted(set(needed))))
         raise ConfigError(
-            f"{len(found)} workers with {each} GPUs each need {each * len(found)}, and {len(devices)} are visible: "
+            f"{len(found)} workers with {each} GPUs each need {sum(needed)}, and {len(devices)} are visible: "
             "start fewer workers, or make --gpus-per-worker or the tensor-parallel size smaller"
         )
+    first = [sum(needed[:number]) for number in range(len(found))]
     return [
         WorkerPlan(
             name,
             role,
             metrics_port + number if metrics_port else 0,
-            nixl + number * ranks if nixl else 0,
-            (*devices[number * each :], *devices[: number * each]),
+            nixl + number * ranks if nixl and engine == "vllm" else 0,
+            (*devices[first[number] :], *devices[: first[number]]),
+            engine,
         )
-        for number, (name, role) in enumerate(found)
+        for number, ((name, role), engine) in enumerate(zip(found, engines, strict=True))
     ]
+
+
+def _gpus(settings: EngineProcess, engine: str) -> int:
+    if engine != "sglang":
+        return settings.vllm.gpus_per_worker or gpus_needed(settings.vllm.native)
+    words = settings.sglang.native
+    parts = sglang_arguments.number(words, "tp_size", 1) * sglang_arguments.number(words, "pp_size", 1)
+    return settings.sglang.gpus_per_worker or parts * sglang_arguments.number(words, "dp_size", 1)
 
 
 def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
@@ -83,10 +106,45 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
     return settings._replace(
         name=worker.name,
         fleet=FleetSettings(workers=1),
-        worker=settings.worker._replace(role=worker.role),
+        worker=settings.worker._replace(role=worker.role, engine=worker.engine),
         vllm=settings.vllm._replace(nixl_port=worker.nixl_port),
         metrics=settings.metrics._replace(port=worker.metrics_port),
     )
+
+
+def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
+    """The settings of one engine's process without those of other engines, and the words after them: its own arguments."""
+    engine, native = settings.worker.engine, native_words(settings)
+    kept = settings._replace(
+        vllm=settings.vllm._replace(native=()) if engine == "vllm" else VllmOptions(),
+        sglang=settings.sglang._replace(native=()) if engine == "sglang" else SglangOptions(),
+        sim=settings.sim if engine == "sim" else SimOptions(),
+    )
+    return kept, ["--", *native] if native else []
+
+
+def without_sglang(settings: EngineProcess) -> EngineProcess:
+    """The settings of the other workers."""
+    return settings._replace(fleet=settings.fleet._replace(sglang_workers=0))
+
+
+def native_words(settings: EngineProcess) -> tuple[str, ...]:
+    """The engine's own arguments."""
+    options = settings.sglang if settings.worker.engine == "sglang" else settings.vllm
+    return options.native
+
+
+def described(workers: Sequence[WorkerPlan]) -> str:
+    """How many workers of which engines: "2 vllm worker(s) and 1 sglang worker(s)"."""
+    engines = [registry.find(worker.engine).name for worker in workers]
+    counts = {name: engines.count(name) for name in engines}
+    return " and ".join(f"{count} {name} worker(s)" for name, count in counts.items())
+
+
+def uses_gpus(settings: EngineProcess, *, cpu: bool) -> bool:
+    """Do these workers use GPUs, if there are any? `cpu`: the vLLM that is installed here computes on CPUs."""
+    engine = settings.worker.engine
+    return engine == "sglang" or bool(settings.fleet.sglang_workers) or (engine == "vllm" and not cpu)
 
 
 def ranks_here(native: Sequence[str]) -> int:

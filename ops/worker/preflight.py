@@ -10,11 +10,12 @@ import structlog
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.sglang.config import cli_arguments as sglang_arguments
+from headwater.engines.sglang.config import versions as sglang_versions
 from headwater.engines.sim.defaults import BLOCK_SIZE
 from headwater.engines.vllm.config import checks, cli_arguments, versions
 from headwater.engines.vllm.config.arguments import CPU_BLOCK_SIZE
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.worker import VllmOptions, WorkerSettings
 from headwater.ops.worker import parsers
 from headwater.ops.worker.plan import WorkerPlan, ranks_here
 
@@ -29,12 +30,14 @@ def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     """The checks that need neither vLLM nor the fleet. Raises `EngineUnavailable`."""
     worker_settings, vllm = settings.worker, settings.vllm
     parsers.check_names(worker_settings.tool_parser, worker_settings.reasoning_parser)
+    if worker_settings.engine == "sglang":
+        sglang_versions.check(sglang_versions.installed(), allow=settings.sglang.allow_vulnerable_engine)
+    if worker_settings.engine != "sim" and worker_settings.chat_template:
+        checks.template(worker_settings.chat_template)
     if worker_settings.engine != "vllm":
         checks.ports(_metrics_ports(workers))
         return
     versions.check(versions.installed(), allow=vllm.allow_vulnerable_engine)
-    if worker_settings.chat_template:
-        checks.template(worker_settings.chat_template)
     for worker in workers:
         checks.role(worker.role, vllm.connector, vllm.native)
     ranks = ranks_here(vllm.native)
@@ -75,25 +78,29 @@ def _kv_event_ports(
     ]
 
 
-def known_block_size(worker: WorkerSettings, native: Sequence[str], *, cpu: bool) -> int:
+def known_block_size(settings: EngineProcess, *, cpu: bool) -> int:
     """Tokens per KV block that the engine will have; 0 if only the engine knows."""
+    worker = settings.worker
     if worker.engine == "sim":
         return worker.block_size or BLOCK_SIZE
+    if worker.engine == "sglang":
+        # What it takes on a CPU is known once it runs there.
+        return worker.block_size or sglang_arguments.number(settings.sglang.native, "page_size", 0)
     if worker.engine != "vllm":
         return worker.block_size
+    native = settings.vllm.native
     return (
         worker.block_size or cli_arguments.number(native, "block_size", 0) or (CPU_BLOCK_SIZE if cpu else 0)
     )
 
 
-async def against_fleet(
-    world: Ports, worker: WorkerSettings, vllm: VllmOptions, model: str, *, cpu: bool
-) -> None:
+async def against_fleet(world: Ports, settings: EngineProcess, model: str, *, cpu: bool) -> None:
     """Compare with the model cards of pools that have workers now. Raises `EngineUnavailable`."""
+    worker, vllm = settings.worker, settings.vllm
     cards = await _read(CardTable(world.cards).models)
     leases = await _read(LeaseTable(world.leases).read_all)
     live = {lease.pool for lease in leases if lease.kind == "worker"}
-    size = known_block_size(worker, vllm.native, cpu=cpu)
+    size = known_block_size(settings, cpu=cpu)
     if size:
         checks.block_size(model, size, cards, live)
     if worker.engine == "vllm":

@@ -1,5 +1,7 @@
 """Ways to run an engine process: one worker, several that share an import, or a follower of a leader elsewhere."""
 
+import sys
+
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import FleetSettings
@@ -8,7 +10,11 @@ from headwater.ops.process import metrics_folder
 
 def run(settings: EngineProcess) -> int:
     """Run until stopped; returns the exit code. Raises `EngineUnavailable` for what a user can fix."""
-    if settings.worker.engine == "vllm" and settings.metrics.port:
+    if settings.worker.engine == "sglang":
+        from headwater.ops.worker import environment
+
+        environment.enter("sglang", sys.argv[1:], settings.sglang.python)
+    if settings.worker.engine in metrics_folder.ENGINES and settings.metrics.port:
         # Before the first import of Prometheus: see there.
         metrics_folder.take()
     try:

@@ -12,6 +12,7 @@ import pytest_asyncio
 import uvloop
 from nats.aio.client import Client
 
+from headwater.engines.engine import Engine
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
 from tests.support.engines import tiny_model
@@ -19,9 +20,12 @@ from tests.support.ports.buses import BusCase, memory_bus, nats_bus
 from tests.support.ports.engines import (
     EngineCase,
     MakeEngine,
+    full_sglang_engine,
     full_vllm_engine,
     nixl_engine,
+    pooling_sglang_engine,
     pooling_vllm_engine,
+    sglang_engine,
     sim_engine,
     started,
     vllm_engine,
@@ -29,6 +33,7 @@ from tests.support.ports.engines import (
 from tests.support.ports.guarded import Guarded, guarded_server
 from tests.support.ports.logs import LogCase, jetstream_case, memory_case
 from tests.support.servers.nats import NatsServer
+from tests.support.sglang import environment
 
 _numbers = count(1)
 
@@ -41,7 +46,12 @@ VLLM = pytest.param(
         pytest.mark.filterwarnings("ignore"),
     ],
 )
-"""Of fixtures with several engines: the real one."""
+"""Of fixtures with several engines: the real vLLM."""
+
+SGLANG = pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.filterwarnings("ignore")])
+"""The real SGLang, alone in its own environment: tests/sglang/test_contract.py runs these tests there."""
+
+SIM_OR_REAL = [SGLANG] if environment.HERE else ["sim", VLLM]
 
 Pair = tuple[EngineCase, EngineCase]
 
@@ -139,18 +149,25 @@ def vllm_model() -> str:
     return folder
 
 
+@pytest.fixture(scope="session")
+def sglang_model() -> str:
+    """Folder of the same model, with SGLang imported into this process unless it was forked from one that has."""
+    from tests.support.sglang import forks
+
+    forks.preload()
+    return str(tiny_model.ensure())
+
+
 @pytest.fixture(
     scope="session",
-    params=[
-        "sim-zero",
-        "sim-timed",
-        VLLM,
-    ],
+    params=[SGLANG] if environment.HERE else ["sim-zero", "sim-timed", VLLM],
 )
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
     """Makes an engine that is not started, of each kind."""
     if request.param == "vllm":
         return partial(vllm_engine, request.getfixturevalue("vllm_model"))
+    if request.param == "sglang":
+        return partial(sglang_engine, request.getfixturevalue("sglang_model"))
     return partial(sim_engine, ZERO if request.param == "sim-zero" else StepTime())
 
 
@@ -169,26 +186,28 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         yield first, await stack.enter_async_context(started(make()))
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["sim", VLLM])
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=SIM_OR_REAL)
 async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
     """A running engine with everything that it can have, shared by all tests of a run."""
-    make = (
-        partial(full_vllm_engine, request.getfixturevalue("vllm_model"))
-        if request.param == "vllm"
-        else partial(sim_engine, StepTime())
-    )
+    if request.param == "sglang":
+        make: Callable[[], Engine] = partial(full_sglang_engine, request.getfixturevalue("sglang_model"))
+    elif request.param == "vllm":
+        make = partial(full_vllm_engine, request.getfixturevalue("vllm_model"))
+    else:
+        make = partial(sim_engine, StepTime())
     async with started(make()) as case:
         yield case
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["sim", VLLM])
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=SIM_OR_REAL)
 async def pooling_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
     """A running engine that makes vectors, shared by all tests of a run."""
-    make = (
-        partial(pooling_vllm_engine, request.getfixturevalue("vllm_model"))
-        if request.param == "vllm"
-        else partial(sim_engine, ZERO)
-    )
+    if request.param == "sglang":
+        make: Callable[[], Engine] = partial(pooling_sglang_engine, request.getfixturevalue("sglang_model"))
+    elif request.param == "vllm":
+        make = partial(pooling_vllm_engine, request.getfixturevalue("vllm_model"))
+    else:
+        make = partial(sim_engine, ZERO)
     async with started(make()) as case:
         yield case
 

@@ -16,6 +16,6 @@ def test_a_prompt_and_a_kv_event_are_followed() -> None:
     assert next(iter(found["request"])) == "actors/http/connection.py"
     assert "actors/edge/clients/router_client.py" in found["prompt"]
     assert any(name.startswith("router/index/") for name in found["kv-event"])
-    assert next(iter(found["vllm-event"])).startswith("engines/vllm/")
+    assert next(iter(found["vllm-event"])).startswith("engines/kv_events/")
     counts = {name: len(files) for name, files in found.items()}
     assert all(counts[name] <= FILES_MAX[name] for name in counts), counts

@@ -47,8 +47,8 @@ OLD_NAMES = {
     "actors.edge.server": "actors.http.server",
     "actors.edge.connection": "actors.http.connection",
     "actors.edge.limits": "actors.http.limits",
-    "engines.vllm.kv_events": "engines.vllm.kv.events",
-    "engines.vllm.kv_socket": "engines.vllm.kv.socket",
+    "engines.vllm.kv_events": "engines.kv_events.translator",
+    "engines.vllm.kv_socket": "engines.kv_events.socket",
     "engines.sim_model": "engines.sim.model",
 }
 """Where modules stood before they got packages of their own: old name, new name."""
@@ -333,7 +333,7 @@ async def trace_vllm_event() -> Trace:
     import zmq.asyncio
 
     hashing = load("schemas.hashing")
-    kv_socket, kv_events = load("engines.vllm.kv.socket"), load("engines.vllm.kv.events")
+    kv_socket, kv_events = load("engines.kv_events.socket"), load("engines.kv_events.translator")
     engine_hash = 0x1122334455667788
     tokens = list(range(1, BLOCK + 1))
     [wanted] = hashing.chain_plain(tokens, BLOCK, 0)

@@ -1,25 +1,13 @@
 """The installed vLLM, and releases with known vulnerabilities."""
 
-import re
 from importlib import metadata
-from typing import NamedTuple
 
 import structlog
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.releases import Hole, release
 
 _log = structlog.get_logger("headwater.vllm")
-
-Release = tuple[int, int, int]
-
-
-class Hole(NamedTuple):
-    """A published vulnerability, fixed in release `fixed`. `refused`: affected engines are not started."""
-
-    cve: str
-    fixed: Release
-    what: str
-    refused: bool = False
 
 
 HOLES: tuple[Hole, ...] = (
@@ -49,12 +37,6 @@ def installed() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def release(version: str) -> Release | None:
-    """The numbers of a version ("0.14.1rc2+cpu" is 0.14.1), None without any, as of a build from source."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
 def check(version: str, *, allow: bool) -> None:

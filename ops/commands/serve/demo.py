@@ -14,13 +14,13 @@ def demo(settings: LocalFleetSettings) -> int:
 
     It has its own NATS server, ports and data folder, so that it does not affect a running fleet.
     """
-    from headwater.ops.fleet import bootstrap
     from headwater.ops.fleet import demo as demonstration
     from headwater.ops.process import signals
+    from headwater.ops.worker import environment
 
     settings = checked(settings)
     if not settings.data_dir:
         settings = settings._replace(data_dir=tempfile.mkdtemp(prefix="headwater-demo-"))
-    if settings.worker.engine == "vllm" and bootstrap.needed():
-        bootstrap.continue_with_vllm(sys.argv[1:])
+    if settings.worker.engine == "vllm":
+        environment.enter("vllm", sys.argv[1:])
     return signals.run(lambda stop: demonstration.demo(settings, stop))

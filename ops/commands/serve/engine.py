@@ -15,7 +15,7 @@ def engine(
     engine_name: Annotated[
         str | None,
         Flag("ENGINE"),
-        Meta(description="the same as --engine; vLLM's own arguments may follow after `--`"),
+        Meta(description="the same as --engine; the engine's own arguments may follow after `--`"),
     ] = None,
     /,
     *,

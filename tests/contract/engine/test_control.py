@@ -112,7 +112,7 @@ async def test_after_lost_events_used_blocks_are_announced_again(full_case: Engi
     """VLLM has no dump: each request has it tell of the cached blocks that it uses, until a clear."""
     case = full_case
     if not isinstance(case.engine, VllmEngine):
-        pytest.skip("it loses no events")
+        pytest.skip("it loses no events, or cannot be told to announce blocks again")
     used, unused = case.prompt(2.5), case.prompt(1.5)
     for prompt in (used, unused):
         await case.generate(prompt, max_tokens=1)
@@ -136,9 +136,10 @@ async def test_after_lost_events_used_blocks_are_announced_again(full_case: Engi
 async def test_sleeping_engine_holds_nothing_and_wakes(full_case: EngineCase) -> None:
     """The cache is gone at once for whoever reads the events, and stays so; awake it answers as before."""
     case, engine = full_case, full_case.engine
-    if engine.name == "vllm" and "sleep" not in engine.capabilities:
-        # On CPU it keeps its memory, and the configuration that says sleep is refused; the rest is the same.
+    if engine.name in ("vllm", "sglang") and "sleep" not in engine.capabilities:
+        # On CPU they keep their memory, and the configuration that says sleep is refused; the rest is the same.
         engine.capabilities |= {"sleep"}
+        engine.__dict__["_keeps_weights"] = True
     has(case, "sleep")
     prompt = case.prompt(2.5)
     before = await case.generate(prompt, seed=5)

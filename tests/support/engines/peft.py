@@ -12,12 +12,12 @@ SIZE = 0.5
 
 
 def make(folder: Path, model: Path, seed: int, rank: int = 4) -> Path:
-    """Random weights for the value and output projections of the first layers of `model`, by `seed`."""
+    """Random weights for the query, value and output projections of the first layers of `model`, by `seed`."""
     config = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
-    outputs = {"v_proj": config["num_key_value_heads"] * head, "o_proj": hidden}
-    inputs = {"v_proj": hidden, "o_proj": heads * head}
+    outputs = {"q_proj": heads * head, "v_proj": config["num_key_value_heads"] * head, "o_proj": hidden}
+    inputs = {"q_proj": hidden, "v_proj": hidden, "o_proj": heads * head}
     random = np.random.default_rng(seed)
     weights: dict[str, np.ndarray] = {}
     for layer in range(LAYERS):

@@ -87,6 +87,42 @@ def nixl_engine(model: str) -> Engine:
     )
 
 
+def sglang_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
+    """A real SGLang with the small model. `settings` are fields of SglangSettings."""
+    from headwater.engines.sglang import SglangEngine, SglangSettings
+
+    own: dict[str, Any] = {"max_total_tokens": 20 * 32, "context_length": 512} if small else {}
+    own |= {"skip_tokenizer_init": True} | settings.pop("overrides", {})
+    made = SglangSettings(model=model, name="small", worker="w0", overrides=own)
+    return SglangEngine(made._replace(**settings))
+
+
+def full_sglang_engine(model: str) -> Engine:
+    """A real SGLang with a tokenizer for guides, adapters, priorities and a logits processor that is called `only`."""
+    return sglang_engine(
+        model,
+        max_model_len=1024,
+        processors={"only": "tests.support.engines.only_token_sglang:OnlyToken"},
+        overrides={
+            "skip_tokenizer_init": False,
+            "enable_priority_scheduling": True,
+            "schedule_low_priority_values_first": True,
+            "enable_lora": True,
+            "lora_backend": "torch_native",
+            "lora_target_modules": ["o_proj", "q_proj", "v_proj"],
+            "max_lora_rank": 8,
+            "max_loaded_loras": 3,
+            # The base model takes a place as well.
+            "max_loras_per_batch": 3,
+        },
+    )
+
+
+def pooling_sglang_engine(model: str) -> Engine:
+    """A real SGLang that makes vectors: of the small model's last state, as good as any for a test."""
+    return sglang_engine(model, max_model_len=512, overrides={"is_embedding": True})
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on now."""
     with socket.socket() as sock:

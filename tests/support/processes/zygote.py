@@ -4,7 +4,9 @@ Executed one by one, each costs 1.5 s of CPU for imports and compiled kernels, m
 processes are real: own session, environment, outputs and signals.
 
 A second one has imported vLLM as well (14 s of CPU): `vllm=True` forks from that one, and `headwater up` forks its
-engine host from itself. `-c PROGRAM` as arguments runs Python instead of a command.
+engine host from itself. A third, `sglang=True`, runs in SGLang's
+environment and has imported SGLang. `-c PROGRAM` as arguments runs
+Python instead of a command.
 """
 
 import asyncio
@@ -19,10 +21,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from headwater.ops.fleet.child import child_environment
 from headwater.ops.fleet.spawner import SpawnedProcess, Spawner, serve
+from tests.support.sglang import forks
+from tests.support.sglang.environment import PYTHON, ROOT
+
+Engine = Literal["", "vllm", "sglang"]
 
 PIPE = asyncio.subprocess.PIPE
 STDOUT = asyncio.subprocess.STDOUT
@@ -85,10 +91,11 @@ async def start(
     stderr: int | IO[bytes] | None = None,
     environ: Mapping[str, str] | None = None,
     vllm: bool = False,
+    sglang: bool = False,
 ) -> Process:
     """Start `headwater ARGUMENTS`; outputs as for `asyncio.create_subprocess_exec`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(_listening(vllm))
+    connection.connect(_listening("vllm" if vllm else "sglang" if sglang else ""))
     spawner = Spawner(connection)
     loop = asyncio.get_running_loop()
     reading: list[asyncio.StreamReader | None] = [None, None]
@@ -121,18 +128,22 @@ async def start(
 
 
 @cache
-def _listening(vllm: bool) -> str:
+def _listening(engine: Engine) -> str:
     """Path of the socket on which this test process's zygote listens; starts it."""
     folder = tempfile.mkdtemp(prefix="headwater-zygote-")
     path = str(Path(folder) / "socket")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)
+    environ = child_environment()
+    if engine == "sglang":
+        # Headwater is not installed there.
+        environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.processes.zygote", str(listener.fileno()), *["vllm"] * vllm],
+        [python_of(engine), "-m", "tests.support.processes.zygote", str(listener.fileno()), engine],
         pass_fds=[listener.fileno()],
         stdin=subprocess.PIPE,
-        env=child_environment(),
+        env=environ,
     )
     listener.close()
 
@@ -145,6 +156,11 @@ def _listening(vllm: bool) -> str:
 
     atexit.register(end)
     return path
+
+
+def python_of(engine: Engine) -> str:
+    """The Python of an engine's environment."""
+    return str(PYTHON) if engine == "sglang" else sys.executable
 
 
 def _reap(*_: object) -> None:
@@ -164,7 +180,7 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(descriptor: int, *, vllm: bool) -> None:
+def main(descriptor: int, engine: str) -> None:
     """Fork a spawner for each connection, until killed or the test process is gone."""
     from headwater.engines.heap import freeze_heap
     from headwater.engines.vllm import forkserver
@@ -173,12 +189,14 @@ def main(descriptor: int, *, vllm: bool) -> None:
     from headwater.ops.process import edge, routers  # noqa: F401
     from headwater.ops.process.kernels import compile_kernels
     from headwater.ops.process.signals import die_with_parent
-    from headwater.ops.worker import engine  # noqa: F401
+    from headwater.ops.worker import engine as engine_process  # noqa: F401
 
     die_with_parent()
-    if vllm:
+    if engine == "vllm":
         forkserver.preload()
         up.LocalFleet.unforked_engines -= {"vllm"}
+    if engine == "sglang":
+        forks.preload()
     compile_kernels()
     freeze_heap()
     listener = socket.socket(fileno=descriptor)
@@ -193,4 +211,4 @@ def main(descriptor: int, *, vllm: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), vllm="vllm" in sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2])

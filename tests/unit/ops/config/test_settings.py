@@ -53,6 +53,8 @@ def other(one: Setting) -> tuple[str, Any]:
         "vllm.native": ("--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")),
         "vllm.connector_options": ('{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}),
         "vllm.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
+        "sglang.native": ("--tp-size 2", ("--tp-size", "2")),
+        "sglang.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
         "nats.replicas": ("3", 3),
         "fleet.workers": ("3", 3),

@@ -9,6 +9,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.tree import process_words, with_settings
+from headwater.ops.config.worker import FleetSettings
 from headwater.ops.process.sockets import free_range
 from headwater.ops.worker import plan as workers
 from tests.support.processes.line import settings_of
@@ -38,6 +39,30 @@ def test_two_workers_without_a_role_are_the_default() -> None:
     ]
 
 
+def test_sglang_workers_come_after_the_others() -> None:
+    """With an engine, ports and GPUs of their own."""
+    settings = made(
+        {
+            "fleet.workers": 1,
+            "fleet.sglang_workers": 2,
+            "metrics.port": 9100,
+            "vllm.native": ("-tp", "2"),
+            "sglang.native": ("--tp", "1", "--dp-size=2"),
+        }
+    )
+    found = workers.plan(settings, devices="abcdef")
+    assert [(one.name, one.engine, one.metrics_port, one.gpus[:2]) for one in found] == [
+        ("worker-0", "vllm", 9100, ("a", "b")),
+        ("sglang-0", "sglang", 9101, ("c", "d")),
+        ("sglang-1", "sglang", 9102, ("e", "f")),
+    ]
+    with pytest.raises(ConfigError, match="3 workers with 2 GPUs each need 6, and 5 are visible"):
+        workers.plan(settings, devices="abcde")
+    own = workers.of_worker(settings, found[1])
+    assert (own.worker.engine, own.name, own.fleet.sglang_workers) == ("sglang", "sglang-0", 0)
+    assert workers.names(own) == [("sglang-0", "both")]
+
+
 def test_a_role_for_all_excludes_workers_with_their_own() -> None:
     """Two places would say different things."""
     with pytest.raises(ConfigError, match=r"--role prefill .*leave it out"):
@@ -64,7 +89,7 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
         "decode",
         5602,
         9101,
-        (1, 0, 0),
+        FleetSettings(1),
     )
     assert workers.names(one) == [("decode-0", "decode")]
 

@@ -6,7 +6,7 @@ import pytest
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.tree import with_settings
-from headwater.ops.config.worker import VllmOptions, WorkerSettings
+from headwater.ops.config.worker import SglangOptions, VllmOptions, WorkerSettings
 from headwater.ops.worker import plan, preflight
 from headwater.schemas import subjects
 from headwater.schemas.tables.lease import Lease
@@ -27,34 +27,38 @@ async def test_cards_count_while_a_worker_lives(live: bool) -> None:
         await world.leases.put("worker.w", msgspec.json.encode(lease))
     edge = Lease(kind="edge", name="e", pool=present.pool)
     await world.leases.put("edge.e", msgspec.json.encode(edge))
-    worker, vllm = WorkerSettings(role="prefill"), VllmOptions()
+    asked = EngineProcess(worker=WorkerSettings(role="prefill"))
     if not live:
-        await preflight.against_fleet(world, worker, vllm, "m", cpu=True)
+        await preflight.against_fleet(world, asked, "m", cpu=True)
         return
     with pytest.raises(EngineUnavailable, match="--block-size 32: pool m-b64"):
-        await preflight.against_fleet(world, worker, vllm, "m", cpu=True)
-    same = worker._replace(block_size=64)
+        await preflight.against_fleet(world, asked, "m", cpu=True)
+    same = asked._replace(worker=asked.worker._replace(block_size=64))
     with pytest.raises(EngineUnavailable, match=r"--role prefill: vLLM .* here, 0\.1 in pool m-b64"):
-        await preflight.against_fleet(world, same, vllm, "m", cpu=True)
-    mixed = VllmOptions(allow_mixed_versions=True)
-    await preflight.against_fleet(world, same, mixed, "m", cpu=True)
+        await preflight.against_fleet(world, same, "m", cpu=True)
+    mixed = same._replace(vllm=VllmOptions(allow_mixed_versions=True))
+    await preflight.against_fleet(world, mixed, "m", cpu=True)
     # On a GPU only the engine knows its block size; it is the version that is left to compare.
-    await preflight.against_fleet(world, WorkerSettings(), vllm, "m", cpu=False)
+    await preflight.against_fleet(world, EngineProcess(), "m", cpu=False)
+    sglang = EngineProcess(worker=WorkerSettings("sglang"), sglang=SglangOptions(("--page-size", "32")))
+    with pytest.raises(EngineUnavailable, match="--block-size 32: pool m-b64"):
+        await preflight.against_fleet(world, sglang, "m", cpu=False)
 
 
 def test_a_fleet_with_nothing_in_it_holds_nobody_back() -> None:
     """The block size that is compared is the one that the engine will take."""
-    assert preflight.known_block_size(WorkerSettings(engine="sim"), (), cpu=False) == 16
-    assert preflight.known_block_size(WorkerSettings(), (), cpu=True) == 32
-    assert preflight.known_block_size(WorkerSettings(), (), cpu=False) == 0
-    assert preflight.known_block_size(WorkerSettings(), ("--block-size", "128"), cpu=False) == 128
+    assert preflight.known_block_size(EngineProcess(worker=WorkerSettings(engine="sim")), cpu=False) == 16
+    assert preflight.known_block_size(EngineProcess(), cpu=True) == 32
+    assert preflight.known_block_size(EngineProcess(), cpu=False) == 0
+    native = EngineProcess(vllm=VllmOptions(("--block-size", "128")))
+    assert preflight.known_block_size(native, cpu=False) == 128
+    assert preflight.known_block_size(EngineProcess(worker=WorkerSettings("sglang")), cpu=True) == 0
 
 
 async def test_an_empty_fleet_is_fine() -> None:
     """The first worker of all."""
-    await preflight.against_fleet(
-        memory_world(ManualClock()), WorkerSettings(role="decode"), VllmOptions(), "m", cpu=True
-    )
+    decode = EngineProcess(worker=WorkerSettings(role="decode"))
+    await preflight.against_fleet(memory_world(ManualClock()), decode, "m", cpu=True)
 
 
 @pytest.mark.parametrize(

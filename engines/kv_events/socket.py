@@ -1,6 +1,6 @@
-"""Reads vLLM's KV events from its ZMQ socket, and requests missed ones.
+"""Reads an engine's KV events from its ZMQ socket, and requests missed ones.
 
-vLLM numbers its batches from 0 in each process. Missing batches are requested from the replay socket, which has the last
+vLLM and SGLang number their batches from 0 in each process. Missing batches are requested from the replay socket, which has the last
 10,000; older ones are published as a gap. The epoch is that of the worker's lease.
 """
 
@@ -15,13 +15,13 @@ import zmq
 import zmq.asyncio
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.vllm.kv.events import KvTranslator
-from headwater.engines.vllm.kv.wire import decode
+from headwater.engines.kv_events.translator import KvTranslator
+from headwater.engines.kv_events.wire import decode
 
 REPLAY_TIMEOUT_MS = 2_000
 END = (1 << 64) - 1
 
-_log = structlog.get_logger("headwater.vllm.kv")
+_log = structlog.get_logger("headwater.kv_events")
 
 
 class KvSocket:

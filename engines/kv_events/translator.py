@@ -1,7 +1,8 @@
-"""Translation of vLLM's KV-cache events to events of the log. Pure.
+"""Translation of the KV-cache events that vLLM and SGLang publish to events of the log. Pure.
 
-vLLM's own block hashes (integers, or bytes by its setting) are opaque: each block is identified by its sequence hash,
-computed from the event's tokens, LoRA name and extra keys, so that an edge can compute the same hash independently of vLLM.
+An engine's own block hashes (integers, or bytes by a setting of vLLM) are opaque: each block is identified by its sequence
+hash, computed from the event's tokens, LoRA name, salt and extra keys, so that an edge can compute the same hash
+independently of the engine.
 
 Only certain facts are published:
 
@@ -10,12 +11,13 @@ Only certain facts are published:
   it had on the GPU, as long as that is recorded.
 * A model with several cache groups has each block once in each group. The first group of full attention represents all:
   sliding windows, Mamba states and further groups are ignored. vLLM may then have fewer cache hits than the index says.
-* A requested clear takes effect at once. vLLM reports it only with its next step, which a sleeping engine does not make;
+* A requested clear takes effect at once. An engine reports it only with its next step, which a sleeping one does not make;
   events received until then are older, and are ignored.
-* After an unrecoverable gap the cache's content is unknown. From then on only blocks that are announced again count, which
-  is correct but incomplete: `cold` says that requests should make vLLM announce reused cached blocks
-  (`kv_cache_report_mode`; vLLM has no dump). Copies are not counted in this state, as a copy and a repetition are
-  indistinguishable. A clear ends it.
+* After an unrecoverable gap the cache's content is unknown. From then on only blocks that are announced count, which is
+  correct but incomplete: `cold` says that requests should make vLLM announce reused cached blocks
+  (`kv_cache_report_mode`; neither engine has a dump, and SGLang announces a block once). Copies are not counted in this
+  state, as a copy and a repetition are indistinguishable. A clear ends it.
+* SGLang replaces the tokens of images by numbers above any token id: such blocks, and what follows them, have no name here.
 """
 
 from collections import OrderedDict
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.vllm.kv.wire import multimodal, salt
+from headwater.engines.kv_events.wire import multimodal, salt
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import (
     CPU,
@@ -36,7 +38,9 @@ from headwater.schemas.events.kv import (
     KvGap,
 )
 
-TIERS = {"GPU": GPU, "CPU": CPU, "CPU_PINNED": CPU, "STORAGE": DISK, "DISK": DISK}
+TOKEN_MAX = (1 << 32) - 1
+
+TIERS = {"GPU": GPU, "CPU": CPU, "CPU_PINNED": CPU, "STORAGE": DISK, "DISK": DISK, "EXTERNAL": DISK}
 
 DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of cache groups whose blocks form a chain from the start of the prompt. Others are not indexed."""
@@ -56,14 +60,16 @@ class _Held(NamedTuple):
 
 
 class KvTranslator:
-    """Records vLLM's cached blocks by vLLM's hashes, and translates its events.
+    """Records an engine's cached blocks by the engine's hashes, and translates its events.
 
     Blocks of another size than `block_size` are ignored, as are blocks without a sequence hash: `orphans` counts those
-    after an unknown parent (events were lost), `unnamed` those reported by an unknown hash.
+    after an unknown parent (events were lost), `unnamed` those reported by an unknown hash, or with parts of images where
+    the engine has numbers for these among its tokens (`sentinels`).
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, sentinels: bool = False) -> None:
         self._block_size = block_size
+        self._sentinels = sentinels
         self._held: dict[EngineHash, _Held] = {}
         self._gone: OrderedDict[EngineHash, tuple[int, int]] = OrderedDict()
         self._group: int | None = None
@@ -78,7 +84,7 @@ class KvTranslator:
         return len(self._held)
 
     def translate(self, events: list[dict[str, Any]], at_s: float = 0.0) -> list[KvEvent]:
-        """Events for one batch of vLLM, published at `at_s` (Unix time)."""
+        """Events for one batch of the engine, published at `at_s` (Unix time)."""
         ours: list[KvEvent] = []
         if self._fenced and at_s > self._asked_s and not any(map(_is_clear, events)):
             # The first batch after a clear reports it: this one does not, so the cache's content is unknown.
@@ -100,16 +106,16 @@ class KvTranslator:
 
     @property
     def _fenced(self) -> bool:
-        """Is a requested clear not yet reported by vLLM?"""
+        """Is a requested clear not yet reported by the engine?"""
         return self._seen < self._asked
 
     def expect_clear(self) -> None:
-        """Call before requesting a clear from vLLM. One at a time."""
+        """Call before requesting a clear from the engine. One at a time."""
         if not self._fenced:
             self._asked = self._seen
 
     def confirm_clear(self, at_s: float) -> list[KvEvent]:
-        """The clear was completed by `at_s` (Unix time): the events for it. vLLM reports it with its next batch."""
+        """The clear was completed by `at_s` (Unix time): the events for it. The engine reports it with its next batch."""
         self._asked += 1
         self._asked_s = at_s
         return self._cleared() if self._fenced else []
@@ -172,7 +178,7 @@ class KvTranslator:
         return list(_joined(ours))
 
     def _by_hash(self, hashes: list[EngineHash]) -> list[tuple[EngineHash, int, int]]:
-        """(vLLM's hash, sequence hash, parent) of blocks that are or were cached."""
+        """(engine's hash, sequence hash, parent) of blocks that are or were cached."""
         found: list[tuple[EngineHash, int, int]] = []
         for engine_hash in hashes:
             held = self._held.get(engine_hash)
@@ -186,23 +192,28 @@ class KvTranslator:
     def _by_tokens(
         self, event: dict[str, Any], hashes: list[EngineHash]
     ) -> list[tuple[EngineHash, int, int]]:
-        """(vLLM's hash, sequence hash, parent) of a run of blocks; empty where unknown."""
+        """(engine's hash, sequence hash, parent) of a run of blocks; empty where unknown."""
         extra = event.get("extra_keys") or []
         parent_hash: EngineHash | None = event.get("parent_block_hash")
         if parent_hash is None:
             lora = event.get("lora_name") or ""
-            parent = hashing.seed(lora, salt(extra[0] if extra else None, lora))
+            own = event.get("cache_salt") or salt(extra[0] if extra else None, lora)
+            parent = hashing.seed(lora, own)
         else:
             known = self._held.get(parent_hash)
             if known is None:
                 self.orphans += len(hashes)
                 return []
             parent = known.name
-        tokens: list[int] = event["token_ids"]
+        tokens = _token_ids(event["token_ids"])
         if len(tokens) < len(hashes) * self._block_size:
             return []
+        named = min(len(hashes), _text_tokens(tokens) // self._block_size) if self._sentinels else len(hashes)
+        self.unnamed += len(hashes) - named
+        if not named:
+            return []
         names: list[int] = hashing.sequence_hashes(
-            np.array(tokens[: len(hashes) * self._block_size], np.uint32),
+            np.array(tokens[: named * self._block_size], np.uint32),
             self._block_size,
             parent=parent,
             multimodal=multimodal(extra),
@@ -243,6 +254,16 @@ class KvTranslator:
         if self._group is None and kind is not None:
             self._group = group
         return self._group is None or group == self._group
+
+
+def _token_ids(given: list[Any]) -> list[int]:
+    """Token ids of an event. Under SGLang's EAGLE each is a pair with the following token."""
+    return [one[0] for one in given] if given and isinstance(given[0], list | tuple) else given
+
+
+def _text_tokens(tokens: list[int]) -> int:
+    """How many of them precede the first that is no token id, but stands for a part of an image."""
+    return next((number for number, token in enumerate(tokens) if token > TOKEN_MAX), len(tokens))
 
 
 def _is_clear(event: dict[str, Any]) -> bool:

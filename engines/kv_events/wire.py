@@ -1,6 +1,7 @@
-"""vLLM's event batches as published: msgpack `[ts, [event, …], rank]`.
+"""Event batches of vLLM and SGLang as published: msgpack `[ts, [event, …], rank]`.
 
-Events are maps with a `type` key since June 2026, positional arrays with the tag first before that; both are read.
+Events are maps with a `type` key since June 2026, positional arrays with the tag first before that; both are read. The
+fields that both engines have bear the same names and stand in the same order; SGLang's are the first of vLLM's.
 """
 
 from typing import Any, NamedTuple

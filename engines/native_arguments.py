@@ -1,0 +1,94 @@
+"""An engine's own arguments as words of a command line: built from a file's section, found by name. Without the engine."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headwater.engines.engine import EngineUnavailable
+
+SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size"}
+"""Short forms of vLLM's arguments that are looked up by name."""
+
+
+def tokens_of(section: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """A table of arguments by name (dashes or underscores) as words of a command line.
+
+    True is the flag alone, False its `--no-` form, a list several values, a table JSON. `where` names the table in
+    errors (`EngineUnavailable`).
+    """
+    words: list[str] = []
+    for name, value in section.items():
+        flag = "--" + str(name).replace("_", "-")
+        match value:
+            case bool():
+                words.append(flag if value else "--no-" + flag[2:])
+            case str() | int() | float():
+                # In one word: a value may start with a dash.
+                words.append(f"{flag}={value}")
+            case list():
+                if value:
+                    words += [flag, *(item if isinstance(item, str) else _json(item) for item in value)]
+            case dict():
+                words.append(f"{flag}={_json(value)}")
+            case _:
+                raise EngineUnavailable(
+                    f"{where}: {name} = {value!r} is not a valid argument value: use text, a number, true, "
+                    "false, a list or a table"
+                )
+    return tuple(words)
+
+
+def value(words: Sequence[str], name: str) -> str | None:
+    """The value that argument `name` (with underscores) has in these words, the last one if there are several.
+
+    "" for a flag without one, None if it is absent.
+    """
+    found: str | None = None
+    for number, word in enumerate(words):
+        flag, equals, text = word.partition("=")
+        if name_of(flag) != name:
+            continue
+        following = words[number + 1] if number + 1 < len(words) else ""
+        found = text if equals else "" if following.startswith("--") else following
+    return found
+
+
+def number(words: Sequence[str], name: str, default: int) -> int:
+    """`value` as a number. Raises `EngineUnavailable` for anything else."""
+    text = value(words, name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise EngineUnavailable(f"--{name.replace('_', '-')} {text}: use an integer") from None
+
+
+def has(words: Sequence[str], name: str) -> bool:
+    """Is argument `name` (with underscores) among these words, also in its dotted form (`--name.key value`)?"""
+    return any(name_of(word.partition("=")[0].partition(".")[0]) == name for word in words)
+
+
+def without(words: Sequence[str], name: str, *, takes_value: bool) -> tuple[str, ...]:
+    """The words without argument `name`."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+            continue
+        flag, equals, _ = word.partition("=")
+        if name_of(flag) == name:
+            skip = takes_value and not equals
+            continue
+        kept.append(word)
+    return tuple(kept)
+
+
+def name_of(flag: str) -> str:
+    """An argument's name with underscores, "" for a word that is no flag."""
+    return SHORT.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)

@@ -1,0 +1,230 @@
+"""Operations of SGLang other than generation: LoRA, sleep, pause, profiles, embeddings, clearing the cache."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import numpy as np
+
+from headwater.engines.engine import (
+    EngineBase,
+    EngineDied,
+    EngineError,
+    LoraAdapter,
+    NotSupported,
+    PauseMode,
+    RequestRejected,
+)
+from headwater.engines.sglang.config.signatures import Signatures
+from headwater.engines.sglang.lora import SglangLoras
+from headwater.engines.sglang.process import SglangProcess
+from headwater.engines.sglang.rank import SglangRank
+from headwater.engines.sglang.stream import Stream, finish_of
+from headwater.schemas import hashing
+from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.tables.capability import Capability
+
+T = TypeVar("T")
+
+EMBED: Final = "embed"
+FLUSH_S: Final = 2.0
+"""How long a clear waits for the scheduler to finish the step that it is in."""
+
+KV_CACHE: Final = "kv_cache"
+WEIGHTS: Final = "weights"
+
+
+class SglangControl(EngineBase):
+    """The optional part of the `Engine` protocol for SGLang: base of `SglangEngine`."""
+
+    name = "sglang"
+
+    def __init__(self) -> None:
+        self._manager: Any = None
+        self._process: SglangProcess | None = None
+        self._signatures = Signatures({})
+        self._loras = SglangLoras(None, self._call, 0, 0)
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._streams: dict[str, Stream] = {}
+        self._ranks: list[SglangRank] = []
+        self._model = ""
+        self._input_max = 0
+        self._asleep = 0
+        self._keeps_weights = False
+        self._clear_lock = asyncio.Lock()
+
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`."""
+        from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+        self._needs("embed")
+        if request.task != EMBED:
+            raise RequestRejected(f"{request.task!r} is not supported by this model; supported: {EMBED}")
+        self._loras.check(request.lora_name)
+        prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
+        for tokens in prompts:
+            if not 0 < len(tokens) < self._input_max:
+                raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._input_max - 1} are possible")
+        given: dict[str, Any] = {"lora_path": request.lora_name} if request.lora_name else {}
+        if request.dimensions:
+            given["dimensions"] = request.dimensions
+        given = self._signatures.keep("EmbeddingReqInput", given)
+
+        async def one(tokens: list[int]) -> bytes:
+            made = EmbeddingReqInput(rid=uuid4().hex, input_ids=tokens, sampling_params={}, **given)
+            vector = None
+            async for chunk in self._manager.generate_request(made, None):
+                finish, detail = finish_of(chunk["meta_info"].get("finish_reason"))
+                if finish not in ("", "stop", "length"):
+                    raise EngineError(f"SGLang returned no vector: {detail or finish}")
+                vector = chunk["embedding"]
+            if vector is None:
+                raise EngineError("SGLang returned no vector")
+            return np.asarray(vector, "<f4").tobytes()
+
+        async def all_of_them() -> tuple[bytes, ...]:
+            return tuple(await asyncio.gather(*map(one, prompts)))
+
+        task = asyncio.get_running_loop().create_task(all_of_them(), name=f"embed {request.request}")
+        self._tasks[request.request] = task
+        try:
+            return await task
+        except ValueError as error:
+            raise RequestRejected(f"SGLang: {error}") from error
+        finally:
+            task.cancel()
+            self._tasks.pop(request.request, None)
+
+    async def load_lora(self, adapter: LoraAdapter) -> None:
+        """See `Engine.load_lora`."""
+        self._needs("lora")
+        await self._loras.load(adapter)
+
+    async def unload_lora(self, name: str) -> None:
+        """See `Engine.unload_lora`."""
+        self._needs("lora")
+        await self._loras.unload(name)
+
+    async def sleep(self, level: int) -> None:
+        """See `Engine.sleep`. The cache is empty from then on, before SGLang reports it. Requests that arrive wait."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        self._needs("sleep")
+        if level not in (1, 2):
+            raise EngineError(f"sleep level {level}: 1 keeps the weights in host memory, 2 drops them")
+        if self._tasks:
+            raise EngineError(
+                f"{len(self._tasks)} requests are running: drain or abort them before it sleeps"
+            )
+        if self._asleep:
+            raise EngineError(f"it is already asleep, at level {self._asleep}")
+        if level == 1 and not self._keeps_weights:
+            raise EngineError(
+                "sleep level 1 needs a copy of the weights: start it with --enable-weights-cpu-backup"
+            )
+        await self._hold()
+        try:
+            await self.clear_kv()
+            tags = [KV_CACHE, WEIGHTS]
+            await self._call(
+                self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags), None)
+            )
+        except Exception as error:  # it keeps its memory
+            await self.resume()
+            raise EngineError(f"SGLang cannot sleep: {error}") from error
+        self._asleep = level
+
+    async def wake(self) -> None:
+        """See `Engine.wake`. After level 2 the weights are read from the disk again."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput, UpdateWeightFromDiskReqInput
+
+        self._needs("sleep")
+        resume = self._manager.resume_memory_occupation
+        await self._call(resume(ResumeMemoryOccupationReqInput(tags=[WEIGHTS]), None))
+        if self._asleep == 2:
+            request = UpdateWeightFromDiskReqInput(model_path=self._model, load_format=None)
+            done, message, *_ = await self._call(self._manager.update_weights_from_disk(request, None))
+            if not done:
+                raise EngineError(f"SGLang cannot read its weights again: {message}")
+        await self._call(resume(ResumeMemoryOccupationReqInput(tags=[KV_CACHE]), None))
+        self._asleep = 0
+        await self.resume()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`. The cache is kept; requests that arrive wait."""
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        self._needs("pause")
+        await self._hold()
+        if mode == "wait":
+            await asyncio.gather(*self._begun(), return_exceptions=True)
+        if mode == "abort":
+            for stream in list(self._streams.values()):
+                if self._is_begun(stream):
+                    self._manager.abort_request(rid=stream.rid)
+            await asyncio.gather(*self._begun(), return_exceptions=True)
+        # It holds its scheduler still; what runs resumes where it was.
+        await self._call(self._manager.pause_generation(PauseGenerationReqInput(mode="in_place")))
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        self._needs("pause")
+        await self._call(self._manager.continue_generation(ContinueGenerationReqInput()))
+
+    async def _hold(self) -> None:
+        """Let requests that arrive wait before they reach the scheduler."""
+        async with self._manager.is_pause_cond:
+            self._manager.is_pause = True
+
+    async def _call(self, awaitable: Awaitable[T]) -> T:
+        """See `SglangProcess.call`."""
+        if self._process is None:
+            raise EngineDied("SGLang is not started")
+        return await self._process.call(awaitable)
+
+    def _begun(self) -> list[asyncio.Task[Any]]:
+        """The tasks of requests that have reached the scheduler."""
+        return [
+            self._tasks[request]
+            for request, stream in self._streams.items()
+            if request in self._tasks and self._is_begun(stream)
+        ]
+
+    def _is_begun(self, stream: Stream) -> bool:
+        state = self._manager.rid_to_state.get(stream.rid)
+        return state is not None and bool(getattr(state, "dispatched", True))
+
+    async def profile(self, *, on: bool) -> None:
+        """See `Engine.profile`. Written to SGLANG_TORCH_PROFILER_DIR."""
+        self._needs("profile")
+        try:
+            await self._call(self._manager.start_profile() if on else self._manager.stop_profile())
+        except Exception as error:  # a profile that runs already, for one
+            raise EngineError(f"SGLang: {error}") from error
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`. SGLang clears all or nothing: rejected while a request uses a block."""
+        self._needs("clear_kv")
+        given = self._signatures.keep("TokenizerManager.flush_cache", {"timeout_s": FLUSH_S})
+        async with self._clearing():
+            result = await self._call(self._manager.flush_cache(**given))
+            if not result.success:
+                raise EngineError("requests use blocks, and SGLang clears all or nothing: drain it first")
+
+    @asynccontextmanager
+    async def _clearing(self) -> AsyncIterator[None]:
+        """Around a call that empties SGLang's cache: the event is published when the call returns, not later."""
+        async with self._clear_lock:
+            for rank in self._ranks:
+                rank.socket.expect_clear()
+            yield
+            for rank in self._ranks:
+                rank.socket.confirm_clear()
+
+    def _needs(self, capability: Capability) -> None:
+        if capability not in self.capabilities:
+            raise NotSupported(self.name, capability)

@@ -1,0 +1,309 @@
+"""SGLang's Engine as an `Engine`: tokens in, tokens out."""
+
+import asyncio
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+from uuid import uuid4
+
+import structlog
+
+from headwater.engines.engine import (
+    DEFAULT_FIELDS,
+    Emit,
+    EngineDied,
+    EngineInfo,
+    EngineLoad,
+    EngineUnavailable,
+    KvEvent,
+    RequestRejected,
+    Step,
+    Transfer,
+)
+from headwater.engines.heap import freeze_heap
+from headwater.engines.sglang import sampling
+from headwater.engines.sglang.config import cli_arguments, signatures, versions
+from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
+from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
+from headwater.engines.sglang.control import EMBED, SglangControl
+from headwater.engines.sglang.lora import SglangLoras
+from headwater.engines.sglang.process import STOPPED, SglangProcess
+from headwater.engines.sglang.rank import endpoints, of_engine
+from headwater.engines.sglang.stream import TEXT_MAX, Stream
+from headwater.schemas import hashing
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.capability import Capability
+
+INPUT_MARGIN: Final = 4
+"""Tokens of a request beyond SGLang's longest prompt: prompt and answer together may be this much longer."""
+
+_log = structlog.get_logger("headwater.sglang")
+
+
+class SglangEngine(SglangControl):
+    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.data_parallel`."""
+
+    # Until it is started; then set from SGLang's configuration.
+    capabilities: frozenset[Capability] = frozenset()
+    possible = POSSIBLE
+    packages = ("sglang",)
+    remark = "runs in an environment of its own (--sglang-python)"
+
+    def __init__(self, settings: SglangSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self.ranks = settings.ranks
+        self._folder = ""
+        self._context_length = 0
+        self._deterministic = False
+        self._processors: dict[str, str] = {}
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
+        version = versions.installed()
+        cpu = _import()
+        self._signatures = signatures.of_release(version)
+        # A private folder: no other user can listen.
+        self._folder = tempfile.mkdtemp(prefix="headwater-")
+        given = cli_arguments.parse(self._settings.native)
+        arguments = keyword_arguments(self._settings, given, *endpoints(self._folder), cpu=cpu)
+        self._processors = _pickled(self._settings.processors)
+        process = self._process = SglangProcess.start(arguments, self._on_failure)
+        self._manager = process.manager
+        config = _resolved(process.engine.server_args)
+        found = process.engine._scheduler_init_result.scheduler_infos[0]
+        page_size, tokens = int(config["page_size"]), int(found["max_total_num_tokens"])
+        self._model = self._settings.model
+        self._input_max = int(found["max_req_input_len"])
+        self._context_length = min(int(self._manager.context_len), self._input_max + INPUT_MARGIN)
+        self._deterministic = bool(config.get("enable_deterministic_inference"))
+        self._keeps_weights = bool(config.get("enable_weights_cpu_backup"))
+        events = json.loads(arguments["kv_events_config"])
+        reader = getattr(self._manager, "load_snapshot_reader", None)
+        self._ranks = of_engine(events, self.ranks, page_size, tokens, reader)
+        generates = bool(self._manager.is_generation)
+        self.capabilities = capabilities(
+            config, generates=generates, processors=self._processors, signatures=self._signatures
+        )
+        slots = rank_max = 0
+        if "lora" in self.capabilities:
+            slots = int(config.get("max_loaded_loras") or config.get("max_loras_per_batch") or 0)
+            rank_max = int(config.get("max_lora_rank") or 0)
+        self._loras = SglangLoras(self._manager, self._call, slots, rank_max)
+        freeze_heap()
+        return EngineInfo(
+            self._settings.name,
+            page_size,
+            self._ranks[0].idle.total_blocks,
+            int(config.get("max_running_requests") or found.get("max_running_requests") or 0),
+            self._context_length,
+            version=version,
+            lora_slots=slots,
+            lora_rank_max=rank_max,
+            tasks=() if generates else (EMBED,),
+            processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
+            vocabulary=int(self._manager.model_config.vocab_size),
+            default_sampling=_default_sampling(self._manager.model_config),
+        )
+
+    def submit(
+        self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
+    ) -> None:
+        """See `Engine.submit`."""
+        self._needs("generate")
+        self._check_supported(request)
+        tokens = hashing.unpack_tokens(request.tokens)
+        wanted = request.sampling
+        if not len(tokens):
+            raise RequestRejected("the prompt is empty")
+        if len(tokens) + wanted.max_tokens > self._context_length or len(tokens) >= self._input_max:
+            raise RequestRejected(
+                f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
+                f"{self._context_length}"
+            )
+        if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
+            raise RequestRejected(fault)
+        self._loras.check(request.lora_name)
+        # SGLang aborts by prefix: of ids of one length none is a prefix of another.
+        stream = Stream(request, uuid4().hex, emit)
+        made = self._made(request, stream.rid, tokens.tolist(), rank)
+        task = asyncio.get_running_loop().create_task(
+            self._generate(made, stream), name=f"generate {request.request}"
+        )
+        self._tasks[request.request] = task
+        self._streams[request.request] = stream
+        self._ranks[rank].running.add(request.request)
+        task.add_done_callback(partial(self._ended, request.request, rank, stream))
+
+    def _made(self, request: GenerateRequest, rid: str, tokens: list[int], rank: int) -> Any:
+        """SGLang's GenerateReqInput. Raises `RequestRejected`."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        wanted = request.sampling
+        given: dict[str, Any] = {
+            "sampling_params": sampling.answer(wanted, random_seed=_seed if self._deterministic else None),
+            **sampling.scores(wanted),
+        }
+        for name in wanted.processors:
+            given["custom_logit_processor"] = self._processors[name]
+        if request.cache_salt:
+            given["cache_salt"] = request.cache_salt
+        if request.lora_name:
+            given["lora_path"] = request.lora_name
+        # Other scheduling policies reject priorities.
+        if "priority" in self.capabilities:
+            given["priority"] = request.priority
+        if wanted.thinking_budget is not None:
+            given["max_thinking_tokens"] = wanted.thinking_budget
+        if self.ranks > 1:
+            given["routed_dp_rank"] = rank
+        kept = self._signatures.keep("GenerateReqInput", given)
+        return GenerateReqInput(rid=rid, input_ids=tokens, stream=True, **kept)
+
+    async def _generate(self, made: Any, stream: Stream) -> None:
+        try:
+            async with aclosing(self._manager.generate_request(made, None)) as chunks:
+                async for chunk in chunks:
+                    stream.take(chunk)
+                    if stream.ended:
+                        break
+        except ValueError as error:
+            # The only exception by which SGLang rejects an invalid request.
+            _log.info("request_rejected", request=stream.request.request, param="")
+            stream.send(Step((), "rejected", detail=str(error)[:TEXT_MAX]))
+        except Exception as error:  # the boundary to SGLang: any exception ends this request
+            _log.error("generate_failed", request=stream.request.request, failure=failure_place(error))
+            _log.debug("generate_failure", exc_info=True)
+            stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
+        finally:
+            self._drop(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Stop a request in the scheduler, unless it has ended there. The scheduler ignores what it does not know yet."""
+        if self._process is None or self._process.failure:
+            return
+        state = self._manager.rid_to_state.get(stream.rid)
+        if state is None:
+            return
+        if self._is_begun(stream):
+            self._manager.abort_request(rid=stream.rid)
+        else:
+            self._manager.rid_to_state.pop(stream.rid, None)
+
+    def _ended(self, request: str, rank: int, stream: Stream, task: asyncio.Task[None]) -> None:
+        """Emit exactly one final step, whatever happened, also before the task's first step."""
+        self._tasks.pop(request, None)
+        self._streams.pop(request, None)
+        self._ranks[rank].running.discard(request)
+        if stream.ended:
+            return
+        failure = self._process.failure if self._process is not None else ""
+        if failure and failure != STOPPED:
+            stream.send(Step((), "error", detail=f"SGLang died: {failure}"))
+        elif task.cancelled():
+            stream.send(Step((), "abort"))
+        else:
+            stream.send(Step((), "error", detail="SGLang ended the request without a finish reason"))
+
+    def _on_failure(self, reason: str) -> None:
+        """Its requests will not be answered: they end now, and `check` says why."""
+        if reason == STOPPED:
+            return
+        _log.error("sglang_died", reason=reason)
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        task = self._tasks.get(request)
+        if task is not None:
+            # `_generate` then stops it in the scheduler, and `_ended` emits the final step.
+            task.cancel()
+
+    async def kv_events(self, *, rank: int = 0) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        if not self._ranks:
+            raise EngineDied("SGLang is not started")
+        async for events in self._ranks[rank].socket.events():
+            yield events
+
+    def held_blocks(self, *, rank: int = 0) -> list[BlocksStored]:
+        """See `Engine.held_blocks`. After permanently lost events: the blocks announced since."""
+        self._ranks[rank].socket.discard_pending()
+        return self._ranks[rank].translator.held()
+
+    def load(self, *, rank: int = 0) -> EngineLoad:
+        """See `Engine.load`."""
+        return self._ranks[rank].load()
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._process is not None and self._process.failure:
+            raise EngineDied(f"SGLang died: {self._process.failure}")
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.stop()
+        for one in self._ranks:
+            one.socket.close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _import() -> bool:
+    """Import SGLang; is it to run on a CPU? Raises `EngineUnavailable`."""
+    try:
+        import sglang.srt.entrypoints.engine  # noqa: F401
+        from sglang.srt.utils import is_cpu
+    except ImportError as error:
+        if versions.installed():
+            raise EngineUnavailable(
+                f"SGLang is installed here and cannot be imported: {error}. Its published packages need an NVIDIA "
+                "GPU; on a CPU install its CPU build, with the kernels compiled for it"
+            ) from error
+        raise EngineUnavailable(
+            "SGLang is not installed here: install headwater's `sglang` extra, give --sglang-python a Python that "
+            "has it, or use another --engine"
+        ) from error
+    return bool(is_cpu())
+
+
+def _resolved(arguments: Any) -> dict[str, Any]:
+    """SGLang's arguments as it uses them; before 0.5.18 they are the attributes themselves."""
+    found: dict[str, Any] = (
+        arguments.resolved_dict() if hasattr(arguments, "resolved_dict") else vars(arguments)
+    )
+    return found
+
+
+def _pickled(processors: Any) -> dict[str, str]:
+    """SGLang's form of each logits processor. Raises `EngineUnavailable` naming the one at fault."""
+    made: dict[str, str] = {}
+    for name, place in processors.items():
+        try:
+            made[name] = sampling.pickled(place)
+        except (ImportError, AttributeError) as error:
+            raise EngineUnavailable(f"--sglang-logits-processors {name}={place}: {error}") from error
+    return made
+
+
+def _seed() -> int:
+    return secrets.randbits(63)
+
+
+def _default_sampling(config: Any) -> dict[str, float]:
+    """The model's defaults, from its generation_config.json, unless --sampling-defaults says otherwise."""
+    given: dict[str, Any] = config.get_default_sampling_params()
+    return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}

@@ -1,0 +1,181 @@
+"""SGLang's `Engine` under our own supervision: its start, its message loop, its death, its end.
+
+Left to itself SGLang takes over the process: it replaces the handlers of SIGTERM and SIGQUIT, kills the process when one
+of its own fails, and at the end kills every child of the process, also those that it did not start. Here its message loop is a task of
+ours, a failure is a value with a cause, and only its own processes are ended.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from headwater.engines.engine import EngineDied, EngineUnavailable
+
+EXIT_S: Final = 10.0
+"""How long its scheduler may take to free its memory before it is killed."""
+
+POLL_S: Final = 0.02
+
+STOPPED: Final = "stopped"
+"""The failure of an engine that was asked to stop."""
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("headwater.sglang")
+
+
+class SglangProcess:
+    """A started engine. `on_failure` is called once, on the event loop, with the reason of its death."""
+
+    def __init__(self, engine: Any, on_failure: Callable[[str], None]) -> None:
+        self.engine = engine
+        self.manager: Any = engine.tokenizer_manager
+        self.failure = ""
+        self._dead = asyncio.Event()
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._pids = list(engine.get_all_child_pids())
+        # Not its `auto_create_handle_loop`, which takes over the process's signals.
+        self.manager.event_loop = self._loop
+        self._handling = self._loop.create_task(self.manager.handle_loop(), name="SGLang's messages")
+        self._handling.add_done_callback(self._on_loop_end)
+        # Its processes, and the thread that watches them, report a death by this signal.
+        self._loop.add_signal_handler(signal.SIGQUIT, self._fail, "one of SGLang's processes failed")
+
+    @classmethod
+    def start(cls, arguments: dict[str, Any], on_failure: Callable[[str], None]) -> "SglangProcess":
+        """Start it: blocks until the model is loaded. Raises `EngineUnavailable`."""
+        from sglang.srt.entrypoints.engine import Engine
+
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        before = signal.getsignal(signal.SIGQUIT)
+        try:
+            # A process that fails signals this one; the start then ends with an exception of its own.
+            engine = Engine(**arguments, custom_sigquit_handler=_ignore)
+        except SystemExit as error:
+            raise EngineUnavailable(
+                f"SGLang ended its own start ({error.code}); see the log above"
+            ) from error
+        except Exception as error:  # whatever SGLang raises while it starts, it did not start
+            _log.error("sglang_start_failed", exc_info=True)
+            reason = str(error) or type(error).__name__
+            raise EngineUnavailable(
+                f"SGLang cannot start with {arguments['model_path']}: {reason}"
+            ) from error
+        finally:
+            signal.signal(signal.SIGQUIT, before)
+            root.handlers[:], root.level = handlers, level
+        atexit.unregister(engine.shutdown)
+        return cls(engine, on_failure)
+
+    async def call(self, awaitable: Awaitable[T]) -> T:
+        """The result of one of its calls, which would wait indefinitely for an answer of dead processes. Raises `EngineDied`."""
+        answer = asyncio.ensure_future(awaitable)
+        death = asyncio.ensure_future(self._dead.wait())
+        try:
+            await asyncio.wait({answer, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise EngineDied(f"SGLang died: {self.failure}")
+            return answer.result()
+        finally:
+            for future in (answer, death):
+                future.cancel()
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            _log.error("sglang_messages_failed", exc_info=error)
+        self._fail(f"its message loop ended: {error!r}")
+
+    def _fail(self, reason: str) -> None:
+        if not self.failure:
+            self.failure = reason
+            self._dead.set()
+            self._on_failure(reason)
+
+    async def stop(self) -> None:
+        """End all its processes: the scheduler by itself, so that it frees GPU memory, then by signals."""
+        # Nothing that happens from here on is a failure.
+        self.failure = self.failure or STOPPED
+        self._dead.set()
+        self._loop.remove_signal_handler(signal.SIGQUIT)
+        watchdog = getattr(self.manager, "_subprocess_watchdog", None)
+        if watchdog is not None:
+            await asyncio.to_thread(watchdog.stop)
+        processes = _tree(self._pids)
+        self._ask_to_end()
+        schedulers = [pid for pid in self._pids if _runs(pid)]
+        await _gone(schedulers[:-1], EXIT_S)
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await _gone(processes, EXIT_S)
+        self._handling.cancel()
+        await asyncio.gather(self._handling, return_exceptions=True)
+        self._release()
+
+    def _ask_to_end(self) -> None:
+        try:
+            from sglang.srt.managers.io_struct import ShutdownReq
+
+            self.manager._dispatch_to_scheduler(ShutdownReq())
+        except Exception as error:  # an older release, or a dead scheduler: signals end it
+            _log.debug("sglang_not_asked_to_end", reason=repr(error))
+
+    def _release(self) -> None:
+        """What its Python objects hold: sockets, and the files of those."""
+        for name in ("recv_from_detokenizer", "send_to_scheduler"):
+            found = getattr(self.manager, name, None)
+            if found is not None:
+                found.close(linger=0)
+        rpc = getattr(self.engine, "send_to_rpc", None)
+        if rpc is not None:
+            rpc.close(linger=0)
+        ports = getattr(self.engine, "port_args", None)
+        for value in vars(ports).values() if ports is not None else ():
+            if isinstance(value, str) and value.startswith("ipc://"):
+                Path(value.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def _ignore(*_: object) -> None:
+    """SIGQUIT while it starts: `Engine` notices the dead process itself."""
+
+
+def _tree(pids: list[int]) -> list[int]:
+    """These processes and all below them."""
+    import psutil
+
+    found = list(pids)
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return found
+
+
+def _runs(pid: int) -> bool:
+    """Does it run? One that ended waits to be reaped."""
+    # Reaps all that ended.
+    multiprocessing.active_children()
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def _gone(pids: list[int], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while any(map(_runs, pids)) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)

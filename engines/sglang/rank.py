@@ -1,0 +1,83 @@
+"""One data-parallel rank of an SGLang: its events, cached blocks and load. Without data parallelism there is one rank."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from headwater.engines.engine import EngineLoad
+from headwater.engines.kv_events.socket import KvSocket
+from headwater.engines.kv_events.translator import KvTranslator
+
+EVENTS: Final = "inproc-events"
+REPLAY: Final = "inproc-replay"
+"""Names of the sockets in the engine's own folder. SGLang derives an endpoint for each rank from the given one, for tcp and
+inproc only, which it detects by these words: with this name it adds a suffix to Unix sockets."""
+
+_log = structlog.get_logger("headwater.sglang")
+
+
+class SglangRank:
+    """The state of one rank. `running` are its requests. `reader` reads the loads that the scheduler publishes."""
+
+    def __init__(
+        self, number: int, endpoint: str, replay: str, page_size: int, total_tokens: int, reader: Any
+    ) -> None:
+        self.number = number
+        self.translator = KvTranslator(page_size, sentinels=True)
+        self.socket = KvSocket(endpoint, replay, self.translator)
+        self.idle = EngineLoad(0, 0, 0, total_tokens // page_size)
+        self.running: set[str] = set()
+        self._page_size = page_size
+        self._reader = reader
+        self._unread = False
+
+    def load(self) -> EngineLoad:
+        """Current load. The scheduler publishes its last step's: without running requests the load is zero."""
+        if not self.running:
+            return self.idle
+        try:
+            found = self._reader.read(self.number) if self._reader is not None else None
+        except Exception as error:  # its file is SGLang's own
+            if not self._unread:
+                self._unread = True
+                _log.warning("sglang_load_unreadable", rank=self.number, reason=repr(error))
+            found = None
+        if found is None:
+            return self.idle._replace(running=len(self.running))
+        used = -(-int(found.num_used_tokens) // self._page_size)
+        total = self.idle.total_blocks
+        return EngineLoad(int(found.num_running_reqs), int(found.num_waiting_reqs), min(used, total), total)
+
+
+def endpoints(folder: str) -> tuple[str, str]:
+    """Endpoints for SGLang's events and their replay. Unix sockets: no port conflicts, no access from outside."""
+    events, replay = (f"ipc://{Path(folder, name)}" for name in (EVENTS, REPLAY))
+    return events, replay
+
+
+def of_engine(
+    config: dict[str, Any], count: int, page_size: int, total_tokens: int, reader: Any
+) -> list[SglangRank]:
+    """The ranks of a started engine. `config` is that of its KV events."""
+    from sglang.srt.disaggregation.kv_events import ZmqEventPublisher
+
+    return [
+        SglangRank(
+            number,
+            _reachable(ZmqEventPublisher.offset_endpoint_port(config["endpoint"], number)),
+            _reachable(ZmqEventPublisher.offset_endpoint_port(config["replay_endpoint"], number)),
+            page_size,
+            total_tokens,
+            reader,
+        )
+        for number in range(count)
+    ]
+
+
+def _reachable(endpoint: str) -> str:
+    """Where to connect to what is bound to `endpoint` on this machine."""
+    for everywhere in ("tcp://*:", "tcp://0.0.0.0:"):
+        if endpoint.startswith(everywhere):
+            return "tcp://127.0.0.1:" + endpoint.removeprefix(everywhere)
+    return endpoint

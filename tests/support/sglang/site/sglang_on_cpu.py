@@ -1,0 +1,99 @@
+"""Makes SGLang's published package run on a CPU. Imported at the start of every Python of the tests' environment.
+
+PyPI has SGLang with its CUDA kernels only. On a CPU its models compute in PyTorch and need none of them, but its modules
+import three things that do not load there:
+
+* torchvision's compiled operators, linked against CUDA's libtorch: their schemas are declared, which is all that an
+  import of torchvision asks for;
+* `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called;
+* `pin_memory`, which needs an accelerator: host memory is the device's here.
+
+The production adapter does none of this: without it, SGLang on a CPU ends with an error that says what is missing.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+KERNELS = "sgl_kernel"
+LORA = "sglang.srt.lora.layers"
+MISSING = frozenset({"sgl_kernel.scalar_type"})
+"""Parts of the kernels that must fail to import: SGLang then uses its own."""
+
+
+def _raises(name: str) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"sgl_kernel.{name} does not exist on a CPU")
+
+    call.__name__ = name
+    return call
+
+
+def _attribute(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _raises(name)
+
+
+class _Loader(importlib.abc.Loader):
+    """Makes a module that has every name."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        made = types.ModuleType(spec.name)
+        made.__dict__.update(__getattr__=_attribute, __path__=[], __version__="0.4.10")
+        return made
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the kernels, and declares torchvision's operators before its first import."""
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._unpinned = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name == "torchvision" and self._library is None:
+            self._library = _declare_operators()
+        if name == LORA and not self._unpinned:
+            self._unpinned = True
+            _ignore_pinning()
+        if name == KERNELS or (name.startswith(f"{KERNELS}.") and name not in MISSING):
+            return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
+        return None
+
+
+def _declare_operators() -> Any:
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def _ignore_pinning() -> None:
+    """Let host memory be asked for as pinned, and stay as it is."""
+    import torch
+
+    def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, pin_memory: bool = False, **named: Any) -> Any:
+            return make(*arguments, **named)
+
+        return made
+
+    for name in ("empty", "zeros", "tensor"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_: self
+
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+sys.meta_path.insert(0, _Finder())

@@ -17,7 +17,7 @@ import structlog
 from headwater.actors.admin.tokens import TokenAuthenticator
 from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.control.client import list_workers, send_command
@@ -120,11 +120,11 @@ def _find_worker(workers: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def _require_method(wanted: str, method: str) -> None:
     if method != wanted:
-        raise ApiError(405, f"Method not allowed; use {wanted}.", code="method_not_allowed")
+        raise method_not_allowed(wanted)
 
 
 def _extra_headers(error: ApiError) -> Headers:
-    headers: Headers = []
+    headers: Headers = [*error.headers]
     if error.status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="headwater admin"'))
     if error.retry_after_s:

@@ -78,6 +78,13 @@ def bad_request(
     return ApiError(400, message, param=param, code=code, logged=logged)
 
 
+def method_not_allowed(*methods: str) -> ApiError:
+    """405: the path exists, for these methods."""
+    allow = ", ".join(methods).encode()
+    message = f"Use {' or '.join(methods)} here."
+    return ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow)])
+
+
 def rejected(reason: str, param: str) -> ApiError:
     """400: an engine rejected the request; every other one would too."""
     return bad_request(

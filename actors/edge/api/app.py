@@ -33,7 +33,7 @@ from headwater.actors.edge.request.routing_hints import tenant_of
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import ApiError, method_not_allowed
 from headwater.actors.http.json_shape import check_shape
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.websocket import WebSocket, refuse
@@ -270,7 +270,7 @@ class App:
 
 def _only(wanted: str, method: str) -> None:
     if method != wanted:
-        raise ApiError(405, f"Use {wanted} here.", code="method_not_allowed")
+        raise method_not_allowed(wanted)
 
 
 def model_entry(model: Model) -> dict[str, Any]:

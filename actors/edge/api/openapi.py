@@ -78,7 +78,7 @@ ENDPOINTS: Final = (
     ApiEndpoint(
         "POST", "/v1/responses/compact", "compacted conversation", CompactFields, ignored(COMPACT_FIELDS)
     ),
-    ApiEndpoint("POST", "/v1/conversations", "stored conversation", ConversationFields),
+    ApiEndpoint("POST", "/v1/conversations", "stored conversation", ConversationFields, body_required=False),
     ApiEndpoint("POST", "/v1/embeddings", "embeddings", EmbeddingRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v1/classify", "classification", ClassifyRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v1/score", "similarity of pairs", ScoreRequest, rejected=USUAL_VALUES),
@@ -102,7 +102,10 @@ def openapi_document() -> dict[str, Any]:
     for endpoint, schema in zip(ENDPOINTS, schemas, strict=True):
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = {
             "summary": endpoint.summary,
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "requestBody": {
+                "required": endpoint.body_required,
+                "content": {"application/json": {"schema": schema}},
+            },
             "responses": {"200": {"description": "the answer"}, "4XX": _ERROR, "5XX": _ERROR},
         }
     for path, summary in (("/v1/models", "served models"), ("/version", "version of this edge")):

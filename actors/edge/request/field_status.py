@@ -24,6 +24,7 @@ class ApiEndpoint(NamedTuple):
     body: type[msgspec.Struct]
     ignored: Mapping[str, str] = NOTHING
     rejected: Mapping[str, tuple[Any, ...]] = {}
+    body_required: bool = True
 
 
 def statuses(endpoint: ApiEndpoint) -> dict[str, tuple[FieldStatus, str]]:

@@ -21,6 +21,7 @@ from headwater.actors.edge.api.anthropic.types import (
     PlainTextSource,
     RedactedThinkingBlock,
     SearchResultBlock,
+    SystemBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -42,7 +43,7 @@ SEPARATOR: Final = "\n"
 Content = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
-def turns_of(system: str | list[TextBlock] | None, messages: Sequence[InputMessage]) -> tuple[Turn, ...]:
+def turns_of(system: str | list[SystemBlock] | None, messages: Sequence[InputMessage]) -> tuple[Turn, ...]:
     """All turns; there is at least one message. Raises `ApiError` 400 naming the block."""
     names: dict[str, str] = {}
     turns: list[Turn] = []
@@ -65,9 +66,9 @@ def turns_of(system: str | list[TextBlock] | None, messages: Sequence[InputMessa
     return tuple(turns)
 
 
-def _system_text(system: str | list[TextBlock] | None) -> str:
-    blocks = [TextBlock(system)] if isinstance(system, str) else system or []
-    return SEPARATOR.join(block.text for block in blocks if not block.text.startswith(BILLING_PREFIX))
+def _system_text(system: str | list[SystemBlock] | None) -> str:
+    texts = [system] if isinstance(system, str) else [block.text for block in system or []]
+    return SEPARATOR.join(text for text in texts if not text.startswith(BILLING_PREFIX))
 
 
 def _append(turns: list[Turn], turn: Turn) -> None:

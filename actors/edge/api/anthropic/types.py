@@ -63,6 +63,15 @@ class TextBlock(msgspec.Struct, tag="text"):
     citations: Any = None
 
 
+class SystemBlock(msgspec.Struct):
+    """A text block of the system prompt. Not tagged: msgspec would take one without its type, as there is one kind only."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+
+
 class ImageBlock(msgspec.Struct, tag="image"):
     """An image."""
 
@@ -199,7 +208,7 @@ class PromptFields(ReservedFields, kw_only=True):
 
     model: str
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[SystemBlock] | None = None
     tools: Annotated[list[ToolDefinition], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: ToolChoiceField | None = None
     thinking: ThinkingConfig | None = None

@@ -15,7 +15,7 @@ from headwater.actors.edge.history.objects import TenantObjects
 from headwater.actors.edge.history.responses import ResponseStore
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.request.context import Call, Serving
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import ApiError, method_not_allowed
 
 PREFIXES: Final = ("/v1/responses", "/v1/conversations")
 
@@ -75,7 +75,7 @@ class ResponsesRoutes:
             if match is None:
                 continue
             if method not in methods:
-                raise ApiError(405, f"Use {' or '.join(methods)} here.", code="method_not_allowed")
+                raise method_not_allowed(*methods)
             endpoint, ids = methods[method], match.groups()
             return lambda call: endpoint(call, ids, query)
         raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")

@@ -108,6 +108,9 @@ def test_the_version_is_told(edge: EdgeWorld) -> None:
     """As vLLM does."""
     assert edge.ask("/version", b"", method="GET").document == {"version": __version__}
     assert edge.ask("/version", {}).status == 405
+    for path, allowed in (("/version", b"GET"), ("/v1/score", b"POST"), ("/v1/responses/a", b"GET, DELETE")):
+        refused = edge.ask(path, b"", method="PATCH")
+        assert (refused.status, refused.headers[b"allow"]) == (405, allowed)
 
 
 def test_texts_become_tokens_and_tokens_texts(edge: EdgeWorld) -> None:

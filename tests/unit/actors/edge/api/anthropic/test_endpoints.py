@@ -81,6 +81,15 @@ def test_errors_have_the_format_of_the_api(edge: EdgeWorld) -> None:
     assert "type" not in edge.ask("/v1/chat/completions", {"model": "none", "messages": []}).document
 
 
+@pytest.mark.parametrize("block", [{"text": "a"}, {"type": "image", "text": "a"}, {"type": "text"}])
+def test_a_system_prompt_is_text_and_says_so(edge: EdgeWorld, block: dict[str, Any]) -> None:
+    """As the document demands; msgspec by itself would take a block of the only kind without its type."""
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        body = {name: value for name, value in BODY.items() if path == MESSAGES or name != "max_tokens"}
+        assert edge.ask(path, {**body, "system": [{"type": "text", "text": "a"}]}).status == 200
+        assert edge.ask(path, {**body, "system": [block]}).status == 400
+
+
 def test_every_version_gets_the_same_format(edge: EdgeWorld) -> None:
     for version, status in (
         (b"2023-06-01", 200),

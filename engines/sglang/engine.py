@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
+import msgspec
 import structlog
 
 from headwater.engines.engine import (
@@ -21,16 +23,20 @@ from headwater.engines.engine import (
     EngineLoad,
     EngineUnavailable,
     KvEvent,
+    Pinned,
     RequestRejected,
+    SplitOnly,
     Step,
     Transfer,
 )
+from headwater.engines.handoff_params import Unusable
 from headwater.engines.heap import freeze_heap
-from headwater.engines.sglang import sampling
+from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, signatures, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
 from headwater.engines.sglang.control import EMBED, SglangControl
+from headwater.engines.sglang.handoff import SglangHandoffs
 from headwater.engines.sglang.lora import SglangLoras
 from headwater.engines.sglang.process import STOPPED, SglangProcess
 from headwater.engines.sglang.rank import endpoints, of_engine
@@ -38,6 +44,7 @@ from headwater.engines.sglang.stream import TEXT_MAX, Stream
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.tables.capability import Capability
 
@@ -50,6 +57,7 @@ _log = structlog.get_logger("headwater.sglang")
 class SglangEngine(SglangControl):
     """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.data_parallel`."""
 
+    choreography: Choreography = "room"
     # Until it is started; then set from SGLang's configuration.
     capabilities: frozenset[Capability] = frozenset()
     possible = POSSIBLE
@@ -64,6 +72,7 @@ class SglangEngine(SglangControl):
         self._context_length = 0
         self._deterministic = False
         self._processors: dict[str, str] = {}
+        self._handoffs: SglangHandoffs | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -73,6 +82,9 @@ class SglangEngine(SglangControl):
         # A private folder: no other user can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
         given = cli_arguments.parse(self._settings.native)
+        mode = handoff.mode_of(self._settings.role, given)
+        if mode is not None:
+            self._meet(mode, cpu=cpu)
         arguments = keyword_arguments(self._settings, given, *endpoints(self._folder), cpu=cpu)
         self._processors = _pickled(self._settings.processors)
         process = self._process = SglangProcess.start(arguments, self._on_failure)
@@ -105,6 +117,7 @@ class SglangEngine(SglangControl):
             int(config.get("max_running_requests") or found.get("max_running_requests") or 0),
             self._context_length,
             version=version,
+            pairs_with=handoff.pairs_with(mode, version, self._settings.name, config),
             lora_slots=slots,
             lora_rank_max=rank_max,
             tasks=() if generates else (EMBED,),
@@ -133,7 +146,14 @@ class SglangEngine(SglangControl):
         self._loras.check(request.lora_name)
         # SGLang aborts by prefix: of ids of one length none is a prefix of another.
         stream = Stream(request, uuid4().hex, emit)
-        made = self._made(request, stream.rid, tokens.tolist(), rank)
+        try:
+            meeting, pinned = self._meeting(request, transfer)
+        except Unusable as error:
+            asyncio.get_running_loop().call_soon(
+                emit, Step((), "error", detail=f"the hand-off is invalid: {error}")
+            )
+            return
+        made = self._made(request, stream.rid, tokens.tolist(), rank, meeting)
         task = asyncio.get_running_loop().create_task(
             self._generate(made, stream), name=f"generate {request.request}"
         )
@@ -141,15 +161,54 @@ class SglangEngine(SglangControl):
         self._streams[request.request] = stream
         self._ranks[rank].running.add(request.request)
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
+        if pinned is not None:
+            asyncio.get_running_loop().call_soon(stream.send, Step((), pinned=pinned))
 
-    def _made(self, request: GenerateRequest, rid: str, tokens: list[int], rank: int) -> Any:
+    def _meet(self, mode: handoff.Mode, *, cpu: bool) -> None:
+        """Prepare to meet engines of the other mode."""
+        settings = self._settings
+        for name, value in handoff.environment(settings.host, cpu=cpu).items():
+            os.environ.setdefault(name, value)
+        if not settings.bootstrap_port:
+            self._settings = settings = settings._replace(bootstrap_port=handoff.free_port(settings.host))
+        self._handoffs = SglangHandoffs(mode, settings.host, settings.bootstrap_port)
+
+    def _meeting(
+        self, request: GenerateRequest, transfer: Transfer | None
+    ) -> tuple[dict[str, Any], Pinned | None]:
+        """Where a leg meets the other one, and what that one needs. Raises `RequestRejected` and `Unusable`."""
+        handoffs = self._handoffs
+        if handoffs is None:
+            return {}, None
+        if request.leg != handoffs.mode:
+            raise SplitOnly(self.name)
+        if not request.edge:
+            return handoffs.rehearse(), None
+        if request.leg == "prefill":
+            return handoffs.open(request)
+        if transfer is None:
+            raise SplitOnly(self.name)
+        return handoffs.enter(request, transfer.params), None
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`. A prefill leg that nobody meets would wait for minutes."""
+        self._needs("handoff")
+        self.abort(request)
+
+    def _made(
+        self, request: GenerateRequest, rid: str, tokens: list[int], rank: int, meeting: dict[str, Any]
+    ) -> Any:
         """SGLang's GenerateReqInput. Raises `RequestRejected`."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         wanted = request.sampling
+        if request.leg == "prefill":
+            # SGLang hands this token over as the answer's first, so it is sampled as all others are.
+            wanted = msgspec.structs.replace(wanted, max_tokens=1, min_tokens=min(1, wanted.min_tokens))
         given: dict[str, Any] = {
             "sampling_params": sampling.answer(wanted, random_seed=_seed if self._deterministic else None),
             **sampling.scores(wanted),
+            **meeting,
         }
         for name in wanted.processors:
             given["custom_logit_processor"] = self._processors[name]

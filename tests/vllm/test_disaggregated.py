@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 import pytest_asyncio
@@ -24,6 +22,15 @@ from headwater.schemas.messages.inference import (
     TokenFrame,
 )
 from tests.support.engines import tiny_model
+from tests.support.processes.disaggregated import (
+    ANSWER_TOKENS,
+    Tokens,
+    answers,
+    body,
+    handed_over,
+    prompt,
+    under_kills,
+)
 from tests.support.processes.fleet import FleetProcess, descendants, fleet
 
 pytestmark = [
@@ -36,9 +43,6 @@ pytestmark = [
 
 PROMPTS = 80
 PROMPTS_OF_SOAK = 200
-AT_ONCE = 12
-RETRIES_MAX = 5
-ANSWER_TOKENS = 12
 IDLE_S = 2.0
 COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024", "--kv-cache-mib", "128")
 APART = (
@@ -53,59 +57,15 @@ APART = (
 )
 
 
-def prompt(number: int) -> list[int]:
-    """40 to 120 random tokens; every fourth one begins like another."""
-    draw = random.Random(number // 4 * 4 if number % 4 == 0 else number)
-    tokens = [draw.randrange(3, 49_000) for _ in range(40 + number % 80)]
-    return tokens + [draw.randrange(3, 49_000) for _ in range(number % 4)]
-
-
-def body(number: int, tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
-    """A request at temperature 0 whose answer shows as token ids' texts."""
-    return {
-        "model": "tiny",
-        "prompt": prompt(number),
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 0,
-    }
-
-
-async def answer(client: httpx.AsyncClient, number: int, tokens: int = ANSWER_TOKENS) -> tuple[str, ...]:
-    """The tokens of one answer. Told to come back later (503), it does; any other error is raised."""
-    for _ in range(RETRIES_MAX):
-        reply = await client.post("/v1/completions", json=body(number, tokens))
-        if reply.status_code == 503 and "retry-after" in reply.headers:
-            await asyncio.sleep(float(reply.headers["retry-after"]))
-            continue
-        if reply.status_code != 200:
-            raise RuntimeError(f"{reply.status_code}: {reply.text}")
-        return tuple(reply.json()["choices"][0]["logprobs"]["tokens"])
-    raise RuntimeError(f"refused {RETRIES_MAX} times: {reply.text}")
-
-
-async def answers(up: FleetProcess, count: int = PROMPTS) -> list[tuple[str, ...]]:
-    """All prompts, some at once."""
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def one(client: httpx.AsyncClient, number: int) -> tuple[str, ...]:
-        async with gate:
-            return await answer(client, number)
-
-    async with up.client() as client:
-        return await asyncio.gather(*(one(client, number) for number in range(count)))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def together(up: FleetProcess) -> list[tuple[str, ...]]:
+async def together(up: FleetProcess) -> list[Tokens]:
     """What workers that do everything answer."""
-    return await answers(up)
+    return await answers(up, PROMPTS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def apart(
-    together: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
+    together: list[Tokens], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[FleetProcess]:
     """One prefill and one decode worker. After `together`, which it would delay while it starts."""
     flags = ("--engine", "vllm", "--model", str(tiny_model.ensure()), *APART, *COMMON)
@@ -114,25 +74,15 @@ async def apart(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
-async def first(apart: FleetProcess) -> tuple[list[tuple[str, ...]], int]:
+async def first(apart: FleetProcess) -> tuple[list[Tokens], int]:
     """What the new fleet answers, and how many prompts it handed over to do so.
 
     Before any test, in whatever order they run: a decode worker that has a prompt in its cache prefills it itself.
     """
-    return await answers(apart), await handed_over(apart)
+    return await answers(apart, PROMPTS), await handed_over(apart)
 
 
-async def handed_over(up: FleetProcess) -> int:
-    """Decode legs in the fleet's log."""
-    code, output = await up.command("log", "--requests")
-    assert code == 0, output
-    [line] = [line for line in output.splitlines() if "RequestPrefilled" in line] or ["RequestPrefilled 0"]
-    return int(next(word for word in line.split() if word.isdigit()))
-
-
-async def test_prompts_have_the_same_tokens(
-    first: tuple[list[tuple[str, ...]], int], together: list[tuple[str, ...]]
-) -> None:
+async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], together: list[Tokens]) -> None:
     """Byte for byte; no two are alike, and the beginning of a prompt matters, so another's KV would show."""
     assert len(set(together)) == PROMPTS
     assert all(len(one) == ANSWER_TOKENS for one in together)
@@ -148,45 +98,11 @@ async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, up:
 
 
 async def test_tokens_are_the_same_under_kills_and_cancels(
-    apart: FleetProcess, together: list[tuple[str, ...]]
+    apart: FleetProcess, together: list[Tokens]
 ) -> None:
     """Both workers and the router are killed under load while every tenth client leaves."""
-    gate = asyncio.Semaphore(AT_ONCE)
-    done = 0
-
-    async def one(client: httpx.AsyncClient, number: int) -> tuple[str, ...] | None:
-        nonlocal done
-        async with gate:
-            if number % 10 == 9:
-                async with client.stream(
-                    "POST", "/v1/completions", json=body(number, 200) | {"stream": True}
-                ) as got:
-                    async for _ in got.aiter_lines():
-                        break
-                done += 1
-                return None
-            found = await answer(client, number)
-            done += 1
-            return found
-
-    async def kill() -> None:
-        for after, what in ((8, "prefill-0"), (24, "decode-0"), (40, " router "), (52, "prefill-0")):
-            while done < after:
-                await asyncio.sleep(0.01)
-            if what.endswith("-0"):
-                await apart.kill_worker(what)
-            else:
-                apart.kill(what)
-
-    killing = asyncio.ensure_future(kill())
-    async with apart.client() as client:
-        found = await asyncio.gather(
-            *(one(client, number) for number in range(PROMPTS)), return_exceptions=True
-        )
-    await killing
-    wrong = [(number, one) for number, one in enumerate(found) if one is not None and one != together[number]]
-    errors = [one for _, one in wrong if isinstance(one, BaseException)]
-    assert wrong == [], f"{len(errors)} errors"
+    kills = ((8, "prefill-0"), (24, "decode-0"), (40, " router "), (52, "prefill-0"))
+    assert await under_kills(apart, together, kills) == []
     assert await answers(apart, 20) == together[:20]
 
 
@@ -254,7 +170,7 @@ def cpu_s(pid: int) -> float:
 
 
 async def test_fields_of_a_client_never_reach_the_handoff(
-    apart: FleetProcess, together: list[tuple[str, ...]], tmp_path: Path
+    apart: FleetProcess, together: list[Tokens], tmp_path: Path
 ) -> None:
     """Whatever a client says of transfers is dropped."""
     async with apart.client() as client:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.sglang import handoff
 from headwater.schemas.events.fleet import Role
 
 CPU_PAGE_SIZE: Final = 32
@@ -65,6 +66,10 @@ class SglangSettings(NamedTuple):
     ranks: int = 1
     processors: Mapping[str, str] = {}
     overrides: Mapping[str, Any] = {}
+    host: str = "127.0.0.1"
+    """Where other workers reach this one, if it prefills or decodes only."""
+    bootstrap_port: int = 0
+    """Of the server on which the legs of its prompts meet; 0: a free one."""
 
 
 def keyword_arguments(
@@ -76,6 +81,7 @@ def keyword_arguments(
     """
     _reject_owned(given)
     _agree(settings, given)
+    mode = handoff.mode_of(settings.role, given)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
         "log_level": "warning",
@@ -88,6 +94,7 @@ def keyword_arguments(
         # It rejects what does not fit: nothing is cut off silently.
         "allow_auto_truncate": False,
     }
+    arguments |= handoff.arguments(mode, settings.host, settings.bootstrap_port, cpu=cpu)
     if settings.block_size:
         arguments["page_size"] = settings.block_size
     if settings.max_model_len:

@@ -67,6 +67,8 @@ def capabilities(
         found.add("lora")
     if config.get("enable_memory_saver"):
         found.add("sleep")
+    if config.get("disaggregation_mode") in ("prefill", "decode"):
+        found |= {"handoff", "split_only"}
     return frozenset(found)
 
 

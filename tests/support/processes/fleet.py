@@ -185,12 +185,13 @@ async def fleet(
     ready_s: float = 60,
     access: tuple[str, ...] = (),
     vllm: bool = False,
+    sglang: bool = False,
     program: tuple[str, ...] = (),
 ) -> AsyncIterator[FleetProcess]:
     """A fleet on free ports with its data in `folder`. On leaving: every decision in its log is made again.
 
-    `access` are flags to log in with: for the fleet, and for commands against its server. `vllm`: fork it from a
-    process that has imported vLLM. `program`: arguments before `up`, for another program than `headwater` (`zygote`).
+    `access` are flags to log in with: for the fleet, and for commands against its server. `vllm`, `sglang`: fork it
+    from a process that has imported that engine. `program`: arguments before `up`, for another program than `headwater` (`zygote`).
     """
     log = folder / "up.log"
     with log.open("wb") as errors:
@@ -210,6 +211,7 @@ async def fleet(
             stdout=zygote.PIPE,
             stderr=errors,
             vllm=vllm,
+            sglang=sglang,
         )
     try:
         assert process.stdout is not None

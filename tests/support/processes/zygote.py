@@ -197,6 +197,7 @@ def main(descriptor: int, engine: str) -> None:
         up.LocalFleet.unforked_engines -= {"vllm"}
     if engine == "sglang":
         forks.preload()
+        up.LocalFleet.unforked_engines -= {"sglang"}
     compile_kernels()
     freeze_heap()
     listener = socket.socket(fileno=descriptor)

@@ -27,6 +27,7 @@ PRELOADS: Final = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.disaggregation.nixl.conn",
     "xgrammar",
 )
 

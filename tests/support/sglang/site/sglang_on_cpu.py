@@ -1,12 +1,13 @@
 """Makes SGLang's published package run on a CPU. Imported at the start of every Python of the tests' environment.
 
 PyPI has SGLang with its CUDA kernels only. On a CPU its models compute in PyTorch and need none of them, but its modules
-import three things that do not load there:
+use four things that do not work there:
 
 * torchvision's compiled operators, linked against CUDA's libtorch: their schemas are declared, which is all that an
   import of torchvision asks for;
 * `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called;
-* `pin_memory`, which needs an accelerator: host memory is the device's here.
+* `pin_memory`, which needs an accelerator: host memory is the device's here;
+* NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory.
 
 The production adapter does none of this: without it, SGLang on a CPU ends with an error that says what is missing.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 KERNELS = "sgl_kernel"
 LORA = "sglang.srt.lora.layers"
+TRANSFER = "sglang.srt.disaggregation.nixl.conn"
 MISSING = frozenset({"sgl_kernel.scalar_type"})
 """Parts of the kernels that must fail to import: SGLang then uses its own."""
 
@@ -57,12 +59,16 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._library: Any = None
         self._unpinned = False
+        self._in_host_memory = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name == "torchvision" and self._library is None:
             self._library = _declare_operators()
+        if name == TRANSFER and not self._in_host_memory:
+            self._in_host_memory = True
+            _name_host_memory()
         if name == LORA and not self._unpinned:
             self._unpinned = True
             _ignore_pinning()
@@ -93,6 +99,25 @@ def _ignore_pinning() -> None:
     for name in ("empty", "zeros", "tensor"):
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *_: self
+
+
+def _name_host_memory() -> None:
+    """Call KV in host memory what it is."""
+    from nixl._api import nixl_agent
+
+    def named(call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **others: Any) -> Any:
+            given = [_host(one) for one in arguments]
+            return call(*given, **{name: _host(one) for name, one in others.items()})
+
+        return made
+
+    for name in ("register_memory", "get_reg_descs", "get_xfer_descs", "prep_xfer_dlist"):
+        setattr(nixl_agent, name, named(getattr(nixl_agent, name)))
+
+
+def _host(argument: Any) -> Any:
+    return "DRAM" if isinstance(argument, str) and argument == "VRAM" else argument
 
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")

@@ -1,0 +1,97 @@
+"""Prefill and decode apart with real SGLang and real NIXL: legs that meet in rooms answer as one engine does."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.support.engines import tiny_model
+from tests.support.processes.disaggregated import (
+    ANSWER_TOKENS,
+    Tokens,
+    answers,
+    body,
+    handed_over,
+    under_kills,
+)
+from tests.support.processes.fleet import FleetProcess, fleet
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.xdist_group("sglang"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]
+
+PROMPTS = 40
+PROMPTS_OF_SOAK = 200
+KILLS = ((5, "prefill-0"), (12, "decode-0"), (20, " router "), (28, "prefill-0"))
+KILLS_OF_SOAK = tuple((after * 5, what) for after, what in KILLS)
+READY_S = 300
+COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024")
+
+
+def flags(*more: str) -> tuple[str, ...]:
+    """A fleet of SGLang workers."""
+    return ("--engine", "sglang", "--model", str(tiny_model.ensure()), *COMMON, *more)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
+    """What a worker that does everything answers."""
+    soak = any(item.get_closest_marker("soak") for item in request.session.items)
+    async with fleet(
+        tmp_path_factory.mktemp("together"), *flags("--workers", "1"), ready_s=READY_S, sglang=True
+    ) as up:
+        return await answers(up, PROMPTS_OF_SOAK if soak else PROMPTS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def apart(
+    together: list[Tokens], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[FleetProcess]:
+    """One prefill and one decode worker. After `together`, which it would delay while it starts."""
+    split = flags("--prefill-workers", "1", "--decode-workers", "1")
+    async with fleet(tmp_path_factory.mktemp("apart"), *split, ready_s=READY_S, sglang=True) as up:
+        yield up
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def first(apart: FleetProcess) -> tuple[list[Tokens], int]:
+    """What the new fleet answers, and how many prompts it handed over to do so."""
+    return await answers(apart, PROMPTS), await handed_over(apart)
+
+
+async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], together: list[Tokens]) -> None:
+    """No two are alike, and the beginning of a prompt matters, so another's KV would show. All are handed over."""
+    assert len(set(together)) == len(together)
+    assert all(len(one) == ANSWER_TOKENS for one in together)
+    found, legs = first
+    assert found == together[:PROMPTS]
+    assert legs >= PROMPTS
+
+
+async def test_tokens_are_the_same_under_kills_and_cancels(
+    apart: FleetProcess, together: list[Tokens]
+) -> None:
+    """Both workers and the router are killed under load while every tenth client leaves, some before a token."""
+    assert await under_kills(apart, together[:PROMPTS], KILLS) == []
+    assert await answers(apart, 10) == together[:10]
+
+
+@pytest.mark.soak
+async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, together: list[Tokens]) -> None:
+    """The same with more of them, undisturbed and under kills and cancellations."""
+    assert await answers(apart, PROMPTS_OF_SOAK) == together
+    assert await under_kills(apart, together, KILLS_OF_SOAK) == []
+
+
+async def test_usage_counts_what_the_prefill_engine_had_cached(apart: FleetProcess) -> None:
+    """Whole pages of a prompt that was asked before, but for its last token's; a transfer is no hit."""
+    asked = body(0) | {"prompt": [7_000 + number for number in range(100)]}
+    told = []
+    async with apart.client() as client:
+        for _ in range(2):
+            usage = (await client.post("/v1/completions", json=asked)).json()["usage"]
+            told.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert told == [0, 96]

@@ -32,7 +32,7 @@ from headwater.engines.engine import (
 from headwater.engines.handoff_params import Unusable
 from headwater.engines.heap import freeze_heap
 from headwater.engines.sglang import handoff, sampling
-from headwater.engines.sglang.config import cli_arguments, signatures, versions
+from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
 from headwater.engines.sglang.control import EMBED, SglangControl
@@ -82,7 +82,7 @@ class SglangEngine(SglangControl):
         # A private folder: no other user can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
         given = cli_arguments.parse(self._settings.native)
-        mode = handoff.mode_of(self._settings.role, given)
+        mode = disaggregation.mode_of(self._settings.role, given)
         if mode is not None:
             self._meet(mode, cpu=cpu)
         arguments = keyword_arguments(self._settings, given, *endpoints(self._folder), cpu=cpu)
@@ -164,13 +164,15 @@ class SglangEngine(SglangControl):
         if pinned is not None:
             asyncio.get_running_loop().call_soon(stream.send, Step((), pinned=pinned))
 
-    def _meet(self, mode: handoff.Mode, *, cpu: bool) -> None:
+    def _meet(self, mode: disaggregation.Mode, *, cpu: bool) -> None:
         """Prepare to meet engines of the other mode."""
         settings = self._settings
-        for name, value in handoff.environment(settings.host, cpu=cpu).items():
+        for name, value in disaggregation.environment(settings.host, cpu=cpu).items():
             os.environ.setdefault(name, value)
         if not settings.bootstrap_port:
-            self._settings = settings = settings._replace(bootstrap_port=handoff.free_port(settings.host))
+            self._settings = settings = settings._replace(
+                bootstrap_port=disaggregation.free_port(settings.host)
+            )
         self._handoffs = SglangHandoffs(mode, settings.host, settings.bootstrap_port)
 
     def _meeting(
@@ -191,7 +193,7 @@ class SglangEngine(SglangControl):
         return handoffs.enter(request, transfer.params), None
 
     async def release(self, request: str, params: bytes) -> None:
-        """See `Engine.release`. A prefill leg that nobody meets would wait for minutes."""
+        """See `Engine.release`. A prefill leg that no other meets would wait for minutes."""
         self._needs("handoff")
         self.abort(request)
 

@@ -1,26 +1,25 @@
 """KV hand-off from one SGLang to another: both legs run at once and meet in a room, over NIXL.
 
-The prefill leg opens a room on the bootstrap server of its own engine. The decode leg enters it, tells the prefill engine
-where its free blocks are, and that engine writes the prompt's KV there, with the first token and the number of tokens it
+The prefill leg opens a room on the bootstrap server of its own engine. The decode leg enters it, names its free
+blocks to the prefill engine, and that engine writes the prompt's KV there, with the first token and the number of tokens it
 had cached. An SGLang in prefill or decode mode serves no whole request.
 
 SGLang does not check that both legs have the same prompt: of two prompts of equal length the answer would begin with the
-other one's first token, with HTTP 200. Nor is a room used twice without harm: in 0.5.23 one of four legs then waits for
-ever. So rooms never repeat, parameters are sealed to their prompt, and a decode engine enters each room once.
+other one's first token, with HTTP 200. Nor is a room used twice without harm: in 0.5.23 one of four legs then
+hangs. So rooms never repeat, parameters are sealed to their prompt, and a decode engine enters each room once.
 """
 
 import secrets
-import socket
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from headwater.engines.engine import EngineUnavailable, Pinned
+from headwater.engines.engine import Pinned
 from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.model_digest import model_digest
-from headwater.schemas.events.fleet import Role
+from headwater.engines.sglang.config.disaggregation import Mode
 from headwater.schemas.messages.inference import GenerateRequest
 
 ROOMS: Final = 1 << 63
@@ -34,17 +33,6 @@ REMEMBERED: Final = 65_536
 
 NOWHERE: Final = "2.2.2.2"
 """SGLang's FAKE_BOOTSTRAP_HOST: a leg of this host has no partner and transfers nothing. For probes only."""
-
-ENVIRONMENT: Final[Mapping[str, str]] = {
-    # SGLang's default, 5 s, twice: a dead prefill engine is noticed after 10 s. 2 s is the least that it takes.
-    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"
-}
-CPU_ENVIRONMENT: Final[Mapping[str, str]] = {
-    # It uses CUDA events, also without CUDA.
-    "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"
-}
-
-Mode = Literal["prefill", "decode"]
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -105,7 +93,7 @@ class SglangHandoffs:
         return _fields(room)
 
     def rehearse(self) -> dict[str, Any]:
-        """Fields of a leg without a partner. A decode leg answers from blocks that nobody wrote: only for probes."""
+        """Fields of a leg without a partner. A decode leg answers from blocks that were never written: only for probes."""
         return _fields(Room(NOWHERE, 0, self._rooms.open()))
 
 
@@ -116,50 +104,6 @@ def _fields(room: Room) -> dict[str, Any]:
         "bootstrap_port": room.port or None,
         "bootstrap_room": room.room,
     }
-
-
-def mode_of(role: Role, native: Mapping[str, Any]) -> Mode | None:
-    """The mode of an engine whose worker has this role, None for whole requests. Raises `EngineUnavailable`."""
-    given = native.get("disaggregation_mode")
-    wanted = None if role == "both" else role
-    if given is not None and given != (wanted or "null"):
-        raise EngineUnavailable(
-            f"--role {role} and, among SGLang's own arguments, --disaggregation-mode {given} disagree: omit the latter"
-        )
-    if wanted is not None and int(native.get("dp_size") or 1) > 1:
-        raise EngineUnavailable(
-            f"--role {role} with --dp-size {native['dp_size']} is not implemented: start one worker for each rank"
-        )
-    return wanted
-
-
-def arguments(mode: Mode | None, host: str, port: int, *, cpu: bool) -> dict[str, Any]:
-    """Arguments of an engine that prefills or decodes. `host` is where other workers reach it."""
-    if mode is None:
-        return {}
-    found: dict[str, Any] = {
-        "disaggregation_mode": mode,
-        "disaggregation_transfer_backend": "nixl",
-        "host": host,
-        "disaggregation_bootstrap_port": port,
-    }
-    if cpu and mode == "decode":
-        # Where requests go that are retracted for lack of memory; its default needs CUDA.
-        found["disaggregation_decode_retraction_backup"] = "cpu_tensor"
-    return found
-
-
-def environment(host: str, *, cpu: bool) -> dict[str, str]:
-    """Environment variables of an engine that prefills or decodes."""
-    return {"SGLANG_HOST_IP": host, **ENVIRONMENT, **(CPU_ENVIRONMENT if cpu else {})}
-
-
-def free_port(host: str) -> int:
-    """A TCP port of this machine that is free now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def pairs_with(mode: Mode | None, version: str, name: str, config: Mapping[str, Any]) -> str:

@@ -211,6 +211,21 @@ class SglangOptions(NamedTuple):
             "is made on first use, in the user's cache folder)"
         ),
     ] = ""
+    host: Annotated[
+        str,
+        Meta(
+            description="address at which other workers reach this one, if it only prefills or only decodes: its "
+            "bootstrap server and NIXL"
+        ),
+    ] = "127.0.0.1"
+    bootstrap_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port of a prefill worker's bootstrap server (default: a free one)",
+        ),
+    ] = 0
     gpus_per_worker: Annotated[
         int,
         Meta(

@@ -91,6 +91,8 @@ def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name:
         native=sglang.native,
         metrics=bool(settings.metrics.port),
         ranks=sglang_arguments.number(sglang.native, "dp_size", 1),
+        host=sglang.host,
+        bootstrap_port=sglang.bootstrap_port,
         processors=sglang.logits_processors,
     )
 

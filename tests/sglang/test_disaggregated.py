@@ -25,8 +25,8 @@ pytestmark = [
 
 PROMPTS = 40
 PROMPTS_OF_SOAK = 200
-KILLS = ((5, "prefill-0"), (12, "decode-0"), (20, " router "), (28, "prefill-0"))
-KILLS_OF_SOAK = tuple((after * 5, what) for after, what in KILLS)
+KILLS = ((5, "prefill-0"), (15, "decode-0"), (25, " router "))
+KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 READY_S = 300
 COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024")
 

@@ -198,6 +198,10 @@ class Commands:
             return ControlReply(200, f"role {wanted.role} already")
         if wanted.role != "both":
             self._require("handoff")
+        if "split_only" in self._worker.engine.capabilities:
+            raise CommandRefused(
+                409, f"its engine was started to {status.role} only: start a worker with --role {wanted.role}"
+            )
         if len(inflight) or inflight.handoffs:
             raise CommandRefused(
                 409,

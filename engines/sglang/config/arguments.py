@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.sglang import handoff
+from headwater.engines.sglang.config import disaggregation
 from headwater.schemas.events.fleet import Role
 
 CPU_PAGE_SIZE: Final = 32
@@ -81,7 +81,7 @@ def keyword_arguments(
     """
     _reject_owned(given)
     _agree(settings, given)
-    mode = handoff.mode_of(settings.role, given)
+    mode = disaggregation.mode_of(settings.role, given)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
         "log_level": "warning",
@@ -94,7 +94,7 @@ def keyword_arguments(
         # It rejects what does not fit: nothing is cut off silently.
         "allow_auto_truncate": False,
     }
-    arguments |= handoff.arguments(mode, settings.host, settings.bootstrap_port, cpu=cpu)
+    arguments |= disaggregation.arguments(mode, settings.host, settings.bootstrap_port, cpu=cpu)
     if settings.block_size:
         arguments["page_size"] = settings.block_size
     if settings.max_model_len:

@@ -10,7 +10,7 @@ from headwater.engines.engine import EngineError, EngineInfo, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import POOL
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events.fleet import Role, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
 from headwater.schemas.messages.inference import EmbedRequest
@@ -187,5 +187,27 @@ def test_a_cache_that_can_not_be_cleared_yet_does_not_end_the_worker(refusals: i
         worker.engine.refusals = refusals  # type: ignore[attr-defined]
         await until(lambda: worker.actor.ready.is_set(), 30.0)
         assert worker.ended is None
+
+    play(run)
+
+
+class SplitSim(ControlledSim):
+    """Serves the legs of split requests, and no whole one."""
+
+    capabilities = ControlledSim.capabilities | {"split_only"}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_that_serves_legs_only_is_asked_for_its_own(role: Role) -> None:
+    """When it starts and while it is idle; nobody reads the answer, as the missing edge shows. Its role stays."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, make=SplitSim, health=QUICK, profile=WorkerProfile(role=role))
+        await asyncio.sleep(65.0)
+        assert len(worker.engine.asked) > 5
+        assert {(one.leg, one.edge) for one in worker.engine.asked} == {(role, "")}
+        assert worker.ended is None
+        refused = await worker.told("role", role="both")
+        assert (refused.status, f"to {role} only" in refused.detail) == (409, True)
 
     play(run)

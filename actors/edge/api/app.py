@@ -84,7 +84,8 @@ class App:
         self._access = access or AccessControl()
         self._owner = owner
         self._rates = service.rates
-        self._limiter = limiter or RateLimiter(workers.world.clock)
+        # Not `or`: an empty limiter, as every one is at first, counts as false.
+        self._limiter = RateLimiter(workers.world.clock) if limiter is None else limiter
         self._probes = probes
         serving = Serving(
             workers,

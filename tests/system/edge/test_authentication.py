@@ -205,15 +205,14 @@ async def test_what_one_edge_admits_the_other_one_counts(served: Served) -> None
     clients = served.both(key)
     async with clients[0], clients[1]:
         await known(*clients)
-        began = time.monotonic()
-        statuses = [(await ask(clients[0], key, max_tokens=1)).status_code for _ in range(limit)]
-        async with asyncio.timeout(30):
-            while statuses[-1] != 429:
-                statuses.append((await ask(clients[1], key, max_tokens=1)).status_code)
-        drained = (time.monotonic() - began) * limit / 60
-        assert statuses[:limit] == [200] * limit
-        # What the second one admits before it has heard of the first.
-        assert statuses.count(200) <= 2 * (limit + drained)
+        assert [(await ask(clients[0], key, max_tokens=1)).status_code for _ in range(limit)] == [200] * limit
+        # By itself the second one would admit as many; it has time to hear of the first.
+        for _ in range(limit - 1):
+            if (await ask(clients[1], key, max_tokens=1)).status_code == 429:
+                break
+            await asyncio.sleep(0.5)
+        else:
+            pytest.fail("the second edge never heard of what the first one admitted")
 
 
 async def test_two_edges_at_once_admit_twice_a_limit_at_most(served: Served) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from headwater.actors.edge.api.app import App
+from headwater.actors.edge.limits.limiter import RateLimiter
 from headwater.actors.edge.limits.settings import RateLimits, ServiceLimits
 from headwater.schemas.events.route import RouteRefused
 from tests.support.worlds.edge import EdgeWorld, Response
@@ -171,6 +173,14 @@ def test_a_text_to_tokenize_is_no_longer_than_the_holders_context(world: EdgeWor
     """It would be tokenized for nothing."""
     assert world.ask("/tokenize", {"model": "m", "prompt": "a text"}).document["max_model_len"] == 600
     assert world.ask("/tokenize", {"model": "m", "prompt": "x" * 600 * 200}).status == 400
+
+
+def test_an_edge_counts_in_the_limiter_that_it_shares(world: EdgeWorld) -> None:
+    """It is empty at first, and so false: `or` would put one in its place that no other edge hears of."""
+    limiter = RateLimiter(world.clock)
+    assert not limiter
+    app = App(world.app._workers, world.models, world.ledger, world, limiter=limiter)
+    assert app._limiter is limiter
 
 
 def test_without_limits_there_are_no_headers() -> None:

@@ -37,6 +37,7 @@ def chain(root: int, hashes: hashing.U64) -> list[tuple[int, int]]:
 @check("generate", "kv_events")
 async def prompt_blocks_are_announced_under_the_edges_names(case: EngineCase) -> None:
     """Exactly the full blocks, each behind its parent, with the sequence hashes that an edge computes."""
+    await case.settle()
     prompt, before = case.prompt(3.5), len(case.kv.events)
     await case.generate(prompt, max_tokens=2)
     hashes = case.hashes(prompt)
@@ -48,6 +49,7 @@ async def prompt_blocks_are_announced_under_the_edges_names(case: EngineCase) ->
 async def blocks_of_the_answer_are_announced_too(case: EngineCase) -> None:
     """A conversation's next turn finds the last answer in the cache."""
     size = case.info.block_size
+    await case.settle()
     prompt, before = case.prompt(1.5), len(case.kv.events)
     answer = await case.generate(prompt, max_tokens=2 * size)
     whole = prompt + answer.tokens
@@ -67,6 +69,7 @@ async def shared_prefix_is_reused_block_by_block(case: EngineCase) -> None:
     first = await case.generate(prefix + case.prompt(0.5), max_tokens=2)
     assert first.cached_tokens == 0
     await case.holds(case.hashes(prefix))
+    await case.settle()
     before = len(case.kv.events)
     longer = prefix + case.prompt(1.5)
     second = await case.generate(longer, max_tokens=2)
@@ -96,6 +99,7 @@ async def whole_prompt_in_the_cache_leaves_something_to_compute(case: EngineCase
     await case.holds(case.hashes(prompt))
     again = await case.generate(prompt, max_tokens=2)
     assert again.cached_tokens == 2 * size
+    await case.settle()
     await eventually(lambda: rebuilt(case) == +case.kv.held)
 
 
@@ -106,6 +110,7 @@ async def other_salt_shares_nothing(case: EngineCase) -> None:
     prompt = case.prompt(3.5)
     await case.generate(prompt, max_tokens=2)
     await case.holds(case.hashes(prompt))
+    await case.settle()
     before = len(case.kv.events)
     for salt in ("tenant-a", "tenant-b"):
         assert (await case.generate(prompt, salt, max_tokens=2)).cached_tokens == 0
@@ -128,6 +133,7 @@ async def same_prompts_at_once_announce_no_more_than_is_held(case: EngineCase) -
         await answer.ended()
     await case.idle()
     await case.holds(case.hashes(prompt))
+    await case.settle()
     await eventually(lambda: rebuilt(case) == +case.kv.held)
 
 
@@ -139,6 +145,7 @@ async def held_blocks_rebuild_what_was_announced(case: EngineCase) -> None:
         prompt = prefix + case.prompt(tail)
         await case.generate(prompt, max_tokens=2)
         await case.holds(case.hashes(prompt))
+    await case.settle()
     await eventually(lambda: rebuilt(case) == +case.kv.held)
     known = {hashing.ROOT, hashing.seed("", "tenant-a"), hashing.seed("", "tenant-b")}
     for parent, block in stored_blocks(list(case.engine.held_blocks())):
@@ -152,6 +159,7 @@ async def cleared_cache_is_empty_and_says_so(case: EngineCase) -> None:
     old, new = case.prompt(3.5), case.prompt(2.5)
     await case.generate(old, max_tokens=2)
     await case.holds(case.hashes(old))
+    await case.settle()
     before = len(case.kv.events)
     await case.engine.clear_kv()
     await case.generate(new, max_tokens=2)
@@ -181,6 +189,7 @@ async def full_cache_evicts_and_says_what(make: MakeEngine) -> None:
             await case.holds(case.hashes(prompt))
             assert sum((+case.kv.held).values()) <= total
         assert not case.kv.holds(case.hashes(prompts[0]))
+        await case.settle()
         await eventually(lambda: rebuilt(case) == +case.kv.held)
         assert (await case.generate(prompts[-1], max_tokens=1)).cached_tokens == blocks * size
         assert (await case.generate(prompts[0], max_tokens=1)).cached_tokens < blocks * size
@@ -203,6 +212,7 @@ async def requests_that_do_not_fit_together_all_end(make: MakeEngine) -> None:
             assert len(answer.tokens) == length
             # A real engine's sums depend a little on what else is in the batch.
             assert case.engine.name != "sim" or answer.tokens[:8] == start
+        await case.settle()
         await eventually(lambda: rebuilt(case) == +case.kv.held)
 
 

@@ -181,6 +181,12 @@ class EngineCase:
         """Wait until the engine runs nothing."""
         await eventually(lambda: self.engine.load()[:2] == (0, 0))
 
+    async def settle(self) -> None:
+        """Wait until all events so far have been read: events come in order, so until those of another prompt have."""
+        prompt = self.prompt(1.5)
+        await self.generate(prompt, max_tokens=1)
+        await self.holds(self.hashes(prompt))
+
     async def holds(self, hashes: hashing.U64) -> None:
         """Wait until the events say that these blocks are held."""
         await eventually(lambda: self.kv.holds(hashes))

@@ -30,7 +30,7 @@ REMOVED: Final[dict[str, tuple[str, ...]]] = {
 }
 """Arguments that an engine does not get: its HTTP server would use them, or Headwater passes them."""
 
-OPTIONS_OF = {"vllm": "vllm", "sglang": "sglang", "sim": "sim"}
+OPTIONS_OF = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt_llm", "sim": "sim"}
 """The section of the options of each engine of Headwater's own; others have `worker.engine_options`."""
 
 

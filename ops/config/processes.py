@@ -14,6 +14,7 @@ from headwater.ops.config.worker import (
     LoraOptions,
     SglangOptions,
     SimOptions,
+    TensorRtOptions,
     VllmOptions,
     WorkerSettings,
 )
@@ -68,6 +69,7 @@ class EngineProcess(NamedTuple):
     worker: WorkerSettings = DEFAULTS.worker
     vllm: VllmOptions = DEFAULTS.vllm
     sglang: SglangOptions = DEFAULTS.sglang
+    tensorrt_llm: TensorRtOptions = DEFAULTS.tensorrt_llm
     sim: SimOptions = DEFAULTS.sim
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health
@@ -96,6 +98,7 @@ class LocalFleetSettings(NamedTuple):
     worker: WorkerSettings = DEFAULTS.worker
     vllm: VllmOptions = DEFAULTS.vllm
     sglang: SglangOptions = DEFAULTS.sglang
+    tensorrt_llm: TensorRtOptions = DEFAULTS.tensorrt_llm
     sim: SimOptions = DEFAULTS.sim
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health

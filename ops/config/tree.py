@@ -23,6 +23,7 @@ from headwater.ops.config.worker import (
     LoraOptions,
     SglangOptions,
     SimOptions,
+    TensorRtOptions,
     VllmOptions,
     WorkerSettings,
 )
@@ -58,6 +59,7 @@ class Settings(NamedTuple):
     worker: Annotated[WorkerSettings, Prefix("")] = WorkerSettings()
     vllm: Annotated[VllmOptions, Prefix("")] = VllmOptions()
     sglang: SglangOptions = SglangOptions()
+    tensorrt_llm: Annotated[TensorRtOptions, Prefix("tensorrt-llm")] = TensorRtOptions()
     sim: SimOptions = SimOptions()
     lora: LoraOptions = LoraOptions()
     health: HealthSettings = HealthSettings()
@@ -83,6 +85,7 @@ GROUPS = {
     "worker": "Model and worker",
     "vllm": "vLLM",
     "sglang": "SGLang",
+    "tensorrt_llm": "TensorRT-LLM",
     "sim": "Simulated engine",
     "lora": "LoRA adapters",
     "health": "Health checks",

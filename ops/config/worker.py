@@ -11,6 +11,7 @@ from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.sim.defaults import TOTAL_BLOCKS
+from headwater.engines.tensorrt_llm.config.settings import HandoffMode
 from headwater.ops.config.setting import Flag, Prefix, Text
 from headwater.schemas.events.fleet import Role
 
@@ -240,6 +241,35 @@ class SglangOptions(NamedTuple):
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
     allow_vulnerable_engine: Annotated[
         bool, Meta(description="start an SGLang with known vulnerabilities")
+    ] = False
+
+
+class TensorRtOptions(NamedTuple):
+    """Options of TensorRT-LLM."""
+
+    file: Annotated[str, Meta(description="YAML file with arguments of TensorRT-LLM's LLM class")] = ""
+    overrides: Annotated[
+        dict[str, Any],
+        Text(msgspec.json.decode, _write_json, "JSON"),
+        Meta(
+            description="arguments that replace those of the file, as JSON or a table: "
+            '{"kv_cache_config": {"free_gpu_memory_fraction": 0.8}}'
+        ),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    handoff: Annotated[
+        HandoffMode,
+        Meta(
+            description="how prefill and decode legs are joined: the decode leg starts after the prefill, both start at once, "
+            "or the first tokens are handed over apart from the opaque state"
+        ),
+    ] = "context-first"
+    logits_processors: Annotated[
+        dict[str, str],
+        Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…"),
+        Meta(description="logits processors that requests may use by name; they turn KV events off"),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow_faults: Annotated[
+        bool, Meta(description="start combinations of arguments that are known to hang or to end the engine")
     ] = False
 
 

@@ -1,5 +1,6 @@
 """An engine and the model that it serves, from settings."""
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +20,12 @@ from headwater.engines.vllm.config import checks, cli_arguments
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import SimOptions, WorkerSettings
-from headwater.ops.worker import default_model, model_check, parsers
+from headwater.ops.worker import default_model, model_check, parsers, plan, tensorrt_llm
 from headwater.schemas.clock import SystemClock
 
 DEMO_NAME = "smollm2-135m-instruct"
 
-NATIVE_ENGINES: Final = frozenset({"vllm", "sglang"})
+NATIVE_ENGINES: Final = frozenset({"vllm", "sglang", "tensorrt_llm"})
 """Engines that load a model's weights."""
 
 
@@ -202,7 +203,27 @@ def _sglang(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     return engine, served(settings.worker, files)
 
 
+def _tensorrt_llm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    from headwater.engines.tensorrt_llm.engine import TensorRtEngine
+
+    folder = model_folder(settings.worker.model)
+    files = _files(folder, settings.worker)
+    own = tensorrt_llm.settings_of(settings, worker)._replace(
+        model=str(folder),
+        name=files.name,
+        context_length=files.context_length,
+        eos_token_ids=files.eos_token_ids,
+    )
+    engine = TensorRtEngine(own, SystemClock(), gpus=len(plan.visible_gpus(os.environ)))
+    return engine, served(settings.worker, files)
+
+
 EngineFactory = Callable[[EngineProcess, str], tuple[Engine, Served]]
 
-FACTORIES: Final[dict[str, EngineFactory]] = {"sim": _sim, "vllm": _vllm, "sglang": _sglang}
+FACTORIES: Final[dict[str, EngineFactory]] = {
+    "sim": _sim,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "tensorrt_llm": _tensorrt_llm,
+}
 """Headwater's own engines: each is made of a process's settings and a worker's name. All others: `_custom`."""

@@ -10,8 +10,9 @@ from headwater.engines.sglang.config import cli_arguments as sglang_arguments
 from headwater.engines.vllm.config import cli_arguments
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.worker import FleetSettings, SglangOptions, SimOptions, VllmOptions
+from headwater.ops.config.worker import FleetSettings, SglangOptions, SimOptions, TensorRtOptions, VllmOptions
 from headwater.ops.process.sockets import free_range
+from headwater.ops.worker import tensorrt_llm
 from headwater.schemas.events.fleet import Role
 
 DEFAULT_WORKERS = 2
@@ -94,6 +95,8 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
 
 
 def _gpus(settings: EngineProcess, engine: str) -> int:
+    if engine == "tensorrt_llm":
+        return tensorrt_llm.gpus(settings)
     if engine != "sglang":
         return settings.vllm.gpus_per_worker or gpus_needed(settings.vllm.native)
     words = settings.sglang.native
@@ -118,6 +121,7 @@ def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
     kept = settings._replace(
         vllm=settings.vllm._replace(native=()) if engine == "vllm" else VllmOptions(),
         sglang=settings.sglang._replace(native=()) if engine == "sglang" else SglangOptions(),
+        tensorrt_llm=settings.tensorrt_llm if engine == "tensorrt_llm" else TensorRtOptions(),
         sim=settings.sim if engine == "sim" else SimOptions(),
     )
     return kept, ["--", *native] if native else []
@@ -144,7 +148,8 @@ def described(workers: Sequence[WorkerPlan]) -> str:
 def uses_gpus(settings: EngineProcess, *, cpu: bool) -> bool:
     """Do these workers use GPUs, if there are any? `cpu`: the vLLM that is installed here computes on CPUs."""
     engine = settings.worker.engine
-    return engine == "sglang" or bool(settings.fleet.sglang_workers) or (engine == "vllm" and not cpu)
+    always = engine in ("sglang", "tensorrt_llm") or bool(settings.fleet.sglang_workers)
+    return always or (engine == "vllm" and not cpu)
 
 
 def ranks_here(native: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from headwater.engines.sim.defaults import BLOCK_SIZE
 from headwater.engines.vllm.config import checks, cli_arguments, versions
 from headwater.engines.vllm.config.arguments import CPU_BLOCK_SIZE
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.worker import parsers
+from headwater.ops.worker import parsers, tensorrt_llm
 from headwater.ops.worker.plan import WorkerPlan, ranks_here
 
 LOOK_S = 5.0
@@ -32,6 +32,9 @@ def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     parsers.check_names(worker_settings.tool_parser, worker_settings.reasoning_parser)
     if worker_settings.engine == "sglang":
         sglang_versions.check(sglang_versions.installed(), allow=settings.sglang.allow_vulnerable_engine)
+    if worker_settings.engine == "tensorrt_llm":
+        for worker in workers:
+            tensorrt_llm.check(settings, worker.role)
     if worker_settings.engine != "sim" and worker_settings.chat_template:
         checks.template(worker_settings.chat_template)
     if worker_settings.engine != "vllm":

@@ -50,6 +50,8 @@ def other(one: Setting) -> tuple[str, Any]:
     special: dict[str, tuple[str, Any]] = {
         "worker.engine": ("sim", "sim"),
         "worker.engine_options": ('{"delay_s": 0.5}', {"delay_s": 0.5}),
+        "tensorrt_llm.overrides": ('{"max_batch_size": 8}', {"max_batch_size": 8}),
+        "tensorrt_llm.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "vllm.native": ("--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")),
         "vllm.connector_options": ('{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}),
         "vllm.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),

@@ -1,0 +1,396 @@
+"""TensorRT-LLM's `LLM` with the PyTorch backend as an `Engine`: tokens in, tokens out."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from headwater.engines.engine import (
+    Emit,
+    EngineDied,
+    EngineError,
+    EngineInfo,
+    EngineLoad,
+    EngineUnavailable,
+    KvEvent,
+    RequestRejected,
+    Step,
+    Transfer,
+)
+from headwater.engines.tensorrt_llm import handoff, polling
+from headwater.engines.tensorrt_llm.config import checks
+from headwater.engines.tensorrt_llm.config.arguments import TRANSFER_TIMEOUT_MS, arguments, attention_ranks
+from headwater.engines.tensorrt_llm.config.recorded import accepted, takes
+from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
+from headwater.engines.tensorrt_llm.leg import Leg
+from headwater.engines.tensorrt_llm.library import load_library
+from headwater.engines.tensorrt_llm.operations import TensorRtControl
+from headwater.engines.tensorrt_llm.polling import RankState
+from headwater.engines.tensorrt_llm.sampling import sampling_params
+from headwater.engines.tensorrt_llm.watchdog import Watchdog
+from headwater.schemas import hashing
+from headwater.schemas.clock import Clock
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.tables.capability import Capability
+
+FIRST_ANSWER_S_MAX: Final = 600.0
+STOP_S_MAX: Final = 30.0
+LEAK_SHARE: Final = 0.95
+LEAK_MARGIN_S: Final = 30.0
+"""Blocks in use without a request, for this long after every transfer must have ended, are lost (TensorRT-LLM 12313)."""
+
+_log = structlog.get_logger("headwater.tensorrt_llm")
+
+
+class TensorRtEngine(TensorRtControl):
+    """See `headwater.engines.engine.Engine` and, for attention data parallelism, `headwater.engines.data_parallel`."""
+
+    def __init__(self, settings: TensorRtSettings, clock: Clock, *, gpus: int = 0) -> None:
+        super().__init__()
+        self._settings = settings
+        self._clock = clock
+        self._arguments = arguments(settings)
+        checks.check(settings, self._arguments, gpus=gpus)
+        self.ranks = attention_ranks(self._arguments)
+        self.choreography = handoff.CHOREOGRAPHIES[settings.handoff]
+        transceiver = self._arguments.get("cache_transceiver_config") or {}
+        self._transfer_s = int(transceiver.get("kv_transfer_timeout_ms") or TRANSFER_TIMEOUT_MS) / 1000
+        self._legs: dict[str, Leg] = {}
+        self._used_handoffs: dict[bytes, None] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watchdog: Watchdog | None = None
+        self._failure = ""
+        self._full_since_s: float | None = None
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
+        api = self._api = load_library()
+        try:
+            self._llm = api.LLM(**accepted(api.LLM.__init__, self._arguments))
+        except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
+            raise EngineUnavailable(
+                f"TensorRT-LLM cannot start with {self._settings.model}: {error}"
+            ) from error
+        given = self._arguments
+        self.capabilities = self._capabilities()
+        slots = int(given.get("max_batch_size") or 2048)
+        size = int(given["kv_cache_config"]["tokens_per_block"])
+        self._ranks = [RankState(number, size, slots) for number in range(self.ranks)]
+        self._watchdog = Watchdog(self._llm, self._clock)
+        self._watchdog.start()
+        await self._first_answer()
+        self._tasks += [
+            asyncio.create_task(self._poll(*one), name=f"TensorRT-LLM {one[0]}") for one in self._polls()
+        ]
+        lora = given.get("lora_config") or {}
+        self._info = EngineInfo(
+            self._settings.name,
+            size,
+            self._ranks[0].total_blocks,
+            slots,
+            int(given.get("max_seq_len") or self._settings.context_length),
+            version=str(api.version),
+            pairs_with=f"tensorrt_llm/{api.version}/{self._settings.name}/{given.get('dtype') or 'auto'}"
+            if "handoff" in self.capabilities
+            else "",
+            lora_slots=int(lora.get("max_loras") or 0),
+            lora_rank_max=int(lora.get("max_lora_rank") or 0),
+            processors=tuple(self._settings.processors) if "processors" in self.capabilities else (),
+        )
+        return self._info
+
+    def _capabilities(self) -> frozenset[Capability]:
+        given, generate = self._arguments, self._llm.generate_async
+        found: set[Capability] = {"generate", "logprobs", "seed"}
+        cache = given["kv_cache_config"]
+        if cache.get("enable_block_reuse") and int(cache.get("event_buffer_max_size") or 0) > 0:
+            found |= {"kv_events", "kv_dump"}
+        if takes(generate, "cache_salt"):
+            found.add("cache_salt")
+        if takes(generate, "priority"):
+            found.add("priority")
+        if given.get("guided_decoding_backend"):
+            found.add("guide")
+        if self._settings.processors:
+            found.add("processors")
+        if given.get("enable_lora") and given.get("lora_config"):
+            found.add("lora")
+        if (given.get("cache_transceiver_config") or {}).get("backend"):
+            found.add("handoff")
+        if hasattr(self._llm, "_collective_rpc"):
+            found.add("sleep")
+        return frozenset(found)
+
+    async def _first_answer(self) -> None:
+        """One token: before the first request there are neither statistics nor events."""
+        params = sampling_params(
+            self._api, Sampling(1, temperature=0.0, ignore_eos=True), self._settings.eos_token_ids, {}
+        )
+        async with asyncio.timeout(FIRST_ANSWER_S_MAX):
+            await self._llm.generate_async([1], sampling_params=params).aresult()
+            while not self._ranks[0].total_blocks:
+                await polling.poll_once(self._stats, self._take_stats)
+                await self._clock.sleep(polling.STATS_PAUSE_S[0])
+        for rank in self._ranks:
+            rank.total_blocks = rank.total_blocks or self._ranks[0].total_blocks
+
+    def _stats(self) -> AsyncIterator[dict[str, Any]]:
+        found: AsyncIterator[dict[str, Any]] = self._llm.get_stats_async(timeout=polling.STATS_TIMEOUT_S)
+        return found
+
+    def _events(self) -> AsyncIterator[dict[str, Any]]:
+        found: AsyncIterator[dict[str, Any]] = self._llm.get_kv_cache_events_async(
+            timeout=polling.EVENTS_TIMEOUT_S
+        )
+        return found
+
+    def _take_stats(self, stats: dict[str, Any]) -> None:
+        self._ranks[self._rank_of(stats, "attentionDpRank")].take_stats(stats)
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        self._ranks[self._rank_of(event, "attention_dp_rank")].take_event(event)
+
+    def _rank_of(self, item: dict[str, Any], key: str) -> int:
+        number = int(item.get(key) or 0)
+        return number if number < len(self._ranks) else 0
+
+    def _polls(self) -> list[tuple[str, polling.Fetch, polling.Take, tuple[float, float]]]:
+        found: list[tuple[str, polling.Fetch, polling.Take, tuple[float, float]]] = [
+            ("statistics", self._stats, self._take_stats, polling.STATS_PAUSE_S)
+        ]
+        if "kv_events" in self.capabilities:
+            found.append(("KV events", self._events, self._take_event, polling.EVENTS_PAUSE_S))
+        return found
+
+    async def _poll(
+        self, what: str, fetch: polling.Fetch, take: polling.Take, pause_s: tuple[float, float]
+    ) -> None:
+        try:
+            await polling.poll(fetch, take, pause_s, self._clock)
+        except Exception as error:
+            self._fail(f"its {what} cannot be read: {type(error).__name__}: {error}")
+
+    def submit(
+        self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
+    ) -> None:
+        """See `Engine.submit` and `RankedEngine.submit`."""
+        self._check_supported(request)
+        self._check_lora(request.lora_name)
+        tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
+        self._check_length(len(tokens), request.sampling.max_tokens)
+        params = sampling_params(
+            self._api,
+            request.sampling,
+            self._settings.eos_token_ids,
+            self._settings.processors,
+            prefill=request.leg == "prefill",
+        )
+        leg = Leg(request, emit, rank, transfer if request.leg == "decode" else None)
+        self._legs[request.request] = leg
+        leg.task = asyncio.get_running_loop().create_task(self._serve(leg, tokens, params))
+        leg.task.add_done_callback(partial(self._remove, leg))
+
+    def _check_length(self, prompt: int, answer: int) -> None:
+        context = self._info.context_length
+        if not prompt:
+            raise RequestRejected("the prompt is empty")
+        if prompt + answer > context:
+            raise RequestRejected(f"{prompt} prompt + {answer} new tokens exceed the context of {context}")
+        limit = int(self._arguments.get("max_num_tokens") or 8192)
+        if prompt > limit and not self._arguments.get("enable_chunked_prefill"):
+            raise RequestRejected(
+                f"{prompt} prompt tokens exceed max_num_tokens ({limit}) of this worker, which computes prompts in one piece"
+            )
+
+    def _remove(self, leg: Leg, task: "asyncio.Task[None]") -> None:
+        self._legs.pop(leg.request.request, None)
+        leg.finish(Step((), "abort"))
+
+    async def _serve(self, leg: Leg, tokens: list[int], params: Any) -> None:
+        rank = self._ranks[leg.rank]
+        await self._open.wait()
+        # TensorRT-LLM admits more requests than it has slots for sequences, and hangs (18742, 18983): the rest waits here.
+        async with rank.slots:
+            if leg.ended:
+                return
+            try:
+                leg.handle = self._begin(leg, tokens, params)
+            except (ValueError, TypeError, NotImplementedError) as error:
+                leg.finish(Step((), "rejected", detail=str(error)))
+                return
+            except EngineError as error:
+                leg.finish(Step((), "error", detail=str(error)))
+                return
+            try:
+                await self._follow(leg)
+            except Exception as error:
+                # An error before the submission is the request's; one after it is the engine's.
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _begin(self, leg: Leg, tokens: list[int], params: Any) -> Any:
+        request, api = leg.request, self._api
+        given: dict[str, Any] = {
+            "sampling_params": params,
+            "streaming": request.leg != "prefill",
+            "lora_request": self._loras.get(request.lora_name),
+            "disaggregated_params": self._disaggregated(leg),
+        }
+        if self.ranks > 1:
+            given["scheduling_params"] = api.SchedulingParams(
+                attention_dp_rank=leg.rank, attention_dp_relax=False
+            )
+        if request.cache_salt:
+            given["cache_salt"] = request.cache_salt
+        if "priority" in self.capabilities:
+            # A canary, which no edge sent, passes all others: it measures the engine, not the queue.
+            given["priority"] = 1.0 if not request.edge else _priority(request.priority)
+        return self._llm.generate_async(
+            tokens, **{name: one for name, one in given.items() if one is not None}
+        )
+
+    def _disaggregated(self, leg: Leg) -> Any:
+        """How this leg takes part in a hand-off, None if it does not. Raises `EngineError` for one that is unusable."""
+        request, mode = leg.request, self._settings.handoff
+        if request.leg == "prefill":
+            number = handoff.new_request_id()
+            made = handoff.for_prefill(self._api, mode, number)
+            if mode == "generation-first":
+                endpoint = (getattr(self._llm, "disaggregated_params", None) or {}).get("ctx_info_endpoint")
+                params = handoff.pack_meeting(request, number, endpoint, leg.rank)
+                leg.pin(params, self._transfer_s)
+            return made
+        if leg.transfer is None:
+            return None
+        params_of = handoff.unpack(request, leg.transfer)
+        if leg.transfer.params in self._used_handoffs:
+            raise EngineError("its hand-off was already used")
+        self._used_handoffs[leg.transfer.params] = None
+        while len(self._used_handoffs) > handoff.USED_MAX:
+            del self._used_handoffs[next(iter(self._used_handoffs))]
+        return handoff.for_decode(self._api, mode, params_of)
+
+    async def _follow(self, leg: Leg) -> None:
+        """Emit the outputs of a request until it ends; also of an aborted one, so that its slot is not given away."""
+        results = leg.handle.__aiter__()
+        while True:
+            waiting = asyncio.ensure_future(results.__anext__())
+            if leg.transfer is not None and not leg.sent and not leg.ended:
+                await self._await_kv(leg, waiting)
+            try:
+                result = await waiting
+            except StopAsyncIteration:
+                leg.finish(Step((), "error", detail="TensorRT-LLM ended the request without a reason"))
+                return
+            leg.take(result, self._transfer_s, as_opaque=self._settings.handoff == "opaque")
+            if leg.done:
+                return
+
+    async def _await_kv(self, leg: Leg, waiting: "asyncio.Future[Any]") -> None:
+        """Wait for the first token of a decode leg, until its KV must have come (12542: blocks evicted before the send).
+
+        Later the request ends with an error, and its edge tries elsewhere; its slot stays taken until TensorRT-LLM
+        answers, as aborting it before its KV has come would leave the transfer half done.
+        """
+        limit = asyncio.ensure_future(self._clock.sleep(self._transfer_s))
+        await asyncio.wait({waiting, limit}, return_when=asyncio.FIRST_COMPLETED)
+        limit.cancel()
+        if not waiting.done():
+            leg.late = True
+            leg.finish(Step((), "error", detail=f"its KV did not arrive within {self._transfer_s:g} s"))
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`. The last step comes at once; a decode leg is aborted when its KV has come."""
+        leg = self._legs.get(request)
+        if leg is not None:
+            asyncio.get_running_loop().call_soon(leg.abort)
+
+    def kv_events(self, *, rank: int = 0) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        return self._ranks[rank].events()
+
+    def held_blocks(self, *, rank: int = 0) -> list[BlocksStored]:
+        """See `Engine.held_blocks`."""
+        return self._ranks[rank].held()
+
+    def load(self, *, rank: int = 0) -> EngineLoad:
+        """See `Engine.load`."""
+        state = self._ranks[rank]
+        mine = [leg for leg in self._legs.values() if leg.rank == rank]
+        running = sum(leg.handle is not None for leg in mine)
+        used = max(state.used_blocks if running else 0, sum(leg.blocks(state.block_size) for leg in mine))
+        return EngineLoad(running, len(mine) - running, min(used, state.total_blocks), state.total_blocks)
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`. TensorRT-LLM has no call for it."""
+
+    async def check(self) -> None:
+        """See `Engine.check`. Besides its health: blocks that are lost, and decode legs whose KV never came."""
+        if not self._failure and self._watchdog is not None:
+            self._failure = self._watchdog.verdict or self._leak()
+        if self._failure:
+            self._fail(self._failure)
+            raise EngineDied(self._failure)
+
+    def _leak(self) -> str:
+        late = sum(leg.late for leg in self._legs.values())
+        if late and late == len(self._legs):
+            return f"{late} decode legs wait for KV that never came, and nothing else runs"
+        used, total = (
+            sum(getattr(rank, name) for rank in self._ranks) for name in ("used_blocks", "total_blocks")
+        )
+        if self._legs or not total or used / total <= LEAK_SHARE:
+            self._full_since_s = None
+            return ""
+        now = self._clock.monotonic_s()
+        self._full_since_s = self._full_since_s if self._full_since_s is not None else now
+        if now - self._full_since_s <= self._transfer_s + LEAK_MARGIN_S:
+            return ""
+        return f"{used} of {total} KV blocks are in use without any request: they are lost"
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. A shutdown that hangs is left behind: it ends with this process."""
+        for request in list(self._legs):
+            self.abort(request)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        legs = [leg.task for leg in self._legs.values() if leg.task is not None]
+        for task in legs:
+            task.cancel()
+        await asyncio.gather(*legs, return_exceptions=True)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            ended = threading.Event()
+            threading.Thread(target=_shut_down, args=(llm, ended), daemon=True).start()
+            if not await asyncio.to_thread(ended.wait, STOP_S_MAX):
+                _log.error("engine_stop_timed_out", after_s=STOP_S_MAX)
+
+    def _fail(self, reason: str) -> None:
+        """The engine has died: every request ends."""
+        if not self._failure:
+            _log.error("engine_died", engine=self.name, reason=reason)
+        self._failure = self._failure or reason
+        for leg in list(self._legs.values()):
+            leg.finish(Step((), "error", detail=self._failure))
+
+    def _busy(self) -> int:
+        return sum(leg.handle is not None or self._open.is_set() for leg in self._legs.values())
+
+
+def _priority(ours: int) -> float:
+    """Ours: lower is sooner, 0 is normal. TensorRT-LLM's: 0 to 1, higher is sooner, 0.5 is normal."""
+    return min(max(0.5 - ours / 200, 0.0), 0.99)
+
+
+def _shut_down(llm: Any, ended: threading.Event) -> None:
+    try:
+        llm.shutdown()
+    except Exception as error:
+        _log.warning("engine_shutdown_failed", reason=f"{type(error).__name__}: {error}")
+    ended.set()

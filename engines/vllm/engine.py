@@ -24,7 +24,7 @@ from headwater.engines.engine import (
 )
 from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.heap import freeze_heap
-from headwater.engines.vllm import handoff, sampling
+from headwater.engines.vllm import first_failure, handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.lora import Loras
@@ -60,7 +60,7 @@ class VllmEngine(VllmControl):
         super().__init__()
         self._settings = settings
         self.ranks = settings.ranks
-        self._folder = ""
+        self._folder = self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
 
     async def start(self) -> EngineInfo:
@@ -81,6 +81,7 @@ class VllmEngine(VllmControl):
         self._folder = tempfile.mkdtemp(prefix="headwater-")
         events, replay = endpoints(self._folder)
         environment(self._settings)
+        self._failure_file = first_failure.prepare(self._folder)
         arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
         arguments |= self._settings.overrides
         self._complete(arguments)
@@ -269,7 +270,10 @@ class VllmEngine(VllmControl):
                 return
             _log.error("generate_failed", request=request.request, failure=failure_place(error))
             _log.debug("generate_failure", exc_info=True)
-            stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
+            detail = f"{type(error).__name__}; see the worker's log"
+            if self._engine is not None and self._engine.errored:
+                detail = f"vLLM's engine core died: {self._first_cause()}"
+            stream.send(Step((), "error", detail=detail))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""
@@ -297,7 +301,10 @@ class VllmEngine(VllmControl):
     async def check(self) -> None:
         """See `Engine.check`."""
         if self._engine is not None and (self._engine.errored or not self._engine.is_running):
-            raise EngineDied(f"vLLM's engine core died: {self._engine.dead_error}")
+            raise EngineDied(f"vLLM's engine core died: {self._first_cause()}")
+
+    def _first_cause(self) -> str:
+        return first_failure.read(self._failure_file, self._engine) or str(self._engine.dead_error)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""

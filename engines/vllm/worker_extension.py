@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from headwater.engines.vllm import first_failure
+
 
 class Extension:
     """Mixed into vLLM's worker class."""
@@ -58,4 +60,5 @@ def fix_mixed_batches() -> None:
 
 
 # Workers import this module before they load a model.
+first_failure.keep()
 fix_mixed_batches()

@@ -10,7 +10,9 @@ from headwater.ops.nats.connect import operator_world
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.schemas.events.event import Event
+from headwater.schemas.events.fleet import WorkerLeft
 from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.request import RequestStepped
 from headwater.schemas.events.route import Candidate, Decision, Shadowed, Weights
 from headwater.schemas.messages.inference import Leg
 
@@ -29,7 +31,9 @@ async def explain(nats: NatsSettings, pool: str, request: str) -> int:
         found = await decisions_for(log, request)
         for position, decision, after in found:
             print(describe(decision, position, after))
-        await _print_life(world, request)
+        left_by = await _print_life(world, request)
+        for line in await why_workers_left(log, left_by):
+            print(f"  {line}")
     if not found:
         print(f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)")
     return 0 if found else 1
@@ -146,12 +150,30 @@ def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ..
     )
 
 
-async def _print_life(world: Ports, request: str) -> None:
+async def why_workers_left(log: Log, workers: set[tuple[str, int]]) -> list[str]:
+    """The first cause that the log has for the end of each of these (worker, epoch)."""
+    found: dict[tuple[str, int], str] = {}
+    if not workers:
+        return []
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            for event in record.batch.events:
+                if isinstance(event, WorkerLeft) and (event.worker, event.epoch) in workers:
+                    found.setdefault((event.worker, event.epoch), event.reason)
+    return [f"worker {worker}.{epoch} left: {reason}" for (worker, epoch), reason in found.items()]
+
+
+async def _print_life(world: Ports, request: str) -> set[tuple[str, int]]:
+    """Print the request's events; returns the workers, with their epochs, that it had to leave."""
+    left_by: set[tuple[str, int]] = set()
     async for piece in world.requests.read(0, follow=False):
         for record in piece.records:
             for event in record.batch.events:
                 if getattr(event, "request", None) == request:
                     print(f"  {event_line(event)}")
+                    if isinstance(event, RequestStepped):
+                        left_by.add((event.worker, event.epoch))
+    return left_by
 
 
 def event_line(event: Event) -> str:

@@ -5,13 +5,16 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.sglang.saga_kills import kill_in_every_state
 from tests.support.engines import tiny_model
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
+    REFUSALS,
     Tokens,
     answers,
     body,
     handed_over,
+    refused_references,
     under_kills,
 )
 from tests.support.processes.fleet import FleetProcess, fleet
@@ -86,6 +89,13 @@ async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, tog
     assert await under_kills(apart, together, KILLS_OF_SOAK) == []
 
 
+@pytest.mark.soak
+async def test_a_kill_in_any_state_costs_no_answer(apart: FleetProcess) -> None:
+    """Of the prefill worker, the decode worker and the router; tests/sim has the same table for every choreography."""
+    rows = await kill_in_every_state(apart, 100)
+    assert [row for row in rows if row[2]] == []
+
+
 async def test_usage_counts_what_the_prefill_engine_had_cached(apart: FleetProcess) -> None:
     """Whole pages of a prompt that was asked before, but for its last token's; a transfer is no hit."""
     asked = body(0) | {"prompt": [7_000 + number for number in range(100)]}
@@ -95,3 +105,9 @@ async def test_usage_counts_what_the_prefill_engine_had_cached(apart: FleetProce
             usage = (await client.post("/v1/completions", json=asked)).json()["usage"]
             told.append(usage["prompt_tokens_details"]["cached_tokens"])
     assert told == [0, 96]
+
+
+async def test_references_that_are_not_good_are_refused(apart: FleetProcess, together: list[Tokens]) -> None:
+    """Used, stale, unknown, another life's, another prompt's: an error each, and never another prompt's answer."""
+    assert await refused_references(apart) == REFUSALS
+    assert await answers(apart, 10) == together[:10]

@@ -4,31 +4,19 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 
-from headwater.schemas import subjects
-from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.handoff import Handoff
-from headwater.schemas.messages.inference import (
-    Accepted,
-    GenerateReply,
-    GenerateRequest,
-    Refused,
-    Sampling,
-    TokenFrame,
-)
 from tests.support.engines import tiny_model
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
+    REFUSALS,
     Tokens,
     answers,
     body,
     handed_over,
-    prompt,
+    refused_references,
     under_kills,
 )
 from tests.support.processes.fleet import FleetProcess, descendants, fleet
@@ -106,47 +94,10 @@ async def test_tokens_are_the_same_under_kills_and_cancels(
     assert await answers(apart, 20) == together[:20]
 
 
-async def test_a_replayed_handoff_is_refused(apart: FleetProcess) -> None:
-    """The KV of a prompt is given to one decode leg. A second one, and one with another prompt, get none of it."""
-    import nats
-
-    stats = await apart.until(
-        "both workers", lambda stats: {"prefill-0", "decode-0"} <= {s["id"] for s in stats if s.get("epoch")}
-    )
-    epochs = {s["id"]: s["epoch"] for s in stats if "epoch" in s}
-    client = await nats.connect(apart.nats)
-    encode = msgspec.msgpack.encode
-    decoder: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
-    try:
-        frames = await client.subscribe(subjects.edge_frames("default", "test"))
-
-        async def give(worker: str, request: GenerateRequest) -> Accepted | Refused:
-            subject = subjects.engine("default", worker, epochs[worker], "generate")
-            reply = await client.request(subject, encode(request), timeout=30)
-            return decoder.decode(reply.data)
-
-        def leg(name: str, number: int, **more: Any) -> GenerateRequest:
-            sampling = Sampling(4, temperature=0.0, ignore_eos=True)
-            return GenerateRequest(
-                name, "test", hash(name) % 1000, pack_tokens(prompt(number)), sampling, **more
-            )
-
-        assert await give("prefill-0", leg("p", 900, leg="prefill")) == Accepted()
-        handoff: Handoff | None = None
-        while handoff is None:
-            message = await frames.next_msg(timeout=20)
-            [entry] = msgspec.msgpack.decode(message.data, type=TokenFrame).entries
-            assert entry.tokens == ()
-            handoff = entry.handoff
-        other = await give("decode-0", leg("d0", 901, leg="decode", handoff=handoff))
-        assert isinstance(other, Refused)
-        assert (other.retryable, other.spent, "other prompt" in other.reason) == (True, True, True)
-        assert await give("decode-0", leg("d1", 900, leg="decode", handoff=handoff)) == Accepted()
-        again = await give("decode-0", leg("d2", 900, leg="decode", handoff=handoff))
-        assert isinstance(again, Refused)
-        assert (again.retryable, again.spent, "consumed" in again.reason) == (True, True, True)
-    finally:
-        await client.close()
+async def test_references_that_are_not_good_are_refused(apart: FleetProcess, together: list[Tokens]) -> None:
+    """Used, stale, unknown, another life's, another prompt's: an error each, and never another prompt's answer."""
+    assert await refused_references(apart) == REFUSALS
+    assert await answers(apart, 10) == together[:10]
 
 
 async def test_idle_workers_leave_the_processor_to_others(apart: FleetProcess) -> None:

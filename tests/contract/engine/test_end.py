@@ -56,12 +56,32 @@ async def test_killed_engine_core_is_told_and_ends_its_requests(vllm_model: str)
         while True:
             try:
                 await case.engine.check()
-            except EngineDied:
+            except EngineDied as error:
+                told = str(error)
                 break
             assert time.monotonic() - began < NOTICE_S
             await asyncio.sleep(0.01)
+        assert f"process {core} was ended by SIGKILL" in told
         for answer in running:
             await answer.ended()
             assert [step.finish for step in answer.steps if step.finish] == ["error"]
             assert answer.steps[-1].detail
     await eventually(lambda: not any(map(alive, ours)))
+
+
+@pytest.mark.vllm
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.filterwarnings("ignore")
+async def test_the_first_cause_of_a_death_is_told(vllm_model: str) -> None:
+    """An exception in vLLM's process, by its name and message: to its requests, and by `check`."""
+    processors = {"only": "tests.support.engines.only_token:OnlyToken"}
+    async with started(vllm_engine(vllm_model, processors=processors)) as case:
+        running = case.submit(case.request(case.prompt(1.5), max_tokens=LONG))
+        await running.begun()
+        fatal = case.submit(case.request(case.prompt(1.5), processors={"only": {"token": -1}}))
+        for answer in (running, fatal):
+            await answer.ended()
+            assert answer.finish == "error"
+            assert "LookupError: no token -1" in answer.steps[-1].detail
+        with pytest.raises(EngineDied, match="LookupError: no token -1"):
+            await case.engine.check()

@@ -23,6 +23,9 @@ class OnlyToken(AdapterLogitsProcessor):  # type: ignore[misc]
         if given is None:
             return None
         token = int(given["token"])
+        if token < 0:
+            # A mistake in a user's class ends the engine.
+            raise LookupError(f"no token {token}")
 
         def apply(_output: list[int], logits: torch.Tensor) -> torch.Tensor:
             kept = logits[token].clone()

@@ -6,8 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import msgspec
+import nats
+from msgspec.structs import replace
+from nats.aio.client import Client
 
+from headwater.schemas import subjects
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.handoff import Handoff
+from headwater.schemas.messages.inference import (
+    Accepted,
+    Cancel,
+    GenerateReply,
+    GenerateRequest,
+    Leg,
+    Refused,
+    Sampling,
+    TokenFrame,
+)
 from tests.support.processes.fleet import FleetProcess
+
+_reply: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
 
 AT_ONCE = 12
 RETRIES_MAX = 5
@@ -117,3 +136,91 @@ async def handed_over(up: FleetProcess) -> int:
     assert code == 0, output
     [line] = [line for line in output.splitlines() if "RequestPrefilled" in line] or ["RequestPrefilled 0"]
     return int(next(word for word in line.split() if word.isdigit()))
+
+
+REFUSALS = {
+    "another prompt": "other prompt",
+    "unknown": "unknown",
+    "another life": "is gone",
+    "used": "consumed",
+    "stale": "released",
+}
+"""By the way in which a reference is not good: the reason that a decode worker gives."""
+
+
+class Legs:
+    """An edge's side of hand-offs between the workers `prefill-0` and `decode-0`."""
+
+    def __init__(self, client: Client, epochs: dict[str, int]) -> None:
+        self._client = client
+        self._epochs = epochs
+        self._sent = 0
+
+    async def prefill(self, number: int) -> tuple[str, Handoff]:
+        """Compute a prompt for another worker; the request's name, and the reference to its KV."""
+        frames = await self._client.subscribe(subjects.edge_frames("default", "test"))
+        name = f"p-{number}"
+        assert await self.give("prefill-0", name, number, "prefill") == Accepted()
+        while True:
+            message = await frames.next_msg(timeout=30)
+            for entry in msgspec.msgpack.decode(message.data, type=TokenFrame).entries:
+                if entry.handoff is not None:
+                    assert entry.tokens == ()
+                    await frames.unsubscribe()
+                    return name, entry.handoff
+
+    async def give(
+        self, worker: str, name: str, number: int, leg: Leg, handoff: Handoff | None = None
+    ) -> Accepted | Refused:
+        """Send a leg of a prompt to a worker."""
+        self._sent += 1
+        sampling = Sampling(4, temperature=0.0, ignore_eos=True)
+        tokens = pack_tokens(prompt(number))
+        request = GenerateRequest(name, "test", self._sent, tokens, sampling, leg=leg, handoff=handoff)
+        subject = subjects.engine("default", worker, self._epochs[worker], "generate")
+        reply = await self._client.request(subject, msgspec.msgpack.encode(request), timeout=30)
+        return _reply.decode(reply.data)
+
+    async def release(self, name: str) -> None:
+        """The client of a prefill leg has left."""
+        subject = subjects.engine("default", "prefill-0", self._epochs["prefill-0"], "cancel")
+        await self._client.publish(subject, msgspec.msgpack.encode(Cancel((name,))))
+
+
+async def refused_references(up: FleetProcess) -> dict[str, str]:
+    """Give a decode worker references that are not good, and one that is; the reason of each refusal, as in `REFUSALS`."""
+    stats = await up.until(
+        "both workers", lambda stats: {"prefill-0", "decode-0"} <= {s["id"] for s in stats if s.get("epoch")}
+    )
+    client = await nats.connect(up.nats)
+    try:
+        legs = Legs(client, {s["id"]: s["epoch"] for s in stats if "epoch" in s})
+        _, good = await legs.prefill(900)
+        left, stale = await legs.prefill(901)
+        await legs.release(left)
+        # The blocks of the released prompt are given to others.
+        await asyncio.gather(*(legs.give("prefill-0", f"o-{n}", 910 + n, "prefill") for n in range(4)))
+        asked = [
+            ("another prompt", 902, good),
+            ("unknown", 900, replace(good, id="unknown")),
+            ("another life", 900, replace(good, epoch=good.epoch + 1_000_000)),
+            ("good", 900, good),
+            ("used", 900, good),
+            ("stale", 901, stale),
+        ]
+        found: dict[str, str] = {}
+        for what, number, handoff in asked:
+            reply = await legs.give("decode-0", f"d-{what}", number, "decode", handoff)
+            if what == "good":
+                assert reply == Accepted()
+                continue
+            assert isinstance(reply, Refused), what
+            assert (reply.retryable, reply.spent) == (True, True), what
+            known = [reason for reason in REFUSALS.values() if reason in reply.reason]
+            found[what] = known[0] if known else reply.reason
+        for n in range(4):
+            await legs.release(f"o-{n}")
+        await legs.release("p-900")
+        return found
+    finally:
+        await client.close()

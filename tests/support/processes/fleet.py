@@ -63,6 +63,12 @@ class FleetProcess:
 
     async def kill_worker(self, name: str) -> int:
         """SIGKILL the worker that holds this lease, wherever it runs on this machine; returns its id."""
+        pid = await self.worker_pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def worker_pid(self, name: str) -> int:
+        """The process of the worker that holds this lease."""
         client = await nats.connect(self.nats)
         try:
             table = await client.jetstream().key_value(subjects.lease_bucket("default"))
@@ -70,7 +76,6 @@ class FleetProcess:
             pid: int = msgspec.json.decode(entry.value or b"{}")["pid"]
         finally:
             await client.close()
-        os.kill(pid, signal.SIGKILL)
         return pid
 
     async def stats(self, *, quick: bool = False) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from tests.support.processes.commands import ended
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 from tests.support.servers.nats import NatsServer
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 POOL = "sim-b16"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Where does a river begin? " * 20}]}

@@ -29,11 +29,12 @@ class EngineTransfer(NamedTuple):
 
 
 class BenchRequest(NamedTuple):
-    """A request to the engine."""
+    """A request to the engine. `alternatives`: log probabilities of so many tokens at each place, 0 for none."""
 
     tokens: list[int]
     max_tokens: int
     kv: dict[str, Any] | None = None
+    alternatives: int = 0
 
 
 DIGESTS = "digests"
@@ -41,7 +42,10 @@ DIGESTS = "digests"
 
 
 class EngineAnswer(NamedTuple):
-    """The result of a request. `transfers` are those that ended since the previous one."""
+    """The result of a request. `transfers` are those that ended since the previous one.
+
+    `logprobs` has the log probabilities of the likeliest tokens at each place, if they were asked for.
+    """
 
     tokens: tuple[int, ...]
     kv: dict[str, Any] | None
@@ -49,6 +53,7 @@ class EngineAnswer(NamedTuple):
     total_s: float
     cached: int
     transfers: list[EngineTransfer]
+    logprobs: tuple[dict[int, float], ...] = ()
 
 
 class Up(NamedTuple):
@@ -118,7 +123,12 @@ async def _generate(engine: Any, asked: BenchRequest, request: str) -> EngineAns
 
     extra = {"kv_transfer_params": asked.kv} if asked.kv else None
     sampling = SamplingParams(
-        max_tokens=asked.max_tokens, temperature=0.0, ignore_eos=True, detokenize=False, extra_args=extra
+        max_tokens=asked.max_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args=extra,
+        logprobs=asked.alternatives or None,
     )
     began, first_s = time.perf_counter(), 0.0
     output: Any = None
@@ -128,9 +138,18 @@ async def _generate(engine: Any, asked: BenchRequest, request: str) -> EngineAns
     if output is None:
         raise RuntimeError("vLLM returned no output")
     total_s = time.perf_counter() - began
-    tokens = tuple(output.outputs[0].token_ids)
+    answer = output.outputs[0]
+    logprobs = tuple(
+        {token: entry.logprob for token, entry in place.items()} for place in answer.logprobs or ()
+    )
     return EngineAnswer(
-        tokens, output.kv_transfer_params, first_s, total_s, output.num_cached_tokens or 0, []
+        tuple(answer.token_ids),
+        output.kv_transfer_params,
+        first_s,
+        total_s,
+        output.num_cached_tokens or 0,
+        [],
+        logprobs,
     )
 
 

@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 LOAD_FORMAT = "headwater-random"
 """vLLM's `load_format` for the weights of `gpu.weights`, with `WEIGHTS_EXTENSION` as `worker_extension_cls`."""
 
-WEIGHTS_EXTENSION = "headwater.ops.bench.gpu.weights.Extension"
+WEIGHTS_EXTENSION = "headwater.ops.bench.gpu.weights.ScaledWeights"
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -14,6 +14,8 @@ from headwater.ops.bench.gpu.process import BenchChild
 UP_S = 400.0
 ANSWER_S = 120.0
 TOKENS = 16
+ALTERNATIVES = 5
+"""Likeliest tokens whose log probabilities are compared."""
 
 
 class HandOff(NamedTuple):
@@ -30,6 +32,14 @@ class HandOff(NamedTuple):
     repeat: EngineAnswer
     blocks: int
     of_blocks: int
+
+
+class Answers(NamedTuple):
+    """Answers to one prompt: after a hand-off, by the prefill engine alone, and by the decode engine from its cache."""
+
+    handed: EngineAnswer
+    whole: list[EngineAnswer]
+    repeated: list[EngineAnswer]
 
 
 class Pair:
@@ -74,6 +84,17 @@ class Pair:
         whole, again = (self.prefill.request(BenchRequest(decoded, TOKENS), ANSWER_S) for _ in range(2))
         repeat = self.decode.request(BenchRequest(decoded, TOKENS), ANSWER_S)
         return HandOff(prefill, decode, whole, again, repeat, blocks, len(ids))
+
+    def answers(self, tokens: list[int], length: int, times: int) -> "Answers":
+        """`length` tokens for a prompt: handed over, then `times` by each engine, from its own cache."""
+        prefill = self.prefill.request(BenchRequest(tokens, 1, REMOTE_DECODE), ANSWER_S)
+        handed = BenchRequest(tokens, length, prefill.kv, ALTERNATIVES)
+        alone = BenchRequest(tokens, length, None, ALTERNATIVES)
+        return Answers(
+            self.decode.request(handed, ANSWER_S),
+            [self.prefill.request(alone, ANSWER_S) for _ in range(times)],
+            [self.decode.request(alone, ANSWER_S) for _ in range(times)],
+        )
 
     def stop(self) -> None:
         """Kill both: there is no state to save, and an engine takes seconds to stop."""

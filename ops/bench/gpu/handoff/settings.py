@@ -40,6 +40,9 @@ NVLINK_TLS = "cuda_ipc,cuda_copy,sm,tcp,self"
 RUNNER_1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """vLLM 0.24 stores a block's layers contiguously only in its older model runner."""
 
+BATCH_INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+"""Kernels whose rounding does not depend on what else is in the batch."""
+
 SETTINGS = {
     setting.name: setting
     for setting in (
@@ -56,6 +59,8 @@ SETTINGS = {
         HandoffSetting("cross-layers", cross_layers=True, environ=RUNNER_1),
         HandoffSetting("cross-layers-0", cross_layers=True, threads=0, environ=RUNNER_1),
         HandoffSetting("graphs", eager=False),
+        HandoffSetting("graphs-runner-1", eager=False, environ=RUNNER_1),
+        HandoffSetting("graphs-invariant", eager=False, environ=BATCH_INVARIANT),
         HandoffSetting("cross-layers-graphs", cross_layers=True, eager=False, environ=RUNNER_1),
     )
 }

@@ -4,9 +4,9 @@
     python -m headwater.ops.bench.gpu.handoff.equality --device cpu --shape tiny --length 100        (a check, no figures)
 
 Each prompt is handed over once, then answered several times by the prefill engine and by the decode engine, each from
-its own cache. At temperature 0, two answers differ either because kernels round differently, or because the engines
-computed something else. Rounding shows in two ways: an engine's own answers differ from each other as often, and at the
-first different token the two candidates were nearly equally likely. A defect shows as a gap like that between any two
+its own cache; another prompt of the same length is computed by both, without a hand-off. At temperature 0, two answers differ either because kernels round differently, or because the engines
+computed something else. Rounding shows in two ways: answers without a hand-off differ as often, and at the first
+different token the two candidates were nearly equally likely. A defect shows as a gap like that between any two
 neighbouring candidates; its median is printed beside.
 """
 
@@ -29,7 +29,7 @@ from headwater.ops.bench.gpu.process import ChildFailed
 from headwater.ops.bench.report import machine
 from headwater.ops.process.text_table import table
 
-TIMES = 3
+TIMES = 2
 """Answers of each engine alone."""
 
 
@@ -74,6 +74,7 @@ def compare(answers: Sequence[Answers]) -> list[Comparison]:
         "handed over, prefill engine alone": [(one.handed, one.whole[0]) for one in answers],
         "handed over, decode engine alone": [(one.handed, one.repeated[0]) for one in answers],
         "prefill engine, decode engine": [(one.whole[0], one.repeated[0]) for one in answers],
+        "both engines, another prompt": [one.cold for one in answers],
         "prefill engine, itself": [pair for one in answers for pair in _pairs(one.whole)],
         "decode engine, itself": [pair for one in answers for pair in _pairs(one.repeated)],
     }
@@ -102,8 +103,11 @@ def measure(pair: Pair, options: argparse.Namespace) -> list[Answers]:
     pair.ready()
     draw = random.Random(0)
     vocabulary = int(gpu_model.SHAPES[options.shape]["vocab_size"])
-    prompts = [[draw.randrange(3, vocabulary) for _ in range(options.length)] for _ in range(options.prompts)]
-    return [pair.answers(prompt, options.tokens, TIMES) for prompt in prompts]
+
+    def prompt() -> list[int]:
+        return [draw.randrange(3, vocabulary) for _ in range(options.length)]
+
+    return [pair.answers(prompt(), prompt(), options.tokens, TIMES) for _ in range(options.prompts)]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -135,7 +139,9 @@ def _show(label: str, answers: Sequence[Answers], out: Path) -> None:
         ]
         for one in found
     ]
-    print(f"{label}: {len(answers)} prompts, usual gap {usual_gap(answers):.3f}")
+    one = answers[0]
+    cached = f"{one.handed.cached} handed over, {one.whole[0].cached} and {one.repeated[0].cached} alone"
+    print(f"{label}: {len(answers)} prompts, usual gap {usual_gap(answers):.3f}, cached tokens: {cached}")
     print(table(("answers", "pairs", "differ", "largest gap", "place:gap/gap"), rows), flush=True)
     (out / f"{label.replace('/', '-')}.json").write_text(json.dumps([one._asdict() for one in found]))
 

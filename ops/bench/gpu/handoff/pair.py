@@ -35,11 +35,15 @@ class HandOff(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Answers to one prompt: after a hand-off, by the prefill engine alone, and by the decode engine from its cache."""
+    """Answers to one prompt: after a hand-off, by the prefill engine alone, and by the decode engine from its cache.
+
+    `cold` are the two engines' answers to another prompt, which each computed itself: no KV was moved.
+    """
 
     handed: EngineAnswer
     whole: list[EngineAnswer]
     repeated: list[EngineAnswer]
+    cold: tuple[EngineAnswer, EngineAnswer]
 
 
 class Pair:
@@ -85,15 +89,17 @@ class Pair:
         repeat = self.decode.request(BenchRequest(decoded, TOKENS), ANSWER_S)
         return HandOff(prefill, decode, whole, again, repeat, blocks, len(ids))
 
-    def answers(self, tokens: list[int], length: int, times: int) -> "Answers":
-        """`length` tokens for a prompt: handed over, then `times` by each engine, from its own cache."""
+    def answers(self, tokens: list[int], other: list[int], length: int, times: int) -> Answers:
+        """`length` tokens for a prompt: handed over, then `times` by each engine, from its own cache; and for an `other`."""
         prefill = self.prefill.request(BenchRequest(tokens, 1, REMOTE_DECODE), ANSWER_S)
         handed = BenchRequest(tokens, length, prefill.kv, ALTERNATIVES)
         alone = BenchRequest(tokens, length, None, ALTERNATIVES)
+        cold = BenchRequest(other, length, None, ALTERNATIVES)
         return Answers(
             self.decode.request(handed, ANSWER_S),
             [self.prefill.request(alone, ANSWER_S) for _ in range(times)],
             [self.decode.request(alone, ANSWER_S) for _ in range(times)],
+            (self.prefill.request(cold, ANSWER_S), self.decode.request(cold, ANSWER_S)),
         )
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ Each prompt is handed over once, then answered several times by the prefill engi
 its own cache; another prompt of the same length is computed by both, without a hand-off. At temperature 0, two answers differ either because kernels round differently, or because the engines
 computed something else. Rounding shows in two ways: answers without a hand-off differ as often, and at the first
 different token the two candidates were nearly equally likely. A defect shows as a gap like that between any two
-neighbouring candidates; its median is printed beside.
+neighbouring candidates; its median is printed with them.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TIMES = 2
 """Answers of each engine alone."""
 
 
-class Difference(NamedTuple):
+class FirstDifference(NamedTuple):
     """Where two answers first differ, and how much likelier (in log probability) each found its own token than the other's."""
 
     place: int
@@ -41,12 +41,12 @@ class Difference(NamedTuple):
     other_gap: float
 
 
-class Comparison(NamedTuple):
+class AnswerComparison(NamedTuple):
     """Pairs of answers that were compared, and the differences among them."""
 
     what: str
     pairs: int
-    differences: list[Difference]
+    differences: list[FirstDifference]
 
     @property
     def largest_gap(self) -> float:
@@ -54,11 +54,11 @@ class Comparison(NamedTuple):
         return max((max(one.gap, one.other_gap) for one in self.differences), default=0.0)
 
 
-def first_difference(one: EngineAnswer, other: EngineAnswer) -> Difference | None:
+def first_difference(one: EngineAnswer, other: EngineAnswer) -> FirstDifference | None:
     """None if two answers are equal. A token that the other engine did not list counts as infinitely unlikely."""
     for place, (token, instead) in enumerate(zip(one.tokens, other.tokens, strict=True)):
         if token != instead:
-            return Difference(
+            return FirstDifference(
                 place, _gap(one.logprobs[place], token, instead), _gap(other.logprobs[place], instead, token)
             )
     return None
@@ -68,7 +68,7 @@ def _gap(place: dict[int, float], token: int, other: int) -> float:
     return place[token] - place.get(other, float("-inf"))
 
 
-def compare(answers: Sequence[Answers]) -> list[Comparison]:
+def compare(answers: Sequence[Answers]) -> list[AnswerComparison]:
     """Handed over against alone, and each engine against itself."""
     kinds: dict[str, list[tuple[EngineAnswer, EngineAnswer]]] = {
         "handed over, prefill engine alone": [(one.handed, one.whole[0]) for one in answers],
@@ -79,7 +79,7 @@ def compare(answers: Sequence[Answers]) -> list[Comparison]:
         "decode engine, itself": [pair for one in answers for pair in _pairs(one.repeated)],
     }
     return [
-        Comparison(what, len(pairs), [found for pair in pairs if (found := first_difference(*pair))])
+        AnswerComparison(what, len(pairs), [found for pair in pairs if (found := first_difference(*pair))])
         for what, pairs in kinds.items()
     ]
 

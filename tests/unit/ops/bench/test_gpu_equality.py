@@ -7,7 +7,7 @@ import pytest
 
 from headwater.ops.bench.gpu import model
 from headwater.ops.bench.gpu.engine import EngineAnswer
-from headwater.ops.bench.gpu.handoff.equality import Difference, compare, first_difference, usual_gap
+from headwater.ops.bench.gpu.handoff.equality import FirstDifference, compare, first_difference, usual_gap
 from headwater.ops.bench.gpu.handoff.pair import Answers
 
 
@@ -22,7 +22,7 @@ OTHER = answer({1: -0.1, 2: -2.0}, {3: -0.75, 4: -0.625})
 
 
 def test_the_gap_is_that_of_both_answers_at_the_first_different_token() -> None:
-    assert first_difference(ONE, OTHER) == Difference(1, 0.25, 0.125)
+    assert first_difference(ONE, OTHER) == FirstDifference(1, 0.25, 0.125)
     assert first_difference(ONE, ONE) is None
     unlisted = answer({1: -0.1, 2: -2.0}, {5: -0.5, 6: -0.75})
     found = first_difference(ONE, unlisted)

@@ -62,6 +62,8 @@ $(SGLANG)/.installed: tests/support/sglang/requirements.txt Makefile | $(VENV)/.
 		--python $(SGLANG)/bin/python sglang==$(SGLANG_VERSION) $(TORCHVISION) -e .
 	printf '%s\n' ../../../../tests/support/sglang/site 'import sglang_on_cpu' \
 		> $$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headwater_tests.pth
+	@# Compiles what SGLang imports: 15 s, once.
+	$(SGLANG)/bin/python -c 'from tests.support.sglang import forks; forks.preload()' 2> $(SGLANG)/warm.log
 	@touch $@
 
 up: install

@@ -47,15 +47,15 @@ def logging_of_all_tests() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests that share processes. Those of vLLM come first and the short ones last, so that workers end together.
+    """Group the tests that share processes. Those of vLLM and SGLang come first and the short ones last, so that workers end together.
 
-    Those of vLLM by folder: the fleet of one ends with it, since also idle engines need some processor time.
+    Those by folder: the fleet of one ends with it, since also idle engines need some processor time.
     """
 
     def order(item: pytest.Item) -> tuple[bool, str, bool]:
-        vllm = item.get_closest_marker("vllm") is not None
         folder = _folder(config, item)
-        return not vllm, folder if vllm else "", folder in SHORT
+        first = item.get_closest_marker("vllm") is not None or folder == "sglang"
+        return not first, folder if first else "", folder in SHORT
 
     for item in items:
         if _folder(config, item) in SHARING and item.get_closest_marker("xdist_group") is None:

@@ -45,6 +45,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The model's own defaults (its generation_config.json) for sampling fields that a request omits."""
     response_template: str = ""
     """Describes the formats, where a parser is `response_template`."""
+    engines: dict[str, tuple[str, ...]] = {}
+    """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 
 
 class LoraCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,10 +60,21 @@ async def publish_card(world: Ports, served: Served, engine: Engine, info: Engin
     )
     table = CardTable(world.cards)
     present = await table.get_model(card.pool)
+    card = with_engines_of(card, present)
     if present is not None and replace(present, created_s=0) == replace(card, created_s=0):
         return present
     await table.put_model(card)
     return card
+
+
+def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
+    """One engine's card of a pool, with the capabilities of the other engines in the `present` one.
+
+    A request needs one engine that is capable of it: a router keeps it from the others.
+    """
+    engines = {**(present.engines if present is not None else {}), card.engine: card.capabilities}
+    either = {capability for capabilities in engines.values() for capability in capabilities}
+    return replace(card, engines=engines, capabilities=tuple(sorted(either)))
 
 
 async def _store_artifact(world: Ports, data: bytes) -> str:

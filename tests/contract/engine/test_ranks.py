@@ -1,21 +1,23 @@
-"""Data-parallel ranks of one vLLM: engines of their own, started and stopped once."""
+"""Data-parallel ranks of one vLLM or SGLang: engines of their own, started and stopped once."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import cast
 
 import pytest
 import pytest_asyncio
 
 from headwater.engines import data_parallel
-from headwater.engines.vllm import VllmEngine
-from tests.support.ports.engines import EngineCase, family, rebuilt, started, vllm_engine
+from headwater.engines.data_parallel import RankedEngine
+from tests.support.ports.engines import EngineCase, family, rebuilt, sglang_engine, started, vllm_engine
 from tests.support.ports.waiting import eventually
+from tests.support.sglang import environment
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(300),
-    pytest.mark.vllm,
+    pytest.mark.sglang if environment.HERE else pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
     # Its own libraries' are not ours to fail on.
     pytest.mark.filterwarnings("ignore"),
@@ -25,13 +27,19 @@ RANKS = 2
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cases(vllm_model: str) -> AsyncIterator[list[EngineCase]]:
-    """Both ranks of one engine."""
-    engine = vllm_engine(vllm_model, max_model_len=512, kv_cache_mib=64, ranks=RANKS)
-    assert isinstance(engine, VllmEngine)
+async def cases(request: pytest.FixtureRequest) -> AsyncIterator[list[EngineCase]]:
+    """Both ranks of one engine, of the one that is installed here."""
+    if environment.HERE:
+        engine = sglang_engine(request.getfixturevalue("sglang_model"), max_model_len=512, ranks=RANKS)
+    else:
+        model = request.getfixturevalue("vllm_model")
+        engine = vllm_engine(model, max_model_len=512, kv_cache_mib=64, ranks=RANKS)
     before = set(family())
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(started(rank)) for rank in data_parallel.split(engine)]
+        yield [
+            await stack.enter_async_context(started(rank))
+            for rank in data_parallel.split(cast(RankedEngine, engine))
+        ]
     await eventually(lambda: not set(family()) - before)
 
 

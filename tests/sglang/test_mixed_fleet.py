@@ -1,0 +1,177 @@
+"""A fleet with a worker of vLLM and one of SGLang, which serve the same weights in one pool."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.engines import tiny_model
+from tests.support.processes import zygote
+from tests.support.processes.fleet import FleetProcess, command_line, descendants, fleet
+from tests.support.sglang.environment import PYTHON
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.xdist_group("sglang"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(400),
+]
+
+MODEL = "tiny"
+FLAGS = ("--served-model-name", MODEL, "--max-model-len", "1024")
+VLLM, SGLANG = "worker-0", "sglang-0"
+GAP_MAX = 1e-3
+"""Two tokens whose log probabilities differ by less may change places between engines: their sums have other orders."""
+
+
+class Mixed(NamedTuple):
+    """The fleet, and the process of the SGLang worker."""
+
+    up: FleetProcess
+    sglang: zygote.Process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed]:
+    """A worker of `headwater up` with vLLM; one of SGLang joins it as a process of its own."""
+    assert PYTHON.exists(), "SGLang's environment is missing: make sglang"
+    folder, model = tmp_path_factory.mktemp("mixed"), str(tiny_model.ensure())
+    flags = ("--engine", "vllm", "--model", model, *FLAGS, "--workers", "1", "--kv-cache-mib", "64")
+    log = folder / "sglang.log"
+    async with fleet(folder, *flags, "--client-policies", "kv,direct", ready_s=240, vllm=True) as up:
+        with log.open("wb") as output:
+            worker = await zygote.start(
+                *("engine", "sglang", "--nats", up.nats, "--name", SGLANG, "--model", model, *FLAGS),
+                *("--log-format", "json", "--", "--max-running-requests", "4"),
+                stdout=output,
+                stderr=output,
+                sglang=True,
+            )
+        try:
+            await up.until("both workers", lambda stats: ready(stats) == {VLLM, SGLANG}, within_s=240)
+            await up.until_whole()
+            yield Mixed(up, worker)
+        finally:
+            if worker.returncode is None:
+                worker.terminate()
+            async with asyncio.timeout(60):
+                await worker.wait()
+        assert '"sglang_died"' in log.read_text()
+
+
+def ready(stats: list[dict[str, Any]]) -> set[str]:
+    """Ids of the workers that take requests."""
+    return {one["id"] for one in stats if one["name"] == "headwater-worker" and one.get("state") == "ready"}
+
+
+async def complete(
+    client: httpx.AsyncClient, prompt: list[int], worker: str = "", **more: Any
+) -> httpx.Response:
+    """A greedy completion, by this worker if one is named."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **more}
+    headers = {"x-headwater-worker": worker} if worker else {}
+    answer = await client.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert not worker or answer.headers["x-headwater-worker"].startswith(worker)
+    return answer
+
+
+def prompts() -> list[list[int]]:
+    """Token ids of eight prompts, from half a block to four blocks."""
+    return [
+        [100 + 37 * number + (position * (number + 3)) % 900 for position in range(16 * (number + 1))]
+        for number in range(8)
+    ]
+
+
+async def test_both_engines_answer_alike(mixed: Mixed) -> None:
+    """The same tokens, or others from a place on at which two were equally likely for both."""
+    async with mixed.up.client() as client:
+        for prompt in prompts():
+            both = [await complete(client, prompt, worker, logprobs=2) for worker in (VLLM, SGLANG)]
+            ours, theirs = (answer.json()["choices"][0]["logprobs"] for answer in both)
+            pairs = list(zip(ours["tokens"], theirs["tokens"], strict=True))
+            at = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+            for place in range(len(pairs) if at is None else at):
+                assert ours["token_logprobs"][place] == pytest.approx(
+                    theirs["token_logprobs"][place], abs=1e-3
+                )
+            if at is not None:
+                for told in (ours, theirs):
+                    first, second = sorted(told["top_logprobs"][at].values(), reverse=True)[:2]
+                    assert first - second < GAP_MAX, (prompt, at)
+
+
+async def test_explain_shows_both_candidates(mixed: Mixed) -> None:
+    """The router compares workers of both engines, and finds a prompt's blocks with the one that has them."""
+    prompt = [200 + (position * 7) % 900 for position in range(160)]
+    async with mixed.up.client() as client:
+        first = await complete(client, prompt, SGLANG, max_tokens=2)
+        known = await mixed.up.blocks()
+        assert known >= 5
+        again = await complete(client, [*prompt, 77], max_tokens=2)
+        assert again.headers["x-headwater-worker"].startswith(SGLANG)
+        assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 160
+        assert first.json()["choices"][0]["text"]
+        models = (await client.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in models] == [MODEL]
+    code, text = await mixed.up.command("explain", again.headers["x-request-id"])
+    assert code == 0, text
+    assert VLLM in text
+    assert SGLANG in text
+
+
+async def test_a_capability_of_one_engine_is_routed_to_it(mixed: Mixed) -> None:
+    """Bad words are vLLM's only: whoever has the blocks, it is the one that may take the request."""
+    async with mixed.up.client() as client:
+        answer = await complete(client, [300 + position for position in range(96)], bad_words=["zebra"])
+    assert answer.headers["x-headwater-worker"].startswith(VLLM)
+
+
+async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
+    """SIGKILL of its scheduler in the middle of an answer: the client gets the whole answer, as from one engine.
+
+    The last test: the worker is gone.
+    """
+    prompt = [400 + (position * 11) % 900 for position in range(160)]
+    async with mixed.up.client() as client:
+        wanted = (await complete(client, prompt, VLLM, max_tokens=400)).json()["choices"][0]["text"]
+        # Its cache has more of the next prompt, which is therefore routed there.
+        longer = [*prompt, *([55] * 320)]
+        whole = (await complete(client, longer, VLLM, max_tokens=300)).json()["choices"][0]["text"]
+        assert wanted
+        assert whole
+        other = [500 + (position * 13) % 900 for position in range(320)]
+        await complete(client, other, SGLANG, max_tokens=2)
+        body = {
+            "model": MODEL,
+            "prompt": other,
+            "max_tokens": 600,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        text, killed = "", False
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            assert response.headers["x-headwater-worker"].startswith(SGLANG)
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    assert '"error"' not in line, line
+                    text += httpx.Response(200, content=line[6:].encode()).json()["choices"][0]["text"]
+                if text and not killed:
+                    [scheduler] = [
+                        pid for pid in descendants(mixed.sglang.pid) if "scheduler" in command_line(pid)
+                    ]
+                    os.kill(scheduler, signal.SIGKILL)
+                    killed = True
+        alone = (await complete(client, other, VLLM, max_tokens=600)).json()["choices"][0]["text"]
+    assert killed
+    assert text == alone
+    async with asyncio.timeout(60):
+        assert await mixed.sglang.wait() != 0

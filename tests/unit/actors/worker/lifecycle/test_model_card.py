@@ -1,0 +1,23 @@
+"""The card of a pool whose workers have several engines."""
+
+from msgspec.structs import replace
+
+from headwater.actors.worker.lifecycle.model_card import with_engines_of
+from tests.unit.engines.vllm.test_checks import card
+
+
+def test_a_card_has_the_capabilities_of_every_engine() -> None:
+    """Each engine's are replaced by its own workers, and by no others."""
+    vllm = replace(card(), capabilities=("generate", "bad_words"))
+    sglang = replace(card(engine="sglang"), capabilities=("generate", "lora"))
+    first = with_engines_of(vllm, None)
+    assert (first.capabilities, first.engines) == (
+        ("bad_words", "generate"),
+        {"vllm": ("generate", "bad_words")},
+    )
+    both = with_engines_of(sglang, first)
+    assert both.engine == "sglang"
+    assert both.capabilities == ("bad_words", "generate", "lora")
+    less = with_engines_of(replace(sglang, capabilities=("generate",)), both)
+    assert less.capabilities == ("bad_words", "generate")
+    assert with_engines_of(vllm, less).engines == {"vllm": ("generate", "bad_words"), "sglang": ("generate",)}

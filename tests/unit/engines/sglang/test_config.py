@@ -1,0 +1,163 @@
+"""SGLang's arguments, releases and capabilities: without SGLang."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.sglang.config import arguments, cli_arguments, signatures, versions
+from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
+from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
+from headwater.engines.sglang.config.signatures import LACKS, USED, Signatures
+
+SETTINGS = SglangSettings(model="/m", name="m", worker="w")
+
+
+def made(settings: SglangSettings = SETTINGS, *, cpu: bool = False, **given: Any) -> dict[str, Any]:
+    """All arguments of the engine."""
+    return keyword_arguments(settings, given, "ipc://e", "ipc://r", cpu=cpu)
+
+
+def test_defaults_that_the_adapter_relies_on() -> None:
+    """New tokens only, nothing cut off, pages of several tokens, events on our sockets."""
+    found = made()
+    assert found["incremental_streaming_output"] is True
+    assert found["allow_auto_truncate"] is False
+    assert (found["page_size"], found["model_path"]) == (16, "/m")
+    assert json.loads(found["kv_events_config"])["endpoint"] == "ipc://e"
+    assert "device" not in found
+    assert made(cpu=True)["page_size"] == 32
+    assert made(cpu=True)["attention_backend"] == "torch_native"
+
+
+def test_settings_and_native_arguments() -> None:
+    """The user's are stronger than ours, and contradictions are errors."""
+    own = SETTINGS._replace(block_size=64, max_model_len=2048, ranks=2, metrics=True, processors={"a": "m:A"})
+    found = made(own, cpu=True, dtype="bfloat16")
+    assert (found["page_size"], found["context_length"], found["dp_size"]) == (64, 2048, 2)
+    assert (found["enable_metrics"], found["enable_custom_logit_processor"]) == (True, True)
+    assert found["dtype"] == "bfloat16"
+    assert made(own, page_size=64)["page_size"] == 64
+    with pytest.raises(EngineUnavailable, match=r"--block-size 64 .*--page-size 32 disagree"):
+        made(own, page_size=32)
+    assert made(SETTINGS._replace(overrides={"page_size": 1}))["page_size"] == 1
+
+
+def test_arguments_that_follow_from_others() -> None:
+    """Low priorities first, as in the API; weights that come back from sleep as they were."""
+    assert "schedule_low_priority_values_first" not in made()
+    assert made(enable_priority_scheduling=True)["schedule_low_priority_values_first"] is True
+    assert made(enable_memory_saver=True)["enable_weights_cpu_backup"] is True
+    assert (
+        made(enable_memory_saver=True, enable_weights_cpu_backup=False)["enable_weights_cpu_backup"] is False
+    )
+
+
+@pytest.mark.parametrize("name", sorted(arguments.OWNED))
+def test_arguments_that_the_adapter_owns_are_rejected(name: str) -> None:
+    """With the reason."""
+    with pytest.raises(EngineUnavailable, match=f"--{name.replace('_', '-')} is not supported here"):
+        made(**{name: 1})
+
+
+def test_native_kv_events() -> None:
+    """Where they are published, sockets that are missing are ours."""
+    found = json.loads(
+        made(kv_events_config='{"publisher": "zmq", "endpoint": "tcp://*:9"}')["kv_events_config"]
+    )
+    assert (found["endpoint"], found["replay_endpoint"]) == ("tcp://*:9", "ipc://r")
+    for wrong, message in (
+        ("{", "Give a JSON object"),
+        ('{"publisher": "null"}', "disables KV events"),
+        ("[]", "disables"),
+    ):
+        with pytest.raises(EngineUnavailable, match=message):
+            made(kv_events_config=wrong)
+
+
+def test_arguments_are_found_in_all_spellings() -> None:
+    """Without SGLang."""
+    for words in (("--tp", "2"), ("--tp-size=2",), ("--tensor-parallel-size", "2")):
+        assert cli_arguments.number(words, "tp_size", 1) == 2
+    assert cli_arguments.number((), "tp_size", 1) == 1
+    assert cli_arguments.value(("--model-path", "a"), "model_path") == "a"
+    with pytest.raises(EngineUnavailable, match="use an integer"):
+        cli_arguments.number(("--dp", "x"), "dp_size", 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [
+        ("0.5.9", True),
+        ("0.5.9.post1", True),
+        ("0.5.10", False),
+        ("0.5.23", False),
+        ("0.0.0", False),
+        ("main", False),
+    ],
+)
+def test_releases_with_known_holes_are_refused(version: str, refused: bool) -> None:
+    """Unless that is allowed; builds without a release number are taken."""
+    versions.check(version, allow=True)
+    if refused:
+        with pytest.raises(
+            EngineUnavailable, match=r"CVE-2026-3059.*install 0\.5\.10 .*--sglang-allow-vulnerable-engine"
+        ):
+            versions.check(version, allow=False)
+    else:
+        versions.check(version, allow=False)
+
+
+def test_a_recorded_release_lacks_what_was_recorded() -> None:
+    """And nothing that it cannot do without."""
+    for version, lacks in LACKS.items():
+        found = signatures.of_release(version)
+        for call, missing in lacks.items():
+            assert not set(missing) & set(USED[call].required)
+            assert not any(found.has(call, name) for name in missing)
+    old = signatures.of_release("0.5.17")
+    assert old.keep("GenerateReqInput", {"cache_salt": "s", "rid": "r"}) == {"rid": "r"}
+    assert signatures.of_release("0.5.23").keep("GenerateReqInput", {"cache_salt": "s"}) == {
+        "cache_salt": "s"
+    }
+
+
+def test_an_unknown_release_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is left out, unless nothing works without it: that is named."""
+    lacks = {"GenerateReqInput": ("priority",), "EmbeddingReqInput": ()}
+    monkeypatch.setattr(signatures, "inspected", lambda: lacks)
+    assert not signatures.of_release("9.9.9").has("GenerateReqInput", "priority")
+    lacks["GenerateReqInput"] = ("input_ids",)
+    with pytest.raises(
+        EngineUnavailable, match=r"SGLang 9\.9\.9 has no 'input_ids' in GenerateReqInput.*sglang==0\.5\.23"
+    ):
+        signatures.of_release("9.9.9")
+
+
+def test_capabilities_follow_the_configuration() -> None:
+    """And the release: adapters and salts count only if its events name them."""
+    everything = {
+        "grammar_backend": "xgrammar",
+        "enable_deterministic_inference": True,
+        "enable_strict_thinking": True,
+        "enable_priority_scheduling": True,
+        "enable_lora": True,
+        "enable_memory_saver": True,
+    }
+
+    def of(config: dict[str, Any], lacks: Any = None, generates: bool = True) -> set[str]:
+        known = Signatures(lacks or {})
+        return set(capabilities(config, generates=generates, processors={"a": "m:A"}, signatures=known))
+
+    assert of(everything) == POSSIBLE - {"embed"}
+    assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {"embed", "lora", "cache_salt"}
+    assert of({**everything, "dp_size": 2}) == POSSIBLE - {"embed", "lora"}
+    assert of({**everything, "skip_tokenizer_init": True}) == POSSIBLE - {"embed", "guide"}
+    assert of({**everything, "speculative_algorithm": "EAGLE"}) == POSSIBLE - {
+        "embed",
+        "logit_bias",
+        "processors",
+    }
+    assert of({"disable_radix_cache": True}, generates=False) == {"embed", "pause", "profile"}
+    assert not of({}) & {"seed", "guide", "lora", "sleep", "priority", "thinking_budget"}

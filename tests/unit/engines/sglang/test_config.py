@@ -58,7 +58,7 @@ def test_arguments_that_follow_from_others() -> None:
 def test_arguments_that_the_adapter_owns_are_rejected(name: str) -> None:
     """With the reason."""
     with pytest.raises(EngineUnavailable, match=f"--{name.replace('_', '-')} is not supported here"):
-        made(**{name: 1})
+        keyword_arguments(SETTINGS, {name: 1}, "ipc://e", "ipc://r", cpu=False)
 
 
 def test_native_kv_events() -> None:
@@ -150,10 +150,21 @@ def test_capabilities_follow_the_configuration() -> None:
         known = Signatures(lacks or {})
         return set(capabilities(config, generates=generates, processors={"a": "m:A"}, signatures=known))
 
-    assert of(everything) == POSSIBLE - {"embed"}
-    assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {"embed", "lora", "cache_salt"}
-    assert of({**everything, "dp_size": 2}) == POSSIBLE - {"embed", "lora"}
-    assert of({**everything, "skip_tokenizer_init": True}) == POSSIBLE - {"embed", "guide"}
+    assert of(everything) == POSSIBLE - {"handoff", "split_only", "embed"}
+    assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {
+        "handoff",
+        "split_only",
+        "embed",
+        "lora",
+        "cache_salt",
+    }
+    assert of({**everything, "dp_size": 2}) == POSSIBLE - {"handoff", "split_only", "embed", "lora"}
+    assert of({**everything, "skip_tokenizer_init": True}) == POSSIBLE - {
+        "handoff",
+        "split_only",
+        "embed",
+        "guide",
+    }
     assert of({**everything, "speculative_algorithm": "EAGLE"}) == POSSIBLE - {
         "embed",
         "logit_bias",

@@ -19,6 +19,10 @@ FOREIGN_FLAGS = {
     # vLLM's own
     "--enable-lora", "--generation-config", "--max-num-batched-tokens", "--max-num-seqs", "--override-generation-config",
     "--pipeline-parallel-size", "--tensor-parallel-size",
+    # SGLang's own
+    "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
+    "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
+    "--mem-fraction-static", "--skip-tokenizer-init",
     # of other tools, and of modules outside the command line
     "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
     "--rounds", "--write-docs",

@@ -53,8 +53,10 @@ def test_the_wheel_built_from_the_sdist_holds_every_module(tmp_path: Path) -> No
         inside = {
             n for n in names if n.endswith((".py", "py.typed")) or n.startswith("headwater/ops/bench/data/")
         }
+        points = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
         wheel.extractall(site)
     assert inside == sources()
+    assert "[headwater.engines]" in points, "no engine could be chosen from the installed package"
     modules = sorted(
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in inside

@@ -9,6 +9,8 @@ from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.processes]
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "engines"
+
 FRAGILE = """
 from headwater.engines.custom import EngineInfo, EngineRequest, EngineSetup
 
@@ -49,3 +51,31 @@ async def test_file_serves_and_an_exception_in_it_does_not_end_the_fleet(tmp_pat
     [cause] = msgspec.json.decode(lines[0])["exception"]
     assert (cause["exc_type"], cause["exc_value"]) == ("ZeroDivisionError", "a mistake in the engine's file")
     assert cause["frames"][-1]["filename"] == str(path)
+
+
+async def test_prompt_computed_by_one_worker_is_continued_by_another(tmp_path: Path) -> None:
+    """Between two processes: the answer follows from the KV, which the example fetches from the prefill worker."""
+    flags = (
+        "--engine",
+        str(EXAMPLES / "prefill_decode.py"),
+        "--prefill-workers",
+        "1",
+        "--decode-workers",
+        "1",
+        "--disaggregate",
+        "always",
+        "--local-prefill-tokens",
+        "0",
+    )
+    prompt = "Where does a river begin? " * 10
+    async with fleet(tmp_path, *flags) as up, up.client() as client:
+        body = {"model": "prefill_decode", "prompt": prompt, "max_tokens": 4, "return_token_ids": True}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        kv = sum(choice["prompt_token_ids"])
+        assert choice["token_ids"] == [(kv + number) % 250 for number in range(4)]
+        code, text = await up.command("explain", answer.headers["x-request-id"])
+        assert code == 0
+        assert "worker prefill-0" in text
+        assert "worker decode-0" in text

@@ -90,6 +90,7 @@ async def sleeping_engine_starts_nothing_and_wakes(case: EngineCase) -> None:
         await engine.sleep(1)
     late = case.submit(case.request(prompt, seed=5))
     await engine.check()
+    await asyncio.sleep(SETTLE_S)
     assert not late.steps
     await engine.wake()
     assert (await late.ended()).tokens == before.tokens

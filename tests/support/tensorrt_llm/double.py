@@ -208,7 +208,9 @@ class LLM:
         kind = disagg.request_type if disagg is not None else "context_and_generation"
         legs: dict[str, Leg] = {"context_only": "prefill", "generation_only": "decode"}
         scheduling = given.get("scheduling_params")
-        rank = (scheduling.attention_dp_rank or 0) if scheduling is not None else 0
+        # Relaxed, it may run on any rank.
+        strict = scheduling if scheduling is not None and not scheduling.attention_dp_relax else None
+        rank = (strict.attention_dp_rank or 0) if strict is not None else 0
         lora = given.get("lora_request")
         tokens = hashing.pack_tokens(given["inputs"])
         sampling = Sampling(

@@ -18,19 +18,20 @@ class Done(NamedTuple):
 class BenchConnection:
     """One keep-alive connection, one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = "") -> None:
         self._reader = reader
         self._writer = writer
+        self._key = f"authorization: Bearer {key}\r\n" if key else ""
 
     @classmethod
-    async def open(cls, host: str, port: int) -> "BenchConnection":
-        """Connect."""
-        return cls(*await asyncio.open_connection(host, port, limit=1 << 20))
+    async def open(cls, host: str, port: int, key: str = "") -> "BenchConnection":
+        """Connect. Each request carries the API key."""
+        return cls(*await asyncio.open_connection(host, port, limit=1 << 20), key)
 
     async def post(self, path: str, body: bytes) -> Done:
         """Send a request and read the whole response. Raises RuntimeError for any status except 200."""
         began = time.perf_counter()
-        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n{self._key}\r\n"
         self._writer.write(head.encode() + body)
         headers = await self._reader.readuntil(b"\r\n\r\n")
         first_s = time.perf_counter() - began

@@ -6,9 +6,14 @@ from typing import Any
 
 import msgspec
 
+from headwater.actors.edge.access.secret import key_text
+from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.ops.bench.client import BenchConnection
-from headwater.ops.bench.fleet import running
+from headwater.ops.bench.fleet import NO_SETTINGS, running
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
+from headwater.ops.fleet.up import LocalFleet
+from headwater.ops.nats.connect import world_of
+from headwater.ops.operator.keys import WantedKey, new_key
 
 WORKERS = 1
 CONNECTIONS = 32
@@ -16,20 +21,30 @@ REQUESTS = 6_000
 STREAMS = 64
 STREAM_TOKENS = 512
 ROUNDS = 4
+KEY_S = 10.0
+"""A new key works within a second."""
 
 
-async def bench() -> Report:
+async def bench_with_keys() -> Report:
+    """The same with API keys: each request is authenticated, and its prompt salted for its tenant."""
+    return await bench(keys=True)
+
+
+async def bench(*, keys: bool = False) -> Report:
     """One-token requests over 32 connections, then 64 streams of 512 tokens each, four times over."""
-    async with running(WORKERS) as fleet:
+    async with running(WORKERS, {"auth.mode": "keys"} if keys else NO_SETTINGS) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
+        key = await _create_key(fleet, host, int(port)) if keys else ""
         pid = fleet.pid("edge")
-        connections = [await BenchConnection.open(host, int(port)) for _ in range(CONNECTIONS)]
+        connections = [await BenchConnection.open(host, int(port), key) for _ in range(CONNECTIONS)]
         await _requests(connections, 200)
         began, cpu = time.perf_counter(), cpu_seconds(pid)
         delays = await _requests(connections, REQUESTS)
         wall_s, cpu_s = time.perf_counter() - began, cpu_seconds(pid) - cpu
         # Opened now: an edge closes connections that send no request in time.
-        connections += [await BenchConnection.open(host, int(port)) for _ in range(STREAMS - CONNECTIONS)]
+        connections += [
+            await BenchConnection.open(host, int(port), key) for _ in range(STREAMS - CONNECTIONS)
+        ]
         began, cpu = time.perf_counter(), cpu_seconds(pid)
         tokens = 0
         for _ in range(ROUNDS):
@@ -42,6 +57,7 @@ async def bench() -> Report:
         {
             "edge processes": 1,
             "sim workers": WORKERS,
+            "API keys": "one, without limits" if keys else "off",
             "unary": f"{REQUESTS} requests of 1 token, {CONNECTIONS} connections",
             "streams": f"{ROUNDS} x {STREAMS} of {STREAM_TOKENS} tokens",
             "client, server, router and engine share": "this machine",
@@ -55,6 +71,29 @@ async def bench() -> Report:
             Measure("edge CPU per million tokens", stream_cpu_s / tokens * 1e6, "s"),
         ],
     )
+
+
+async def _create_key(fleet: LocalFleet, host: str, port: int) -> str:
+    """A key of one tenant, once the edge accepts it."""
+    key, secret = new_key(WantedKey("bench"), int(time.time()))
+    text = key_text(key.id, secret)
+    async with world_of(fleet.nats, "operator", "bench") as world:
+        await ApiKeyTable(world.api_keys).create(key)
+    async with asyncio.timeout(KEY_S):
+        while not await _is_accepted(text, host, port):
+            await asyncio.sleep(0.05)
+    return text
+
+
+async def _is_accepted(key: str, host: str, port: int) -> bool:
+    connection = await BenchConnection.open(host, port, key)
+    try:
+        await connection.post("/v1/chat/completions", _body("hello", 1, stream=False))
+    except RuntimeError:
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 async def _requests(connections: list[BenchConnection], count: int) -> list[float]:

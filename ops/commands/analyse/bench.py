@@ -20,6 +20,7 @@ def bench(
     long_prompt: Annotated[
         bool, Meta(description="edge: measure what prompts of 128 k tokens do to other streams and to probes")
     ] = False,
+    keys: Annotated[bool, Meta(description="edge: with API keys")] = False,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Measure this machine."""
@@ -29,6 +30,8 @@ def bench(
         raise ConfigError("--peer is for bench index")
     if long_prompt and what != "edge":
         raise ConfigError("--long-prompt is for bench edge")
+    if keys and (what != "edge" or long_prompt):
+        raise ConfigError("--keys is for bench edge, without --long-prompt")
     if what == "whatif":
         from headwater.ops.bench import whatif
 
@@ -49,10 +52,10 @@ def bench(
 
         report.show(hashing.bench() if what == "hash" else lookup.bench(peer=peer), as_json=as_json)
         return 0
-    return _in_a_fleet(what, long_prompt=long_prompt, as_json=as_json)
+    return _in_a_fleet(what, long_prompt=long_prompt, keys=keys, as_json=as_json)
 
 
-def _in_a_fleet(what: What, *, long_prompt: bool, as_json: bool) -> int:
+def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, as_json: bool) -> int:
     from headwater.ops.bench import edge, log, nixl, report, route, snapshot
     from headwater.ops.bench import long_prompt as long_prompts
     from headwater.ops.process import logging, signals
@@ -65,7 +68,11 @@ def _in_a_fleet(what: What, *, long_prompt: bool, as_json: bool) -> int:
         "route": route.bench,
         "snapshot": snapshot.bench,
     }
-    chosen = long_prompts.bench if long_prompt else benches[what]
+    chosen = benches[what]
+    if long_prompt:
+        chosen = long_prompts.bench
+    elif keys:
+        chosen = edge.bench_with_keys
 
     async def run(_stop: object) -> int:
         report.show(await chosen(), as_json=as_json)

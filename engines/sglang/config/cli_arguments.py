@@ -10,9 +10,9 @@ from headwater.engines import native_arguments
 from headwater.engines.engine import EngineUnavailable
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
-    "tp_size": ("tp_size", "tensor_parallel_size", "tp"),
-    "pp_size": ("pp_size", "pipeline_parallel_size", "pp"),
-    "dp_size": ("dp_size", "data_parallel_size", "dp"),
+    "tp_size": ("tp_size", "tensor_parallel_size"),
+    "pp_size": ("pp_size", "pipeline_parallel_size"),
+    "dp_size": ("dp_size", "data_parallel_size"),
     "model_path": ("model_path", "model"),
 }
 """Arguments that are looked up by name without SGLang, with all their spellings."""

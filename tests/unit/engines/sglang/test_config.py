@@ -78,12 +78,12 @@ def test_native_kv_events() -> None:
 
 def test_arguments_are_found_in_all_spellings() -> None:
     """Without SGLang."""
-    for words in (("--tp", "2"), ("--tp-size=2",), ("--tensor-parallel-size", "2")):
+    for words in (("--tp-size", "2"), ("--tp-size=2",), ("--tensor-parallel-size", "2")):
         assert cli_arguments.number(words, "tp_size", 1) == 2
     assert cli_arguments.number((), "tp_size", 1) == 1
     assert cli_arguments.value(("--model-path", "a"), "model_path") == "a"
     with pytest.raises(EngineUnavailable, match="use an integer"):
-        cli_arguments.number(("--dp", "x"), "dp_size", 1)
+        cli_arguments.number(("--dp-size", "x"), "dp_size", 1)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_sglang_workers_come_after_the_others() -> None:
             "fleet.sglang_workers": 2,
             "metrics.port": 9100,
             "vllm.native": ("-tp", "2"),
-            "sglang.native": ("--tp", "1", "--dp-size=2"),
+            "sglang.native": ("--tp-size", "1", "--dp-size=2"),
         }
     )
     found = workers.plan(settings, devices="abcdef")

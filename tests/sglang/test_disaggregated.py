@@ -28,8 +28,7 @@ pytestmark = [
 
 PROMPTS = 40
 PROMPTS_OF_SOAK = 200
-KILLS = ((5, "prefill-0"), (15, "decode-0"), (25, " router "))
-KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
+KILLS = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 READY_S = 300
 COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024")
 
@@ -74,19 +73,16 @@ async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], tog
     assert legs >= PROMPTS
 
 
-async def test_tokens_are_the_same_under_kills_and_cancels(
-    apart: FleetProcess, together: list[Tokens]
-) -> None:
-    """Both workers and the router are killed under load while every tenth client leaves, some before a token."""
-    assert await under_kills(apart, together[:PROMPTS], KILLS) == []
-    assert await answers(apart, 10) == together[:10]
+async def test_tokens_are_the_same_while_clients_leave(apart: FleetProcess, together: list[Tokens]) -> None:
+    """Every tenth leaves, some before their first token: neither leg is in the way of the others."""
+    assert await under_kills(apart, together[:PROMPTS], ()) == []
 
 
 @pytest.mark.soak
 async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, together: list[Tokens]) -> None:
     """The same with more of them, undisturbed and under kills and cancellations."""
     assert await answers(apart, PROMPTS_OF_SOAK) == together
-    assert await under_kills(apart, together, KILLS_OF_SOAK) == []
+    assert await under_kills(apart, together, KILLS) == []
 
 
 @pytest.mark.soak

@@ -114,6 +114,21 @@ def _name_host_memory() -> None:
 
     for name in ("register_memory", "get_reg_descs", "get_xfer_descs", "prep_xfer_dlist"):
         setattr(nixl_agent, name, named(getattr(nixl_agent, name)))
+    _let_progress_wait()
+
+
+def _let_progress_wait() -> None:
+    """NIXL's progress thread waits for events for a millisecond at a time: without a pause it would fill a core."""
+    import nixl._api
+
+    binding = nixl._api.__dict__["nixlBind"]
+    config: Any = binding.nixlAgentConfig
+
+    class Waiting(config):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, 1_000 if name == "pthrDelay" else value)
+
+    binding.nixlAgentConfig = Waiting
 
 
 def _host(argument: Any) -> Any:

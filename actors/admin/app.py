@@ -40,8 +40,8 @@ _log = structlog.get_logger("headwater.admin")
 class AdminApp:
     """See the module."""
 
-    def __init__(self, world: Ports, authenticator: TokenAuthenticator) -> None:
-        self._world = world
+    def __init__(self, ports: Ports, authenticator: TokenAuthenticator) -> None:
+        self._ports = ports
         self._authenticator = authenticator
         self._bodies = Bodies(BodyLimits(BODY_BYTES_MAX))
 
@@ -71,7 +71,7 @@ class AdminApp:
         parts = [part for part in path.removeprefix(PREFIX).split("/") if part]
         if len(parts) <= 1:
             _require_method("GET", method)
-            workers = await list_workers(self._world, by)
+            workers = await list_workers(self._ports, by)
             if not parts:
                 return 200, {"workers": workers}
             return 200, _find_worker(workers, parts[0])
@@ -97,7 +97,7 @@ class AdminApp:
             raise bad_request(f"{error}.") from error
         _log.info("admin_command", worker=worker, command=command, by=by)
         reply = await send_command(
-            self._world, worker, ControlRequest(command, arguments, by), within_s=COMMAND_S_MAX
+            self._ports, worker, ControlRequest(command, arguments, by), within_s=COMMAND_S_MAX
         )
         return _response(worker, reply)
 

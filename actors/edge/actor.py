@@ -58,7 +58,7 @@ class EdgeActor(Actor):
 
     def __init__(
         self,
-        world: Ports,
+        ports: Ports,
         name: str,
         server: HttpServer,
         *,
@@ -75,7 +75,7 @@ class EdgeActor(Actor):
         probes: bool = True,
         reasoning_field: ReasoningField = "both",
     ) -> None:
-        super().__init__(world, name)
+        super().__init__(ports, name)
         self._server = server
         self._payload: PayloadKind = payload
         self._drain_s = drain_s
@@ -84,16 +84,16 @@ class EdgeActor(Actor):
         self._special_tokens_in_text = special_tokens_in_text
         self._history = history
         self._probe_s = probe_s
-        self._access = AccessServices(access or AccessSettings(), world)
+        self._access = AccessServices(access or AccessSettings(), ports)
         self._service_limits = service
         self._cors_origins = cors_origins
         self._probes = probes
         self._reasoning_field: ReasoningField = reasoning_field
-        self._limiter = RateLimiter(world.clock)
+        self._limiter = RateLimiter(ports.clock)
         self._sharing: UsageSharing | None = None
-        self._persistence = Persistence(world.clock, self.log)
-        self._models = ModelCatalog(world)
-        self._workers = WorkerRegistry(world, name, self.spawn)
+        self._persistence = Persistence(ports.clock, self.log)
+        self._models = ModelCatalog(ports)
+        self._workers = WorkerRegistry(ports, name, self.spawn)
         self._lease: lease.LeaseHandle | None = None
         self._ledger: OpenRequests | None = None
         self._frames: Subscription | None = None
@@ -119,19 +119,19 @@ class EdgeActor(Actor):
 
     async def start(self) -> None:
         """See `Actor.start`."""
-        world = self.world
+        ports = self.ports
         self._lease = await self._take_lease()
         self._workers.begin(self._lease.epoch)
         self._ledger = OpenRequests(
-            world.requests, world.ns, self.name, self._lease.epoch, world.clock, probe_s=self._probe_s
+            ports.requests, ports.ns, self.name, self._lease.epoch, ports.clock, probe_s=self._probe_s
         )
         await self._ledger.open()
         self._persistence.watch("request log", self._ledger.writer)
         self.spawn(self._persistence.run(), "persistence")
-        self._frames = await world.bus.subscribe(
-            subjects.edge_frames(world.ns, self.name), self._workers.on_frame
+        self._frames = await ports.bus.subscribe(
+            subjects.edge_frames(ports.ns, self.name), self._workers.on_frame
         )
-        self._sharing = UsageSharing(world.bus, world.ns, self.name, self._lease.epoch, self._limiter)
+        self._sharing = UsageSharing(ports.bus, ports.ns, self.name, self._lease.epoch, self._limiter)
         await self._sharing.start()
         self.spawn(self._sharing.run(), "usage")
         self.spawn(self._hold(), "lease")
@@ -174,9 +174,9 @@ class EdgeActor(Actor):
             self._lease = await self._take_lease()
 
     async def _take_lease(self) -> lease.LeaseHandle:
-        world = self.world
-        newest = lease.newest_epoch(world.requests, subjects.request_subject(world.ns, self.name))
-        held = await lease.take(world.leases, "edge", self.name, world.clock, ids=world.ids(), newest=newest)
+        ports = self.ports
+        newest = lease.newest_epoch(ports.requests, subjects.request_subject(ports.ns, self.name))
+        held = await lease.take(ports.leases, "edge", self.name, ports.clock, ids=ports.ids(), newest=newest)
         held.persistence = self._persistence
         self._persistence.watch("lease store", held)
         return held
@@ -187,7 +187,7 @@ class EdgeActor(Actor):
         self.log.info("draining", requests=active)
         # Requests that were read on existing connections are still answered.
         self._server.stop()
-        clock = self.world.clock
+        clock = self.ports.clock
         deadline = clock.monotonic_s() + self._drain_s
         while self._app is not None and self._app.active and clock.monotonic_s() < deadline:
             await clock.sleep(0.02)
@@ -212,7 +212,7 @@ class EdgeActor(Actor):
             await self._sharing.stop()
         # After a drain no requests are left. After a failure each gets its error before its connection ends.
         await self._workers.close("The edge that served this request failed and is restarting; retry.")
-        deadline = self.world.clock.monotonic_s() + ANSWER_S_MAX
-        while self._app is not None and self._app.active and self.world.clock.monotonic_s() < deadline:
-            await self.world.clock.sleep(0.02)
+        deadline = self.ports.clock.monotonic_s() + ANSWER_S_MAX
+        while self._app is not None and self._app.active and self.ports.clock.monotonic_s() < deadline:
+            await self.ports.clock.sleep(0.02)
         self._server.close()

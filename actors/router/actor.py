@@ -62,7 +62,7 @@ class RouterActor(Actor):
 
     def __init__(
         self,
-        world: Ports,
+        ports: Ports,
         name: str,
         pool: str,
         *,
@@ -72,21 +72,21 @@ class RouterActor(Actor):
         queue: QueueSettings | None = None,
         probe_s: float = 0.0,
     ) -> None:
-        super().__init__(world, name)
+        super().__init__(ports, name)
         self.pool = pool
         self._probe_s = probe_s
-        self._persistence = Persistence(world.clock, self.log)
+        self._persistence = Persistence(ports.clock, self.log)
         self.log = self.log.bind(pool=pool)
         metrics = RouterMetrics(pool)
-        self._divergence = DivergenceCheck(world, name, pool, metrics)
-        self._follower = LogFollower(world.clock, self.log, metrics, self._divergence)
+        self._divergence = DivergenceCheck(ports, name, pool, metrics)
+        self._follower = LogFollower(ports.clock, self.log, metrics, self._divergence)
         settings = RoutingSettings(weights or Weights(), policy, temperature)
-        self.decisions = DecisionMaker(world.clock, self._follower, settings, metrics)
+        self.decisions = DecisionMaker(ports.clock, self._follower, settings, metrics)
         self._queue = RouteQueue(
-            world, name, pool, self.decisions, queue or QueueSettings(), metrics, self.spawn
+            ports, name, pool, self.decisions, queue or QueueSettings(), metrics, self.spawn
         )
         self._bursts = BurstBatcher(self)
-        self._snapshots = SnapshotKeeper(world, pool, self)
+        self._snapshots = SnapshotKeeper(ports, pool, self)
         self._lease: lease.LeaseHandle | None = None
         self._fleet: Writer | None = None
         self._log: Log | None = None
@@ -134,23 +134,23 @@ class RouterActor(Actor):
 
     async def start(self) -> None:
         """See `Actor.start`. Queries are answered only after the fold has caught up with the log."""
-        world = self.world
-        log = self._log = await world.pool_log(self.pool)
-        decisions = subjects.pool_subject(world.ns, self.pool, "route", self.name)
-        fleet = subjects.pool_subject(world.ns, self.pool, "fleet", self.name)
+        ports = self.ports
+        log = self._log = await ports.pool_log(self.pool)
+        decisions = subjects.pool_subject(ports.ns, self.pool, "route", self.name)
+        fleet = subjects.pool_subject(ports.ns, self.pool, "fleet", self.name)
         held = self._lease = await lease.take(
-            world.leases,
+            ports.leases,
             "router",
             self.name,
-            world.clock,
+            ports.clock,
             pool=self.pool,
-            ids=world.ids(),
+            ids=ports.ids(),
             newest=lease.newest_epoch(log, decisions, fleet),
         )
         epoch = held.epoch
-        writer = Writer(log, decisions, self.name, epoch, world.clock, probe_s=self._probe_s)
+        writer = Writer(log, decisions, self.name, epoch, ports.clock, probe_s=self._probe_s)
         self.decisions.writer = writer
-        self._fleet = Writer(log, fleet, self.name, epoch, world.clock)
+        self._fleet = Writer(log, fleet, self.name, epoch, ports.clock)
         held.persistence = self._persistence
         self._persistence.watch("pool log", writer)
         self._persistence.watch("lease store", held)
@@ -160,20 +160,20 @@ class RouterActor(Actor):
         await self._catch_up(log, epoch)
         self.spawn(writer.run(), "decisions")
         self.spawn(self._fleet.run(), "fleet")
-        reconciler = LeaseReconciler(world, self.pool, self._fleet)
+        reconciler = LeaseReconciler(ports, self.pool, self._fleet)
         self.spawn(reconciler.watch_leases(), "leases")
         self.spawn(self._reconcile(reconciler, writer), "reconcile")
         self.spawn(self._snapshots.run(log), "snapshots")
         await self._queue.subscribe(epoch)
         self.spawn(self._queue.run(), "queue")
         self.spawn(self._bursts.run(), "queries")
-        self._subscription = await world.bus.subscribe(
-            subjects.route_query(world.ns, self.pool), self._on_query, queue="router"
+        self._subscription = await ports.bus.subscribe(
+            subjects.route_query(ports.ns, self.pool), self._on_query, queue="router"
         )
 
     async def _catch_up(self, log: Log, epoch: int) -> None:
         """Restore the newest snapshot and fold the log from there, up to its end and then on."""
-        began_s = self.world.clock.monotonic_s()
+        began_s = self.ports.clock.monotonic_s()
         self._follower.state = await self._snapshots.restore(log) or self.state
         from_snapshot = self.state.position
         await self._divergence.start(epoch)
@@ -185,7 +185,7 @@ class RouterActor(Actor):
             log_position=self.state.position,
             from_snapshot=from_snapshot,
             blocks=self.state.index.rows,
-            seconds=round(self.world.clock.monotonic_s() - began_s, 3),
+            seconds=round(self.ports.clock.monotonic_s() - began_s, 3),
         )
 
     def _require_log(self) -> Log:
@@ -204,7 +204,7 @@ class RouterActor(Actor):
             prompt_of(query)
         except (msgspec.DecodeError, ValueError) as error:
             refused = RouteRefused(f"unreadable query: {error}")
-            await self.world.bus.publish(message.reply, _encode(refused))
+            await self.ports.bus.publish(message.reply, _encode(refused))
             return
         self._bursts.enqueue(message, query)
 
@@ -219,7 +219,7 @@ class RouterActor(Actor):
         # and its load would count until it is voided.
         reply: RouteReply = self.decisions.find_recent(query.request) or self._queue.offer(query)
         try:
-            await self.world.bus.publish(message.reply, _encode(reply))
+            await self.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:
             self.log.warning("answer_not_sent", request=query.request, reason=str(error))
 
@@ -227,7 +227,7 @@ class RouterActor(Actor):
         """Make the log, the leases and the decisions agree again."""
         await reconciler.wait_known()
         while True:
-            await self.world.clock.sleep(PERIOD_S)
+            await self.ports.clock.sleep(PERIOD_S)
             for incarnation in reconciler.find_lapsed(self.state):
                 reconciler.publish_left(incarnation)
             for voided in reconciler.find_unaccepted(self.state):
@@ -254,7 +254,7 @@ class RouterActor(Actor):
         for _ in range(40):
             if self.is_settled:
                 break
-            await self.world.clock.sleep(0.05)
+            await self.ports.clock.sleep(0.05)
         await self._snapshots.save(self._require_log())
         if self._lease is not None:
             await self._lease.release()

@@ -64,12 +64,12 @@ class Marks:
 class DivergenceCheck:
     """See the module. For one incarnation of a router."""
 
-    def __init__(self, world: Ports, name: str, pool: str, metrics: RouterMetrics) -> None:
+    def __init__(self, ports: Ports, name: str, pool: str, metrics: RouterMetrics) -> None:
         self.alarms = 0
-        self._world = world
+        self._ports = ports
         self._name = name
         self._epoch = 0
-        self._subject = subjects.digests(world.ns, pool)
+        self._subject = subjects.digests(ports.ns, pool)
         self._metrics = metrics
         self._own: OrderedDict[int, StateDigest] = OrderedDict()
         self._others: OrderedDict[str, OrderedDict[int, StateDigest]] = OrderedDict()
@@ -94,7 +94,7 @@ class DivergenceCheck:
     async def start(self, epoch: int) -> None:
         """Subscribe to the digests of other routers."""
         self._epoch = epoch
-        self._subscription = await self._world.bus.subscribe(self._subject, self._on_digest)
+        self._subscription = await self._ports.bus.subscribe(self._subject, self._on_digest)
 
     async def stop(self) -> None:
         """Unsubscribe."""
@@ -115,7 +115,7 @@ class DivergenceCheck:
             if own.position in theirs:
                 self._compare(own, theirs[own.position])
         try:
-            await self._world.bus.publish(self._subject, _encode(own))
+            await self._ports.bus.publish(self._subject, _encode(own))
         except BusError as error:
             self._log.warning("digest_publish_failed", reason=str(error))
 

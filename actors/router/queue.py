@@ -41,7 +41,7 @@ class RouteQueue:
 
     def __init__(
         self,
-        world: Ports,
+        ports: Ports,
         name: str,
         pool: str,
         decisions: DecisionMaker,
@@ -49,14 +49,14 @@ class RouteQueue:
         metrics: RouterMetrics,
         spawn: Spawn,
     ) -> None:
-        self._clock = world.clock
+        self._clock = ports.clock
         self._decisions = decisions
         self._metrics = metrics
         self._spawn = spawn
         self._queue = AdmissionQueue(settings, decisions, self._now())
         self._waiting = self._queue.waiting
         self._was_silent = False
-        self._waiters = QueueWaiters(world, name, pool, decisions, self, spawn)
+        self._waiters = QueueWaiters(ports, name, pool, decisions, self, spawn)
 
     def _now(self) -> Now:
         return Now(self._clock.monotonic_s(), self._clock.wall_ns())

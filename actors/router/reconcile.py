@@ -38,8 +38,8 @@ _log = structlog.get_logger("headwater.fleet")
 class LeaseReconciler:
     """Compares leases and decisions with the fold of one router."""
 
-    def __init__(self, world: Ports, pool: str, fleet: Writer) -> None:
-        self._world = world
+    def __init__(self, ports: Ports, pool: str, fleet: Writer) -> None:
+        self._ports = ports
         self._pool = pool
         self._fleet = fleet
         self._live: dict[str, int] = {}
@@ -51,7 +51,7 @@ class LeaseReconciler:
 
     async def watch_leases(self) -> None:
         """Follow the lease table. Does not return."""
-        async for changes in LeaseTable(self._world.leases).watch():
+        async for changes in LeaseTable(self._ports.leases).watch():
             for kind, name, held in changes:
                 if kind != "worker":
                     continue
@@ -86,7 +86,7 @@ class LeaseReconciler:
 
     def find_unsynced(self, state: RouterState) -> list[str]:
         """Live workers missing or cold in the fold, of which a reannouncement is due to be requested."""
-        now = self._world.clock.monotonic_s()
+        now = self._ports.clock.monotonic_s()
         workers = state.loads.workers
         unsynced = sorted(
             name
@@ -107,7 +107,7 @@ class LeaseReconciler:
 
         Measured by this router's clock since it folded them: the clocks of the deciding routers may differ.
         """
-        now = self._world.clock.monotonic_s()
+        now = self._ports.clock.monotonic_s()
         seen = {
             (worker.name, worker.epoch, request): self._unaccepted.get(
                 (worker.name, worker.epoch, request), now
@@ -125,8 +125,8 @@ class LeaseReconciler:
     async def request_resync(self, worker: str) -> None:
         """Request a worker to reannounce itself and its cache."""
         _log.warning("resync_requested", worker=worker, pool=self._pool)
-        subject = subjects.resync(self._world.ns, worker)
+        subject = subjects.resync(self._ports.ns, worker)
         try:
-            await self._world.bus.request(subject, b"", timeout_s=RESYNC_TIMEOUT_S)
+            await self._ports.bus.request(subject, b"", timeout_s=RESYNC_TIMEOUT_S)
         except BusError as error:
             _log.warning("resync_unanswered", worker=worker, reason=str(error))

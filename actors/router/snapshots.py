@@ -53,16 +53,16 @@ class SnapshotKeeper(SnapshotReader):
     """Restores and takes the snapshots of one pool for one router."""
 
     def __init__(
-        self, world: Ports, pool: str, source: SnapshotSource, *, policy: Policy | None = None
+        self, ports: Ports, pool: str, source: SnapshotSource, *, policy: Policy | None = None
     ) -> None:
-        super().__init__(world, pool)
+        super().__init__(ports, pool)
         self._source = source
         self._was_sound = True
         self._policy = policy or Policy()
         self._still = asyncio.Lock()
         self._saving = asyncio.Lock()
         self._saved_position = 0
-        self._saved_at_s = world.clock.monotonic_s()
+        self._saved_at_s = ports.clock.monotonic_s()
         self._fold_s = 0.0
         self._cost_s = 0.0
 
@@ -70,9 +70,9 @@ class SnapshotKeeper(SnapshotReader):
     async def folding(self) -> AsyncIterator[None]:
         """See `FoldGuard`: the index must not change while a snapshot reads it."""
         async with self._still:
-            began = self._world.clock.monotonic_s()
+            began = self._ports.clock.monotonic_s()
             yield
-            self._fold_s += self._world.clock.monotonic_s() - began
+            self._fold_s += self._ports.clock.monotonic_s() - began
 
     async def restore(self, log: Log) -> RouterState | None:
         """See `SnapshotReader.restore`. Later snapshots are due relative to this one."""
@@ -83,7 +83,7 @@ class SnapshotKeeper(SnapshotReader):
 
     async def run(self, log: Log) -> None:
         """Take a snapshot when one is due, or retention is about to cut what the newest one needs. Does not return."""
-        clock = self._world.clock
+        clock = self._ports.clock
         guard = RetentionGuard(log, clock)
         while True:
             await clock.sleep(PERIOD_S)
@@ -113,7 +113,7 @@ class SnapshotKeeper(SnapshotReader):
                         "snapshots_paused", reason="another router of the pool has a different state"
                     )
                 return
-            began = self._world.clock.monotonic_s()
+            began = self._ports.clock.monotonic_s()
             fold_s = self._fold_s
             snapshot = await self._take()
             if snapshot is None:
@@ -127,7 +127,7 @@ class SnapshotKeeper(SnapshotReader):
             except LogError as error:
                 self._log.warning("snapshot_not_saved", reason=str(error))
                 return
-            self._cost_s = self._world.clock.monotonic_s() - began
+            self._cost_s = self._ports.clock.monotonic_s() - began
             self._note_saved(snapshot.position, fold_s)
             self._log.info(
                 "snapshot_saved",
@@ -156,7 +156,7 @@ class SnapshotKeeper(SnapshotReader):
 
     async def _cut(self, state: RouterState, loads: Any) -> Snapshot:
         """A snapshot of the present state; `loads` are a copy, as plain values, because decisions keep changing them."""
-        made_ns = self._world.clock.wall_ns()
+        made_ns = self._ports.clock.wall_ns()
         work = asyncio.ensure_future(asyncio.to_thread(state.snapshot, loads, made_ns))
         try:
             return await asyncio.shield(work)
@@ -168,5 +168,5 @@ class SnapshotKeeper(SnapshotReader):
     def _note_saved(self, position: int, covered_s: float = 0.0) -> None:
         """A snapshot exists; `covered_s` of the time spent folding is included in it, the rest came later."""
         self._saved_position = position
-        self._saved_at_s = self._world.clock.monotonic_s()
+        self._saved_at_s = self._ports.clock.monotonic_s()
         self._fold_s -= covered_s

@@ -51,9 +51,9 @@ class QueueWaiters:
     """See the module."""
 
     def __init__(
-        self, world: Ports, name: str, pool: str, decisions: DecisionMaker, queue: Discarder, spawn: Spawn
+        self, ports: Ports, name: str, pool: str, decisions: DecisionMaker, queue: Discarder, spawn: Spawn
     ) -> None:
-        self._world = world
+        self._ports = ports
         self._name = name
         self._pool = pool
         self._decisions = decisions
@@ -68,8 +68,8 @@ class QueueWaiters:
     async def subscribe(self, epoch: int) -> None:
         """Accept polls from now on."""
         self._epoch = epoch
-        subject = subjects.route_wait(self._world.ns, self._pool, self._name, epoch)
-        self._subscription = await self._world.bus.subscribe(subject, self._on_poll)
+        subject = subjects.route_wait(self._ports.ns, self._pool, self._name, epoch)
+        self._subscription = await self._ports.bus.subscribe(subject, self._on_poll)
 
     async def close(self) -> None:
         """Accept no more polls. Idempotent."""
@@ -79,7 +79,7 @@ class QueueWaiters:
 
     def register(self, request: str) -> RouteQueued:
         """A query waits: the reply that makes its edge poll."""
-        self._polled_s.setdefault(request, self._world.clock.monotonic_s())
+        self._polled_s.setdefault(request, self._ports.clock.monotonic_s())
         return RouteQueued(self._name, self._epoch)
 
     def notify(self, request: str, reply: Decision | RouteRefused | None) -> None:
@@ -108,7 +108,7 @@ class QueueWaiters:
         except msgspec.DecodeError as error:
             _log.warning("wait_unreadable", reason=str(error))
             return
-        request, now_s = wait.request, self._world.clock.monotonic_s()
+        request, now_s = wait.request, self._ports.clock.monotonic_s()
         decision = self._decisions.find_recent(request)
         if wait.gone:
             self._queue.discard(request, "gone")
@@ -125,7 +125,7 @@ class QueueWaiters:
         if not subject:
             return
         try:
-            await self._world.bus.publish(subject, _encode(reply))
+            await self._ports.bus.publish(subject, _encode(reply))
         except BusError as error:
             # The edge polls again.
             _log.warning("queue_answer_not_sent", reason=str(error))

@@ -29,10 +29,10 @@ class Actor(ABC):
     unexpected: list[Exception]
     """Failures that indicate a bug in Headwater."""
 
-    def __init__(self, world: Ports, name: str) -> None:
+    def __init__(self, ports: Ports, name: str) -> None:
         if name.startswith("__"):
             raise InvalidName(f"{self.kind} {name!r}: names that begin with two underscores are reserved")
-        self.world = world
+        self.ports = ports
         self.name = name
         self.log = structlog.get_logger(f"headwater.{self.kind}").bind(**{self.kind: name})
         self.ready = asyncio.Event()
@@ -41,7 +41,7 @@ class Actor(ABC):
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._service = ServiceEndpoint(world.bus, self.kind, name, self.stats)
+        self._service = ServiceEndpoint(ports.bus, self.kind, name, self.stats)
 
     @abstractmethod
     async def start(self) -> None:

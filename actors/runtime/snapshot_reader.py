@@ -16,9 +16,9 @@ from headwater.router.index.pack import prepare
 class SnapshotReader:
     """Restores the snapshots of one pool."""
 
-    def __init__(self, world: Ports, pool: str) -> None:
-        self._world = world
-        self._store = SnapshotStore(world.blobs, pool, cache=world.cache, ids=world.ids, prepare=prepare)
+    def __init__(self, ports: Ports, pool: str) -> None:
+        self._ports = ports
+        self._store = SnapshotStore(ports.blobs, pool, cache=ports.cache, ids=ports.ids, prepare=prepare)
         self._log = structlog.get_logger("headwater.router").bind(pool=pool)
 
     async def restore(self, log: Log) -> RouterState | None:

@@ -58,8 +58,8 @@ class ShadowActor(Actor):
 
     kind = "shadow"
 
-    def __init__(self, world: Ports, name: str, pool: str, *, policy: str, judge: str = "kv") -> None:
-        super().__init__(world, name)
+    def __init__(self, ports: Ports, name: str, pool: str, *, policy: str, judge: str = "kv") -> None:
+        super().__init__(ports, name)
         self.pool = pool
         self.policy = policy
         self.judge = judge
@@ -97,21 +97,21 @@ class ShadowActor(Actor):
 
     async def start(self) -> None:
         """See `Actor.start`."""
-        world = self.world
-        log = await world.pool_log(self.pool)
-        subject = subjects.pool_subject(world.ns, self.pool, "shadow", self.name)
+        ports = self.ports
+        log = await ports.pool_log(self.pool)
+        subject = subjects.pool_subject(ports.ns, self.pool, "shadow", self.name)
         self._lease = await lease.take(
-            world.leases,
+            ports.leases,
             "shadow",
             self.name,
-            world.clock,
+            ports.clock,
             pool=self.pool,
-            ids=world.ids(),
+            ids=ports.ids(),
             newest=lease.newest_epoch(log, subject),
         )
         self.spawn(self._hold_lease(), "lease")
         done = await self._continue_from(log, await self._restore(log) or RouterState())
-        self._writer = Writer(log, subject, self.name, self._lease.epoch, world.clock)
+        self._writer = Writer(log, subject, self.name, self._lease.epoch, ports.clock)
         self.spawn(self._writer.run(), "shadowed")
         self.spawn(self._follow(log), "tail")
         self.spawn(self._tick(), "tick")
@@ -133,13 +133,13 @@ class ShadowActor(Actor):
 
     async def _restore(self, log: Log) -> RouterState | None:
         """The routers' newest snapshot from which the log continues, if there is one."""
-        reader = SnapshotReader(self.world, self.pool)
+        reader = SnapshotReader(self.ports, self.pool)
         while True:
             try:
                 return await reader.restore(log)
             except LogUnavailable as error:
                 self.log.warning("log_unavailable", reason=str(error))
-                await self.world.clock.sleep(RETRY_S)
+                await self.ports.clock.sleep(RETRY_S)
 
     async def _read_judged(self, log: Log, after: int) -> set[str]:
         """Requests whose decisions were judged under this name, after a log position."""
@@ -158,7 +158,7 @@ class ShadowActor(Actor):
                 if piece.gap is not None:
                     await self._restart_after(piece.gap, log)
                     break
-                now_s = self.world.clock.monotonic_s()
+                now_s = self.ports.clock.monotonic_s()
                 for message in in_order(piece):
                     self._fold.read(message)
                     self._held.append((message, now_s))
@@ -186,12 +186,12 @@ class ShadowActor(Actor):
     async def _tick(self) -> None:
         """Fold held messages although no new ones arrive."""
         while True:
-            await self.world.clock.sleep(TICK_S)
+            await self.ports.clock.sleep(TICK_S)
             self._advance()
 
     def _advance(self) -> None:
         """Fold messages that were held long enough, by the log's clock or this process's."""
-        now_s = self.world.clock.monotonic_s()
+        now_s = self.ports.clock.monotonic_s()
         newest_ns = _stored_ns(self._held[-1][0]) if self._held else 0
         while self._held:
             message, since_s = self._held[0]

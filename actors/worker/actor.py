@@ -64,7 +64,7 @@ class WorkerActor(Actor):
 
     def __init__(
         self,
-        world: Ports,
+        ports: Ports,
         name: str,
         engine: Engine,
         served: Served,
@@ -74,17 +74,17 @@ class WorkerActor(Actor):
         health: HealthSettings | None = None,
         lora: LoraSettings | None = None,
     ) -> None:
-        super().__init__(world, name)
+        super().__init__(ports, name)
         self.engine = engine
         self.drain_s = drain_s
         self.lora: LoraOperations | None = None
         self.status = WorkerStatus(name, profile or WorkerProfile(instance=name), self._stopping)
         self._gate = LoraGate(engine, self.spawn)
-        self.intake = RequestIntake(world, name, self._gate, self.spawn, self.status)
+        self.intake = RequestIntake(ports, name, self._gate, self.spawn, self.status)
         self.inflight = self.intake.inflight
-        self.embeddings = Embeddings(world.bus, engine, self.spawn, self.status, self.inflight)
+        self.embeddings = Embeddings(ports.bus, engine, self.spawn, self.status, self.inflight)
         self.health = EngineHealth(
-            engine, world.clock, world.ids, health or HealthSettings(), self.inflight, self.status
+            engine, ports.clock, ports.ids, health or HealthSettings(), self.inflight, self.status
         )
         self.audit = CommandAudit()
         self.control = WorkerControl(self, self.audit)
@@ -95,9 +95,9 @@ class WorkerActor(Actor):
         self._lease: lease.LeaseHandle | None = None
         self._incarnation: Incarnation | None = None
         self._has_joined = asyncio.Event()
-        self._subscriptions = WorkerSubscriptions(world, name)
-        self._ready_gate = ReadyGate(world.bus, name, self.spawn)
-        self._persistence = Persistence(world.clock, self.log)
+        self._subscriptions = WorkerSubscriptions(ports, name)
+        self._ready_gate = ReadyGate(ports.bus, name, self.spawn)
+        self._persistence = Persistence(ports.clock, self.log)
 
     @property
     def info(self) -> EngineInfo:
@@ -148,7 +148,7 @@ class WorkerActor(Actor):
         self._info = info
         self._pool = pool_name(info.model, info.block_size)
         self.log = self.log.bind(pool=self._pool)
-        await publish_card(self.world, self._served, self.engine, info)
+        await publish_card(self.ports, self._served, self.engine, info)
         self._start_lora(info)
         self.spawn(self._persistence.run(), "persistence")
         self.spawn(self.intake.frames.run(), "frames")
@@ -160,7 +160,7 @@ class WorkerActor(Actor):
     def _start_lora(self, info: EngineInfo) -> None:
         models = (self._served.name, info.model)
         manager = LoraManager(
-            self.world, self._pool, self.engine, info, self._lora_settings, models, self.status
+            self.ports, self._pool, self.engine, info, self._lora_settings, models, self.status
         )
         self._gate.manager = manager
         self.status.lora_on_demand = manager.on_demand
@@ -180,19 +180,19 @@ class WorkerActor(Actor):
 
     async def _run_incarnation(self) -> str:
         """Returns why the lease was lost. Raises `WriterFenced` in a group once a later incarnation has joined."""
-        world = self.world
-        log = await world.pool_log(self._pool)
+        ports = self.ports
+        log = await ports.pool_log(self._pool)
         held = await lease.take(
-            world.leases,
+            ports.leases,
             "worker",
             self.name,
-            world.clock,
+            ports.clock,
             pool=self._pool,
-            ids=world.ids(),
-            newest=lease.newest_epoch(log, *written_subjects(world.ns, self._pool, self.name)),
+            ids=ports.ids(),
+            newest=lease.newest_epoch(log, *written_subjects(ports.ns, self._pool, self.name)),
         )
         incarnation = Incarnation(
-            world, held, log, self.engine, self.info, self.inflight, self.status, self.audit
+            ports, held, log, self.engine, self.info, self.inflight, self.status, self.audit
         )
         held.persistence = self._persistence
         # The load is published each second, so an append that stalls is noticed at once.
@@ -250,14 +250,14 @@ class WorkerActor(Actor):
         self.log.info("drain_requested")
         self.stop()
         if message.reply:
-            await self.world.bus.publish(message.reply, b"")
+            await self.ports.bus.publish(message.reply, b"")
 
     async def _on_resync(self, message: Message) -> None:
         self.log.info("resync_requested")
         if self._incarnation is not None:
             await self._incarnation.resync()
         if message.reply:
-            await self.world.bus.publish(message.reply, b"")
+            await self.ports.bus.publish(message.reply, b"")
 
     async def _published_failure(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work`. If it fails, so does the actor: the failure is published first."""
@@ -287,7 +287,7 @@ class WorkerActor(Actor):
         except TimeoutError:
             self.log.warning("drain_timed_out", requests=len(self.inflight), after_s=self.drain_s)
             self.abort_all()
-            await self.world.clock.sleep(0.1)
+            await self.ports.clock.sleep(0.1)
         if incarnation is not None and incarnation is self._incarnation:
             await shutdown_after_drain(self.intake.frames, incarnation)
 

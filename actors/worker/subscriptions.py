@@ -27,8 +27,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class WorkerSubscriptions:
     """Subscriptions of the worker `name`. A verb may have several handlers; each gets every message."""
 
-    def __init__(self, world: Ports, name: str) -> None:
-        self._world = world
+    def __init__(self, ports: Ports, name: str) -> None:
+        self._ports = ports
         self._name = name
         self._open: list[Subscription] = []
 
@@ -40,11 +40,11 @@ class WorkerSubscriptions:
         self, epoch: int, verbs: Iterable[tuple[EngineVerb, Handler]], *, resync: Handler, control: Handler
     ) -> None:
         """Subscribe. The subjects of `verbs` contain the epoch; the other two are the same for every incarnation."""
-        ns, name = self._world.ns, self._name
+        ns, name = self._ports.ns, self._name
         wanted = [(subjects.engine(ns, name, epoch, verb), handler) for verb, handler in verbs]
         wanted += [(subjects.resync(ns, name), resync), (subjects.control(ns, name), control)]
         for subject, handler in wanted:
-            self._open.append(await self._world.bus.subscribe(subject, handler))
+            self._open.append(await self._ports.bus.subscribe(subject, handler))
 
     async def close(self) -> None:
         """Unsubscribe. Again is fine."""

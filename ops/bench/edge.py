@@ -12,7 +12,7 @@ from headwater.ops.bench.client import BenchConnection
 from headwater.ops.bench.fleet import NO_SETTINGS, running
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 from headwater.ops.fleet.up import LocalFleet
-from headwater.ops.nats.connect import world_of
+from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.keys import WantedKey, new_key
 
 WORKERS = 1
@@ -77,8 +77,8 @@ async def _create_key(fleet: LocalFleet, host: str, port: int) -> str:
     """A key of one tenant, once the edge accepts it."""
     key, secret = new_key(WantedKey("bench"), int(time.time()))
     text = key_text(key.id, secret)
-    async with world_of(fleet.nats, "operator", "bench") as world:
-        await ApiKeyTable(world.api_keys).create(key)
+    async with ports_of(fleet.nats, "operator", "bench") as ports:
+        await ApiKeyTable(ports.api_keys).create(key)
     async with asyncio.timeout(KEY_S):
         while not await _is_accepted(text, host, port):
             await asyncio.sleep(0.05)

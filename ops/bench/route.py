@@ -9,7 +9,7 @@ import numpy as np
 from headwater.actors.runtime.tables import CardTable
 from headwater.ops.bench.fleet import running
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.schemas import hashing, subjects
 from headwater.schemas.events.route import RouteQuery
 
@@ -24,8 +24,8 @@ async def bench() -> Report:
 
     No worker accepts these decisions, so they accumulate unlike in a real fleet, which limits the duration.
     """
-    async with running(WORKERS) as fleet, open_world(fleet.nats.url, "default", "bench") as world:
-        subject = subjects.route_query("default", (await CardTable(world.cards).pools())[0])
+    async with running(WORKERS) as fleet, open_ports(fleet.nats.url, "default", "bench") as ports:
+        subject = subjects.route_query("default", (await CardTable(ports.cards).pools())[0])
         encode = msgspec.msgpack.Encoder().encode
         tokens = np.random.default_rng(0).integers(0, 256, (100, BLOCKS * 16), dtype=np.uint32)
         hashes = [hashing.pack_hashes(hashing.sequence_hashes(row, 16)) for row in tokens]
@@ -35,7 +35,7 @@ async def bench() -> Report:
         async def ask(number: int) -> None:
             query = RouteQuery(f"bench-{number}", BLOCKS * 16, 16, hashes[number % len(hashes)])
             began = time.perf_counter()
-            await world.bus.request(subject, encode(query), timeout_s=5.0)
+            await ports.bus.request(subject, encode(query), timeout_s=5.0)
             delays.append(time.perf_counter() - began)
 
         for number in range(200):

@@ -12,7 +12,7 @@ from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import LocalFleetSettings
 from headwater.ops.fleet.up import LocalFleet
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.operator import explain, log
 
 SYSTEM = (
@@ -110,9 +110,9 @@ async def _ask(url: str, model: str, question: str) -> str:
 
 async def _explain(nats: NatsSettings, requests: list[str]) -> int:
     """Why each went where it went, from the log, and what the log holds."""
-    async with operator_world(nats, "demo") as world:
-        pool = (await CardTable(world.cards).pools())[0]
-        pool_log = await world.pool_log(pool)
+    async with operator_ports(nats, "demo") as ports:
+        pool = (await CardTable(ports.cards).pools())[0]
+        pool_log = await ports.pool_log(pool)
         found: list[str] = []
         for request in requests:
             # Decisions are stored a few milliseconds after they were answered.
@@ -125,5 +125,5 @@ async def _explain(nats: NatsSettings, requests: list[str]) -> int:
         print("why each went where it went:\n")
         print("\n\n".join(found))
         print()
-        print(await log.summary(world, pool))
+        print(await log.summary(ports, pool))
     return 0 if len(found) >= len(requests) else 1

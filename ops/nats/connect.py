@@ -9,21 +9,21 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.jetstream import Connection, connect
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.credentials import credentials, reader_kind
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
 
 
-def operator_world(nats: NatsSettings, name: str) -> AbstractAsyncContextManager[Ports]:
+def operator_ports(nats: NatsSettings, name: str) -> AbstractAsyncContextManager[Ports]:
     """Ports of a command that reads: as the operator, or as an observer if only an observer's key is there."""
-    return world_of(nats, reader_kind(nats), name)
+    return ports_of(nats, reader_kind(nats), name)
 
 
-def world_of(
+def ports_of(
     nats: NatsSettings, kind: InboxKind, name: str, *, cache_dir: Path | None = None
 ) -> AbstractAsyncContextManager[Ports]:
     """Ports with the permissions of a kind of client. `cache_dir`: where routers keep their newest snapshot."""
-    return open_world(
+    return open_ports(
         nats.address,
         nats.namespace,
         name,

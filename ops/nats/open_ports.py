@@ -45,7 +45,7 @@ def unique_ids() -> Callable[[], str]:
 
 
 @asynccontextmanager
-async def open_world(
+async def open_ports(
     url: str,
     ns: str,
     name: str,

@@ -5,19 +5,19 @@ from headwater.actors.runtime.tables import CardTable
 from headwater.ops.config.errors import ConfigError
 
 
-async def choose_pool(world: Ports, wanted: str) -> str:
+async def choose_pool(ports: Ports, wanted: str) -> str:
     """`wanted`, or the only pool. Raises `ConfigError` if there is none, or more than one."""
     if wanted:
         return wanted
-    found = await CardTable(world.cards).pools()
+    found = await CardTable(ports.cards).pools()
     if len(found) != 1:
         raise ConfigError(f"--pool: there are {len(found)} pools ({', '.join(found) or 'none'}); name one")
     return found[0]
 
 
-async def first_pool(world: Ports) -> str:
+async def first_pool(ports: Ports) -> str:
     """The pool of the first model card; waits for one."""
-    async for pools in CardTable(world.cards).watch_pools():
+    async for pools in CardTable(ports.cards).watch_pools():
         if pools:
             return pools[0]
     raise ConfigError("the card table ended")

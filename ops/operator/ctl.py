@@ -14,7 +14,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.control.client import list_workers, send_command, worker_leases
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import world_of
+from headwater.ops.nats.connect import ports_of
 from headwater.ops.nats.credentials import controller_kind
 from headwater.ops.process.text_table import table
 from headwater.schemas.messages.control import COMMANDS, Command, ControlReply, ControlRequest
@@ -43,19 +43,19 @@ class ControlCall(NamedTuple):
 async def ctl(nats: NatsSettings, call: ControlCall) -> int:
     """Send a command. 0 if every worker executed it; else 1, and why on standard error. Raises `ConfigError`."""
     words, by = call.words, call.by or whoami()
-    async with world_of(nats, controller_kind(nats), "ctl") as world:
+    async with ports_of(nats, controller_kind(nats), "ctl") as ports:
         if words == ("list",) and not call.everyone:
-            return await _list(world, by, as_json=call.as_json)
+            return await _list(ports, by, as_json=call.as_json)
         names = [] if call.everyone else list(words[:1])
         command, arguments = parse_call(words if call.everyone else words[1:], call.given)
         if call.everyone:
-            names = sorted(await worker_leases(world))
+            names = sorted(await worker_leases(ports))
             if not names:
                 print("headwater ctl: no worker has a lease", file=sys.stderr)
                 return 1
         request = ControlRequest(command, arguments, by)
         replies = await asyncio.gather(
-            *(send_command(world, name, request, within_s=call.timeout_s) for name in names)
+            *(send_command(ports, name, request, within_s=call.timeout_s) for name in names)
         )
     for name, reply in zip(names, replies, strict=True):
         _show(name, reply, as_json=call.as_json)
@@ -101,8 +101,8 @@ def _show(worker: str, reply: ControlReply, *, as_json: bool) -> None:
         print(f"headwater ctl: {worker}: {reply.detail} (status {reply.status})", file=sys.stderr)
 
 
-async def _list(world: Ports, by: str, *, as_json: bool) -> int:
-    workers = await list_workers(world, by)
+async def _list(ports: Ports, by: str, *, as_json: bool) -> int:
+    workers = await list_workers(ports, by)
     if as_json:
         print(msgspec.json.encode(workers).decode())
         return 0

@@ -6,7 +6,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.log import Log
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.schemas.events.event import Event
@@ -26,12 +26,12 @@ async def explain(nats: NatsSettings, pool: str, request: str) -> int:
     """Print every decision made for a request, as a table. 1 if the log holds none."""
     if not request.strip():
         raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
-    async with operator_world(nats, "explain") as world:
-        log = await world.pool_log(await choose_pool(world, pool))
+    async with operator_ports(nats, "explain") as ports:
+        log = await ports.pool_log(await choose_pool(ports, pool))
         found = await decisions_for(log, request)
         for position, decision, after in found:
             print(describe(decision, position, after))
-        left_by = await _print_life(world, request)
+        left_by = await _print_life(ports, request)
         for line in await why_workers_left(log, left_by):
             print(f"  {line}")
     if not found:
@@ -163,10 +163,10 @@ async def why_workers_left(log: Log, workers: set[tuple[str, int]]) -> list[str]
     return [f"worker {worker}.{epoch} left: {reason}" for (worker, epoch), reason in found.items()]
 
 
-async def _print_life(world: Ports, request: str) -> set[tuple[str, int]]:
+async def _print_life(ports: Ports, request: str) -> set[tuple[str, int]]:
     """Print the request's events; returns the workers, with their epochs, that it had to leave."""
     left_by: set[tuple[str, int]] = set()
-    async for piece in world.requests.read(0, follow=False):
+    async for piece in ports.requests.read(0, follow=False):
         for record in piece.records:
             for event in record.batch.events:
                 if getattr(event, "request", None) == request:

@@ -14,7 +14,7 @@ from headwater.actors.edge.access.secret import digest_of, key_text, new_id, new
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import world_of
+from headwater.ops.nats.connect import ports_of
 from headwater.ops.process.text_table import table
 from headwater.schemas.tables.api_key import (
     ENDPOINTS,
@@ -268,8 +268,8 @@ def _id_of(text: str) -> str:
 
 @asynccontextmanager
 async def _keys(nats: NatsSettings) -> AsyncIterator[ApiKeyTable]:
-    async with world_of(nats, "operator", "keys") as world:
-        yield ApiKeyTable(world.api_keys)
+    async with ports_of(nats, "operator", "keys") as ports:
+        yield ApiKeyTable(ports.api_keys)
 
 
 def _print_secret(key: ApiKey, secret: str, what: str, *, as_json: bool) -> None:

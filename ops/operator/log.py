@@ -9,7 +9,7 @@ import msgspec
 from headwater.actors.runtime.ports import Ports
 from headwater.events.log import Log
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.schemas.events.fleet import WorkerControlled
@@ -27,22 +27,22 @@ async def show_log(
 
     With `requests` the request log's.
     """
-    async with operator_world(nats, "log") as world:
+    async with operator_ports(nats, "log") as ports:
         if requests:
-            print(await request_summary(world))
+            print(await request_summary(ports))
             return 0
         if audit:
-            found = await audited(await world.pool_log(await choose_pool(world, pool)))
+            found = await audited(await ports.pool_log(await choose_pool(ports, pool)))
             print("\n".join(msgspec.json.encode(one).decode() for one in found) if as_json else _audit(found))
             return 0
-        print(await summary(world, await choose_pool(world, pool)))
+        print(await summary(ports, await choose_pool(ports, pool)))
     return 0
 
 
-async def request_summary(world: Ports) -> str:
+async def request_summary(ports: Ports) -> str:
     """Events of the request log by type; what went back in its saga by where and why."""
     events: Counter[str] = Counter()
-    async for piece in world.requests.read(0, follow=False):
+    async for piece in ports.requests.read(0, follow=False):
         for record in piece.records:
             for event in record.batch.events:
                 name = type(event).__name__
@@ -78,9 +78,9 @@ def _audit(found: list[dict[str, Any]]) -> str:
     return f"{len(found)} control commands\n{table(columns, rows)}"
 
 
-async def summary(world: Ports, pool: str) -> str:
+async def summary(ports: Ports, pool: str) -> str:
     """Events of a pool's log by kind and type, with what they take."""
-    log = await world.pool_log(pool)
+    log = await ports.pool_log(pool)
     events: Counter[tuple[str, str]] = Counter()
     writers: dict[tuple[str, str], set[str]] = {}
     messages = 0

@@ -9,7 +9,7 @@ from headwater.events.log import Log, Record, Slice
 from headwater.events.snapshots.store import SnapshotStore, continues
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.router.fold.state import RouterState, in_order
@@ -22,15 +22,15 @@ async def replay(nats: NatsSettings, pool: str, *, verify: bool, bookmark: str =
 
     With `bookmark`: from the snapshot of that name.
     """
-    async with operator_world(nats, "replay") as world:
-        pool = await choose_pool(world, pool)
-        log = await world.pool_log(pool)
+    async with operator_ports(nats, "replay") as ports:
+        pool = await choose_pool(ports, pool)
+        log = await ports.pool_log(pool)
         bounds = await log.bounds()
         state = RouterState()
         if bookmark:
-            state = await _at(SnapshotStore(world.blobs, pool), bookmark, log)
+            state = await _at(SnapshotStore(ports.blobs, pool), bookmark, log)
         elif bounds.first > 1:
-            oldest = await _oldest(SnapshotStore(world.blobs, pool), log)
+            oldest = await _oldest(SnapshotStore(ports.blobs, pool), log)
             if oldest is None:
                 print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
                 return 1

@@ -5,7 +5,7 @@ import time
 from headwater.events.snapshots.store import Kept, SnapshotStore
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.schemas.names import InvalidName
@@ -15,9 +15,9 @@ async def snapshots(
     nats: NatsSettings, pool: str, *, bookmark: str = "", position: int | None = None, drop: str = ""
 ) -> int:
     """List, or name one (the newest, where no position is given), or drop a name. Raises `ConfigError`."""
-    async with operator_world(nats, "snapshots") as world:
-        pool = await choose_pool(world, pool)
-        store = SnapshotStore(world.blobs, pool)
+    async with operator_ports(nats, "snapshots") as ports:
+        pool = await choose_pool(ports, pool)
+        store = SnapshotStore(ports.blobs, pool)
         try:
             if bookmark:
                 named = await name(store, bookmark, position)

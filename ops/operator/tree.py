@@ -6,7 +6,7 @@ from headwater.events.log import Log, Unreadable
 from headwater.events.snapshots.store import SnapshotStore, continues
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.index.tree import text, tree
@@ -16,9 +16,9 @@ async def show_tree(
     nats: NatsSettings, pool: str, *, worker: str, depth: int, limit: int, as_json: bool
 ) -> int:
     """Print it. Raises `ConfigError` for a worker that the pool does not have."""
-    async with operator_world(nats, "tree") as world:
-        pool = await choose_pool(world, pool)
-        state = await folded(await world.pool_log(pool), SnapshotStore(world.blobs, pool))
+    async with operator_ports(nats, "tree") as ports:
+        pool = await choose_pool(ports, pool)
+        state = await folded(await ports.pool_log(pool), SnapshotStore(ports.blobs, pool))
     try:
         found = tree(state.index, worker=worker, depth=depth, limit=limit)
     except LookupError as error:

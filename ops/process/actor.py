@@ -15,7 +15,7 @@ from headwater.engines.heap import freeze_heap
 from headwater.ops.config.cache_dir import cache_folder
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.process import MetricsSettings
-from headwater.ops.nats.connect import world_of
+from headwater.ops.nats.connect import ports_of
 from headwater.ops.process import metrics
 from headwater.ops.process.kernels import compile_kernels
 from headwater.ops.process.probes import ProbeBoard
@@ -61,12 +61,12 @@ async def run_one(
     running: list[Actor] = []
     async with (
         _probing(board, running),
-        world_of(host.nats, kind, name, cache_dir=cache_folder(host.cache_dir)) as world,
+        ports_of(host.nats, kind, name, cache_dir=cache_folder(host.cache_dir)) as ports,
     ):
         async with _stopping(stop) as stops:
 
             async def one_life() -> str:
-                actor = await make(world)
+                actor = await make(ports)
                 running[:] = [actor]
                 stops.append(actor.stop)
                 try:
@@ -89,7 +89,7 @@ async def run_one(
                     _log.error("actor_ended", reason=reason)
                 return 1 if reason else 0
             try:
-                work = asyncio.ensure_future(supervise(name, one_life, world.clock))
+                work = asyncio.ensure_future(supervise(name, one_life, ports.clock))
                 waiting = asyncio.ensure_future(stop.wait())
                 await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()

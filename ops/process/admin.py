@@ -17,7 +17,7 @@ from headwater.actors.runtime.supervisor import RestartLimitReached, supervise
 from headwater.ops.config.edge import AdminSettings
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import AdminProcess
-from headwater.ops.nats.connect import world_of
+from headwater.ops.nats.connect import ports_of
 from headwater.ops.nats.credentials import credentials
 from headwater.ops.process.sockets import bind
 
@@ -62,20 +62,20 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
             host=own.host,
             reason="tokens are sent unencrypted: put a TLS proxy in front",
         )
-    async with world_of(settings.nats, "admin", settings.name or "admin") as world:
-        authenticator = TokenAuthenticator(tokens, world.clock)
+    async with ports_of(settings.nats, "admin", settings.name or "admin") as ports:
+        authenticator = TokenAuthenticator(tokens, ports.clock)
         serving: list[UvicornServer] = []
 
         async def one_life() -> str:
             server = UvicornServer(listener.dup())
             serving[:] = [server]
             try:
-                await server.serve(AdminApp(world, authenticator))
+                await server.serve(AdminApp(ports, authenticator))
             finally:
                 server.close()
             return "" if stop.is_set() else "the server stopped"
 
-        work = asyncio.create_task(supervise("admin", one_life, world.clock), name="admin")
+        work = asyncio.create_task(supervise("admin", one_life, ports.clock), name="admin")
         waiting = asyncio.create_task(stop.wait(), name="stop")
         _log.info("admin_listens", url=f"http://{own.host}:{listener.getsockname()[1]}/admin/workers")
         try:

@@ -30,11 +30,11 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     listener = bind(http.host, http.port)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
 
-    async def make(world: Ports) -> Actor:
+    async def make(ports: Ports) -> Actor:
         # Each incarnation of the actor closes its own copy.
         server = UvicornServer(listener.dup(), http.connections, certificate)
         return EdgeActor(
-            world,
+            ports,
             name,
             server,
             drain_s=settings.drain_timeout,

@@ -21,10 +21,10 @@ async def run_router(settings: RouterProcess, stop: asyncio.Event) -> int:
     name = settings.name or f"router-{secrets.token_hex(3)}"
     weights = weights_of(settings.router)
 
-    async def make(world: Ports) -> Actor:
-        pool = settings.pool or await first_pool(world)
+    async def make(ports: Ports) -> Actor:
+        pool = settings.pool or await first_pool(ports)
         return RouterActor(
-            world,
+            ports,
             name,
             pool,
             weights=weights,
@@ -48,9 +48,9 @@ async def run_shadow(
     """
     name = settings.name or f"shadow-{policy}"
 
-    async def make(world: Ports) -> Actor:
-        pool = settings.pool or await first_pool(world)
-        return ShadowActor(world, name, pool, policy=policy, judge=judge)
+    async def make(ports: Ports) -> Actor:
+        pool = settings.pool or await first_pool(ports)
+        return ShadowActor(ports, name, pool, policy=policy, judge=judge)
 
     return await run_one(
         Host(settings.nats, settings.metrics, settings.cache_dir), "shadow", name, make, stop

@@ -126,8 +126,8 @@ class SimFleet:
         """Start the process of this name."""
         self._lives += 1
         process = self.processes[name] = Process(name, self.loop)
-        world = self.world(process, f"{name}-{self._lives}")
-        make = self._maker(name, world)
+        ports = self.ports(process, f"{name}-{self._lives}")
+        make = self._maker(name, ports)
 
         async def one_incarnation() -> str:
             actor = make()
@@ -157,7 +157,7 @@ class SimFleet:
                 _, late = await asyncio.wait(waiting, timeout=DRAIN_S + 5.0)
                 self.stuck += [task.get_name() for task in late]
 
-    def _maker(self, name: str, world: Ports) -> Callable[[], Actor]:
+    def _maker(self, name: str, ports: Ports) -> Callable[[], Actor]:
         process = self.processes[name]
 
         def engine() -> Actor:
@@ -173,11 +173,11 @@ class SimFleet:
                 instance=name,
                 taints=load_profile.taints_of(self._seed, self.engines.index(name)),
             )
-            return WorkerActor(world, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, profile=profile)
+            return WorkerActor(ports, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, profile=profile)
 
         def router() -> Actor:
             queue = load_profile.queue_of(self._seed)
-            made = RouterActor(world, name, POOL, weights=WEIGHTS, queue=queue, probe_s=PROBE_S)
+            made = RouterActor(ports, name, POOL, weights=WEIGHTS, queue=queue, probe_s=PROBE_S)
             self.router_lives.append(made)
             return made
 
@@ -186,11 +186,11 @@ class SimFleet:
             if self.processes[name] is process:
                 self.servers[name] = server
             process.on_kill(server.kill)
-            return EdgeActor(world, name, server, drain_s=DRAIN_S, probe_s=PROBE_S, access=self._access)
+            return EdgeActor(ports, name, server, drain_s=DRAIN_S, probe_s=PROBE_S, access=self._access)
 
         return engine if name in self.engines else router if name in self.routers else edge
 
-    def world(self, process: Process, unique: str) -> Ports:
+    def ports(self, process: Process, unique: str) -> Ports:
         """The ports of a process."""
         store = self.store
 

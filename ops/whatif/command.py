@@ -12,7 +12,7 @@ from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.router import replaced
 from headwater.ops.config.setting import struct_settings
-from headwater.ops.nats.connect import operator_world
+from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.kernels import compile_kernels
 from headwater.ops.whatif import fidelity, report
@@ -43,9 +43,9 @@ def run_trace(trace: str, values: Values, runs: Runs, plot: str) -> int:
 
 async def recorded_run(nats: NatsSettings, pool: str, name: str) -> Recording:
     """The run that a pool's log has recorded. `name` is the command's."""
-    async with operator_world(nats, name) as world:
-        chosen = await choose_pool(world, pool)
-        return await recording(chosen, await world.pool_log(chosen), world.requests)
+    async with operator_ports(nats, name) as ports:
+        chosen = await choose_pool(ports, pool)
+        return await recording(chosen, await ports.pool_log(chosen), ports.requests)
 
 
 async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs, plot: str) -> int:

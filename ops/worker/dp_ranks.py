@@ -12,10 +12,10 @@ from headwater.engines.engine import Engine
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host
 
 Run = Callable[..., Awaitable[int]]
-"""`run_actor`'s way to run one actor in a world of its own: settings, kind, name, make, stop, restarts."""
+"""`run_actor`'s way to run one actor with ports of its own: settings, kind, name, make, stop, restarts."""
 
 Make = Callable[[Ports, str, Engine], Awaitable[Actor]]
-"""Makes the worker of one rank: its world, its name, its engine."""
+"""Makes the worker of one rank: its ports, its name, its engine."""
 
 
 def has_ranks(engine: Engine) -> TypeGuard[RankedEngine]:
@@ -43,8 +43,8 @@ async def run_ranks(
         # One server of metrics for the process.
         own = host if number == 0 else host._replace(metrics=host.metrics._replace(port=0))
 
-        async def make_it(world: Ports) -> Actor:
-            return await make(world, name, rank)
+        async def make_it(ports: Ports) -> Actor:
+            return await make(ports, name, rank)
 
         try:
             return await run(own, "worker", name, make_it, ending, restarts=False)

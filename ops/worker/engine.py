@@ -37,18 +37,18 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
         return EXIT_UNRECOVERABLE
     actors: list[WorkerActor] = []
 
-    async def make(world: Ports, worker: str = name, one: Engine = engine) -> Actor:
+    async def make(ports: Ports, worker: str = name, one: Engine = engine) -> Actor:
         try:
             if has_own_key(settings.nats):
                 _log.info("fleet_not_compared", reason="this key may not list model cards")
             else:
                 cpu = make_engine.on_cpu()
-                await preflight.against_fleet(world, settings, served.files.name, cpu=cpu)
+                await preflight.against_fleet(ports, settings, served.files.name, cpu=cpu)
         except EngineUnavailable as error:
             _log.error("engine_cannot_start", reason=str(error))
             raise Unrecoverable(str(error)) from error
         actor = WorkerActor(
-            world,
+            ports,
             worker,
             one,
             served,

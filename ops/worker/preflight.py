@@ -97,11 +97,11 @@ def known_block_size(settings: EngineProcess, *, cpu: bool) -> int:
     )
 
 
-async def against_fleet(world: Ports, settings: EngineProcess, model: str, *, cpu: bool) -> None:
+async def against_fleet(ports: Ports, settings: EngineProcess, model: str, *, cpu: bool) -> None:
     """Compare with the model cards of pools that have workers now. Raises `EngineUnavailable`."""
     worker, vllm = settings.worker, settings.vllm
-    cards = await _read(CardTable(world.cards).models)
-    leases = await _read(LeaseTable(world.leases).read_all)
+    cards = await _read(CardTable(ports.cards).models)
+    leases = await _read(LeaseTable(ports.leases).read_all)
     live = {lease.pool for lease in leases if lease.kind == "worker"}
     size = known_block_size(settings, cpu=cpu)
     if size:

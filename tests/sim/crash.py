@@ -24,7 +24,7 @@ class Scene(NamedTuple):
     def process(self, name: str) -> tuple[Process, Ports]:
         """A new process with ports of its own."""
         process = self.fleet.processes[name] = Process(name, self.clock)
-        return process, self.fleet.world(process, name)
+        return process, self.fleet.ports(process, name)
 
 
 def every_crash(

@@ -20,7 +20,7 @@ from headwater.events.jetstream import Credentials
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.nats.config import Wanted
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.ops.nats.server import free_port
 from headwater.ops.worker import make_engine
 from headwater.schemas.clock import SystemClock
@@ -56,7 +56,7 @@ async def guest(up: FleetProcess, name: str = "guest", keys: Path | None = None)
     made, served = make_engine.make(EngineProcess(worker=WorkerSettings(engine="sim")), name)
     assert isinstance(made, SimEngine)
     login = Credentials(nkey_file=str(keys / "worker.nk")) if keys is not None else None
-    async with open_world(up.nats, "default", name, kind="worker", credentials=login) as world:
+    async with open_ports(up.nats, "default", name, kind="worker", credentials=login) as world:
         engine = ControlledSim(made._settings, SystemClock())
         one = Guest(world, WorkerActor(world, name, engine, served, drain_s=2.0), engine)
         async with asyncio.timeout(20):
@@ -239,7 +239,7 @@ async def lease_gone(world: Ports, worker: str, within_s: float) -> None:
 async def test_a_dead_engine_costs_no_request(tmp_path: Path) -> None:
     """Its own check finds it, or its process is killed: the lease is gone within a second, requests go on."""
     async with fleet(tmp_path, "--engine", "sim", "--workers", "2") as up, up.client() as client:
-        async with open_world(up.nats, "default", "eye") as eye:
+        async with open_ports(up.nats, "default", "eye") as eye:
             load = Load(client)
             async with load.on():
                 async with guest(up) as one:
@@ -267,7 +267,7 @@ async def _left(up: FleetProcess) -> dict[str, str]:
     from headwater.schemas.events.fleet import WorkerLeft
 
     found: dict[str, str] = {}
-    async with open_world(up.nats, "default", "eye") as world:
+    async with open_ports(up.nats, "default", "eye") as world:
         log = await world.pool_log("sim-b16")
         async for piece in log.read(0, follow=False):
             for record in piece.records:

@@ -22,7 +22,7 @@ from headwater.actors.runtime.tables import CardTable
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.subjects import pool_kind, pool_stream
 from tests.support.processes.fleet import FleetProcess, descendants, fleet, stream_text
@@ -78,7 +78,7 @@ class Damage:
     async def some_kv(self) -> tuple[int, bytes]:
         """Position and bytes of the last message but one with blocks: what is announced behind it is not enough."""
         found: list[int] = []
-        async with open_world(self.up.nats, NS, "test") as world:
+        async with open_ports(self.up.nats, NS, "test") as world:
             log = await world.pool_log(self.pool)
             async for piece in log.read(0, follow=False):
                 for one in piece.records:
@@ -90,7 +90,7 @@ class Damage:
 
     async def forget_snapshots(self) -> None:
         """In the object store and in the router's cache."""
-        async with open_world(self.up.nats, NS, "test") as world:
+        async with open_ports(self.up.nats, NS, "test") as world:
             for name in await world.blobs.names("snapshot"):
                 await world.blobs.delete(name)
         shutil.rmtree(self.folder / "data" / "cache", ignore_errors=True)
@@ -164,7 +164,7 @@ async def test_a_damaged_log_costs_no_answer_and_is_told(tmp_path: Path) -> None
         blocks = await settled_blocks(up)
         assert blocks > 100
         client = await connect(up.nats, "test")
-        async with open_world(up.nats, NS, "test") as world:
+        async with open_ports(up.nats, NS, "test") as world:
             [pool] = await CardTable(world.cards).pools()
         damage = Damage(up, client, tmp_path, pool, expected, blocks)
         try:

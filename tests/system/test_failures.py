@@ -115,11 +115,11 @@ async def test_a_killed_edge_is_back_for_new_requests(up: FleetProcess) -> None:
 async def _decisions(up: FleetProcess) -> set[str]:
     """Requests that have a decision in the log."""
     from headwater.actors.runtime.tables import CardTable
-    from headwater.ops.nats.open_ports import open_world
+    from headwater.ops.nats.open_ports import open_ports
     from headwater.schemas.events.route import Decision
 
     found: set[str] = set()
-    async with open_world(up.nats, "default", "test") as world:
+    async with open_ports(up.nats, "default", "test") as world:
         log = await world.pool_log((await CardTable(world.cards).pools())[0])
         async for piece in log.read(0, follow=False):
             for record in piece.records:

@@ -14,7 +14,7 @@ from headwater.engines.engine import Engine
 from headwater.engines.sim.model import sim_model_files
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.process import MetricsSettings
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.ops.process import actor
 from headwater.ops.worker.dp_ranks import rank_name, run_ranks
 from headwater.schemas.events.fleet import WorkerJoined
@@ -30,7 +30,7 @@ WORKER = "host-1"
 async def joined(url: str, count: int) -> list[WorkerJoined]:
     """The first `count` workers that the pool's log tells of."""
     found: list[WorkerJoined] = []
-    async with asyncio.timeout(20), open_world(url, "default", "watcher") as world:
+    async with asyncio.timeout(20), open_ports(url, "default", "watcher") as world:
         log = await world.pool_log(pool_name(SETTINGS.model, SETTINGS.block_size))
         async for piece in log.read(0, follow=True):
             for record in piece.records:

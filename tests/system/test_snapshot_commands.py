@@ -9,7 +9,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.snapshots.store import SnapshotStore
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.ops.operator.replay import replay
 from headwater.ops.operator.snapshots import name, snapshots
 from headwater.router.fold.state import RouterState
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 @pytest.fixture
 async def case(server: NatsServer, unique: str) -> AsyncIterator[Case]:
     """A namespace of its own."""
-    async with open_world(server.url, unique, "test") as world:
+    async with open_ports(server.url, unique, "test") as world:
         log = await world.pool_log("p")
         store = SnapshotStore(world.blobs, "p")
         state = RouterState()

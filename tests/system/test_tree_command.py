@@ -7,7 +7,7 @@ import pytest
 from headwater.events.snapshots.store import SnapshotStore
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.ops.operator.tree import show_tree
 from headwater.router.fold.state import RouterState
 from headwater.router.index.tree import text, tree
@@ -20,7 +20,7 @@ async def test_the_tree_is_that_of_snapshot_and_tail(
     server: NatsServer, unique: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same as that of a fold of everything; for people and for programs; with a word about a wrong worker."""
-    async with open_world(server.url, unique, "test") as world:
+    async with open_ports(server.url, unique, "test") as world:
         log = await world.pool_log("p")
         state = RouterState()
         for number, record in enumerate(story(5, 60), 1):

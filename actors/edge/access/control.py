@@ -98,11 +98,11 @@ def endpoint_of(path: str) -> str:
 class AccessServices:
     """What the actor of an edge runs for its access control."""
 
-    def __init__(self, settings: AccessSettings, world: Ports) -> None:
-        clock = world.clock
+    def __init__(self, settings: AccessSettings, ports: Ports) -> None:
+        clock = ports.clock
         kinds = settings.mode.split(",")
-        self._world = world
-        self._ring = KeyRing(world.api_keys, clock) if "keys" in kinds else None
+        self._ports = ports
+        self._ring = KeyRing(ports.api_keys, clock) if "keys" in kinds else None
         self._signing_keys: SigningKeys | None = None
         tokens = None
         if "oidc" in kinds:
@@ -130,7 +130,7 @@ class AccessServices:
     async def prepare(self) -> None:
         """Return once requests can be authenticated. The loops must run."""
         if self.control.authenticates:
-            await self.control.salts.load(self._world.secrets, self._world.clock)
+            await self.control.salts.load(self._ports.secrets, self._ports.clock)
         if self._ring is not None:
             await self._ring.known.wait()
             if not len(self._ring) and self._signing_keys is None:

@@ -85,7 +85,7 @@ class App:
         self._owner = owner
         self._rates = service.rates
         # Not `or`: an empty limiter, as every one is at first, counts as false.
-        self._limiter = RateLimiter(workers.world.clock) if limiter is None else limiter
+        self._limiter = RateLimiter(workers.ports.clock) if limiter is None else limiter
         self._probes = probes
         serving = Serving(
             workers,
@@ -239,7 +239,7 @@ class App:
         return self._limiter.quota(holder) if holder.limited else NO_QUOTA
 
     async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
-        status = await respond_error(send, path, error, self._workers.world.ids())
+        status = await respond_error(send, path, error, self._workers.ports.ids())
         metrics.HTTP_ERRORS.labels(str(status)).inc()
 
     def health(self) -> tuple[bool, dict[str, Any]]:

@@ -184,10 +184,10 @@ class PoolingApi:
             record.ended(reason, why)
 
     async def _answer(self, call: Call, job: PoolingJob, document: dict[str, Any]) -> None:
-        world = self._serving.workers.world
+        ports = self._serving.workers.ports
         head = {
             "id": job.request,
-            "created": world.clock.wall_ns() // 1_000_000_000,
+            "created": ports.clock.wall_ns() // 1_000_000_000,
             "model": job.model.card.name,
         }
         body = msgspec.json.encode({**head, **document, "usage": _usage(job.prompts)})
@@ -200,7 +200,7 @@ class PoolingApi:
         )
 
     def _name(self, prefix: str) -> str:
-        return f"{prefix}-{self._serving.workers.world.ids()}"
+        return f"{prefix}-{self._serving.workers.ports.ids()}"
 
 
 async def _tokens(model: Model, inputs: Sequence[str | list[int]], param: str, *, special: bool) -> list[U32]:

@@ -34,8 +34,8 @@ _log = structlog.get_logger("headwater.edge.routing")
 class RouterClient:
     """One per edge."""
 
-    def __init__(self, world: Ports, spawn: Spawn) -> None:
-        self._world = world
+    def __init__(self, ports: Ports, spawn: Spawn) -> None:
+        self._ports = ports
         self._spawn = spawn
 
     async def route(self, pool: str, query: RouteQuery) -> Decision | RouteRefused:
@@ -43,10 +43,10 @@ class RouterClient:
 
         Cancelling the call removes the query from the router's queue.
         """
-        reply = await self._request(subjects.route_query(self._world.ns, pool), _encode(query))
+        reply = await self._request(subjects.route_query(self._ports.ns, pool), _encode(query))
         if not isinstance(reply, RouteQueued):
             return reply
-        subject = subjects.route_wait(self._world.ns, pool, reply.router, reply.epoch)
+        subject = subjects.route_wait(self._ports.ns, pool, reply.router, reply.epoch)
         try:
             while isinstance(reply, RouteQueued):
                 reply = await self._poll(subject, query.request)
@@ -57,10 +57,10 @@ class RouterClient:
 
     def waited_s(self, began_s: float) -> float:
         """Of the time since `began_s`, what a query spent in the queue: bounded by the router, not by the edge."""
-        return max(0.0, self._world.clock.monotonic_s() - began_s - ROUTE_TIMEOUT_S)
+        return max(0.0, self._ports.clock.monotonic_s() - began_s - ROUTE_TIMEOUT_S)
 
     async def _request(self, subject: str, data: bytes) -> RouteReply:
-        return _route.decode(await self._world.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S))
+        return _route.decode(await self._ports.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S))
 
     async def _poll(self, subject: str, request: str) -> RouteReply:
         """One reply; a poll or reply that was lost is sent again."""
@@ -83,6 +83,6 @@ class RouterClient:
 
     async def _publish_gone(self, subject: str, request: str) -> None:
         try:
-            await self._world.bus.publish(subject, _encode(RouteWait(request, gone=True)))
+            await self._ports.bus.publish(subject, _encode(RouteWait(request, gone=True)))
         except BusError as error:
             _log.info("route_cancel_not_sent", request=request, reason=str(error))

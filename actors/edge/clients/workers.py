@@ -94,11 +94,11 @@ class WorkerLost(BusError):
 class WorkerRegistry:
     """Shared by all requests of one edge process."""
 
-    def __init__(self, world: Ports, edge: str, spawn: Spawn) -> None:
-        self.world = world
+    def __init__(self, ports: Ports, edge: str, spawn: Spawn) -> None:
+        self.ports = ports
         self.edge = edge
         self._spawn = spawn
-        self.routing = RouterClient(world, spawn)
+        self.routing = RouterClient(ports, spawn)
         self.receivers: dict[int, FrameReceiver] = {}
         self.closed = False
         self.calls: set[ClientCall] = set()
@@ -172,8 +172,8 @@ class WorkerRegistry:
     async def _request(
         self, worker: str, epoch: int, verb: EngineVerb, message: Any, timeout_s: float
     ) -> bytes:
-        subject = subjects.engine(self.world.ns, worker, epoch, verb)
-        return await self.world.bus.request(subject, _encode(message), timeout_s=timeout_s)
+        subject = subjects.engine(self.ports.ns, worker, epoch, verb)
+        return await self.ports.bus.request(subject, _encode(message), timeout_s=timeout_s)
 
     def cancel(self, worker: str, epoch: int, attempt: str, *, fetched: bool = False) -> None:
         """Cancel an attempt at its worker, or release its KV once that was `fetched`. Does not wait."""
@@ -187,9 +187,9 @@ class WorkerRegistry:
         self._late_cancels.append((worker, epoch, attempt))
 
     async def _cancel(self, worker: str, epoch: int, attempt: str, *, fetched: bool = False) -> None:
-        subject = subjects.engine(self.world.ns, worker, epoch, "cancel")
+        subject = subjects.engine(self.ports.ns, worker, epoch, "cancel")
         try:
-            await self.world.bus.publish(subject, _encode(Cancel((attempt,), fetched)))
+            await self.ports.bus.publish(subject, _encode(Cancel((attempt,), fetched)))
         except BusError as error:
             _log.warning("cancel_not_sent", request=attempt, worker=worker, reason=str(error))
 
@@ -211,7 +211,7 @@ class WorkerRegistry:
         """One engine step's tokens for this edge: each receiver writes to its client right here."""
         frame = _frame.decode(message.data)
         metrics.FRAMES.inc()
-        now_s = self.world.clock.monotonic_s()
+        now_s = self.ports.clock.monotonic_s()
         receivers = self.receivers
         for entry in frame.entries:
             receiver = receivers.get(entry.handle)
@@ -224,7 +224,7 @@ class WorkerRegistry:
         A later epoch ends everything that runs under an earlier one. A lease that ended is a reason to query the
         worker, not a proof of its death: it may only have lost its connection to the lease store.
         """
-        async for changes in LeaseTable(self.world.leases).watch():
+        async for changes in LeaseTable(self.ports.leases).watch():
             for kind, name, held in changes:
                 if held is not None and held.stalled:
                     self.stalled.add(f"{kind} {name}")
@@ -275,7 +275,7 @@ class WorkerRegistry:
     async def watch_silence(self) -> None:
         """Have every stream check for silence: a frame may be lost, or the worker dead. Until cancelled."""
         while True:
-            await self.world.clock.sleep(SILENCE_PERIOD_S)
-            now_s = self.world.clock.monotonic_s()
+            await self.ports.clock.sleep(SILENCE_PERIOD_S)
+            now_s = self.ports.clock.monotonic_s()
             for receiver in list(self.receivers.values()):
                 receiver.check_silence(now_s)

@@ -55,7 +55,7 @@ class Generator:
             session=request.hints.session,
             priority=request.hints.priority,
         )
-        id_ = request.id or serving.workers.world.ids()
+        id_ = request.id or serving.workers.ports.ids()
         name = request.id_prefix + id_
         answers = len(prepared.prompts) * prepared.per_prompt
         quota.reserve(prepared.prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)

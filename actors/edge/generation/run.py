@@ -64,7 +64,7 @@ class Generation:
         self.name = request.id_prefix + id_
         self._id = id_
         self._workers = workers
-        self._clock = workers.world.clock
+        self._clock = workers.ports.clock
         self._prepared = prepared
         self._encoder = encoder
         self._sink = sink
@@ -134,7 +134,7 @@ class Generation:
         )
 
     def _new_call_id(self) -> str:
-        return CALL_PREFIX + self._workers.world.ids()
+        return CALL_PREFIX + self._workers.ports.ids()
 
     async def run(self, client: Disconnect) -> GenerationResult | None:
         """Place every choice, then stream or collect until all ended or the client disconnected: see `Generator.run`."""

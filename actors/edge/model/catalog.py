@@ -46,8 +46,8 @@ class Model(NamedTuple):
 class ModelCatalog:
     """All models by name, kept current by `run`. Tokenizers are shared by digest."""
 
-    def __init__(self, world: Ports) -> None:
-        self._world = world
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
         self._by_pool: dict[str, Model] = {}
         self._adapters: dict[str, LoraCard] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
@@ -87,7 +87,7 @@ class ModelCatalog:
             group.create_task(self._load_wanted(), name="models")
 
     async def _watch(self) -> None:
-        async for changes in CardTable(self._world.cards).watch():
+        async for changes in CardTable(self._ports.cards).watch():
             for change in changes:
                 if isinstance(change, LoraCardChange):
                     self._take_adapter(change)
@@ -129,7 +129,7 @@ class ModelCatalog:
                     del self._wanted[key]
             if self._wanted:
                 self._changed.set()
-                await self._world.clock.sleep(RETRY_S)
+                await self._ports.clock.sleep(RETRY_S)
             else:
                 self.known.set()
 
@@ -156,7 +156,7 @@ class ModelCatalog:
         _log.info("model_served", model=card.name, pool=card.pool)
 
     async def _artifact(self, digest: str) -> bytes:
-        data = await self._world.blobs.get(artifact_name(digest))
+        data = await self._ports.blobs.get(artifact_name(digest))
         if data is None:
             raise ValueError(f"its file {digest[:12]} is not in the object store; restart one of its workers")
         return data

@@ -69,7 +69,7 @@ class Serving(NamedTuple):
         """The account of a request. `answers` counts the texts that it returns."""
         return RequestLogWriter(
             self.ledger,
-            self.workers.world.clock,
+            self.workers.ports.clock,
             request,
             model.card.name,
             endpoint,

@@ -38,7 +38,7 @@ class Dispatcher:
 
     def __init__(self, workers: WorkerRegistry, pool: str, hints: RoutingHints) -> None:
         self.workers = workers
-        self.clock = workers.world.clock
+        self.clock = workers.ports.clock
         self._pool = pool
         self._hints = hints
         self._opened_s = self.clock.monotonic_s()

@@ -88,7 +88,7 @@ class ChoiceDriver:
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._messages = messages
         self._workers = workers
-        self._clock = workers.world.clock
+        self._clock = workers.ports.clock
         self._record = record
         self._output = output
         self._handle = 0

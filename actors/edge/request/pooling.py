@@ -110,7 +110,7 @@ class Pooling:
         self, job: PoolingJob, number: int, prompts: range, record: RequestLogWriter
     ) -> tuple[bytes, ...]:
         """Send one message to workers until one replies with its vectors."""
-        clock = self._workers.world.clock
+        clock = self._workers.ports.clock
         card = job.model.card
         dispatcher = Dispatcher(self._workers, card.pool, job.hints)
         placement = Placement(clock.monotonic_s() + PLACE_S_MAX)

@@ -22,21 +22,21 @@ _reply = msgspec.msgpack.Decoder(ControlReply)
 
 
 async def send_command(
-    world: Ports, worker: str, request: ControlRequest, *, within_s: float = 900.0
+    ports: Ports, worker: str, request: ControlRequest, *, within_s: float = 900.0
 ) -> ControlReply:
     """Send a command to a worker and wait until it is executed, at most `within_s` seconds (then 504).
 
     404: no worker of that name answers. Raises `InvalidName`.
     """
-    clock = world.clock
+    clock = ports.clock
     deadline = clock.monotonic_s() + within_s
-    reply = await _request(world, worker, request, min(REPLY_S, within_s))
+    reply = await _request(ports, worker, request, min(REPLY_S, within_s))
     if reply.status != 202:
         return reply
     ticket = reply.data.get("ticket", "")
     while clock.monotonic_s() < deadline:
         await clock.sleep(POLL_S)
-        status = await _request(world, worker, ControlRequest("status", by=request.by), STATUS_S)
+        status = await _request(ports, worker, ControlRequest("status", by=request.by), STATUS_S)
         if status.status == 504:
             continue
         if status.status != 200:
@@ -51,10 +51,10 @@ async def send_command(
     return ControlReply(504, f"{request.command} is still in progress after {within_s:g} s; see its status")
 
 
-async def _request(world: Ports, worker: str, request: ControlRequest, timeout_s: float) -> ControlReply:
-    subject = subjects.control(world.ns, worker)
+async def _request(ports: Ports, worker: str, request: ControlRequest, timeout_s: float) -> ControlReply:
+    subject = subjects.control(ports.ns, worker)
     try:
-        data = await world.bus.request(subject, _encode(request), timeout_s=timeout_s)
+        data = await ports.bus.request(subject, _encode(request), timeout_s=timeout_s)
     except NoResponder:
         return ControlReply(404, f"no worker {worker} answers: `headwater ctl list` lists the workers")
     except BusError as error:
@@ -62,18 +62,18 @@ async def _request(world: Ports, worker: str, request: ControlRequest, timeout_s
     return _reply.decode(data)
 
 
-async def worker_leases(world: Ports) -> dict[str, Lease]:
+async def worker_leases(ports: Ports) -> dict[str, Lease]:
     """The present leases of workers, by name."""
     return {
-        lease.name: lease for lease in await LeaseTable(world.leases).read_all() if lease.kind == "worker"
+        lease.name: lease for lease in await LeaseTable(ports.leases).read_all() if lease.kind == "worker"
     }
 
 
-async def list_workers(world: Ports, by: str = "") -> list[dict[str, Any]]:
+async def list_workers(ports: Ports, by: str = "") -> list[dict[str, Any]]:
     """Every worker of every pool: its lease, and its status where it answers."""
-    held = await worker_leases(world)
+    held = await worker_leases(ports)
     replies = await asyncio.gather(
-        *(_request(world, name, ControlRequest("status", by=by), STATUS_S) for name in held)
+        *(_request(ports, name, ControlRequest("status", by=by), STATUS_S) for name in held)
     )
     return [
         {

@@ -52,7 +52,7 @@ class Commands:
     def __init__(self, worker: WorkerContext) -> None:
         self.abandon_drain = asyncio.Event()
         self._worker = worker
-        self._started_s = worker.world.clock.monotonic_s()
+        self._started_s = worker.ports.clock.monotonic_s()
         self._sleep_level = 0
         self._all: dict[Command, Callable[[Any], Awaitable[ControlReply]]] = {
             "status": self._status,
@@ -100,7 +100,7 @@ class Commands:
                 "handoffs": worker.inflight.handoffs,
                 "loras": list(status.loras),
                 "capabilities": sorted(worker.engine.capabilities),
-                "uptime_s": round(worker.world.clock.monotonic_s() - self._started_s, 1),
+                "uptime_s": round(worker.ports.clock.monotonic_s() - self._started_s, 1),
             },
         )
 

@@ -32,7 +32,7 @@ class WorkerContext(Protocol):
     """Implemented by `WorkerActor`."""
 
     name: str
-    world: Ports
+    ports: Ports
     engine: Engine
     status: WorkerStatus
     inflight: Inflight

@@ -64,7 +64,7 @@ class WorkerControl:
         self._worker.spawn(self._serve(request, message), "control")
 
     async def _serve(self, request: ControlRequest, message: Message) -> None:
-        ticket = self._worker.world.ids()
+        ticket = self._worker.ports.ids()
         outcome: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
 
         async def execute() -> None:
@@ -153,7 +153,7 @@ class WorkerControl:
         if not message.reply:
             return
         try:
-            await self._worker.world.bus.publish(message.reply, _encode(reply))
+            await self._worker.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:
             _log.warning("control_reply_publish_failed", worker=self._worker.name, reason=str(error))
 

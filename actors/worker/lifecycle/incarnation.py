@@ -54,7 +54,7 @@ class Incarnation:
 
     def __init__(
         self,
-        world: Ports,
+        ports: Ports,
         held: LeaseHandle,
         log: Log,
         engine: Engine,
@@ -64,7 +64,7 @@ class Incarnation:
         audit: CommandAudit,
     ) -> None:
         self.lease = held
-        self._clock = world.clock
+        self._clock = ports.clock
         self._log = log
         self._name = held.name
         self._engine = engine
@@ -81,8 +81,8 @@ class Incarnation:
         """The status published last."""
 
         def writer(kind: subjects.PoolKind, fence: str = "", on_stored: OnStored | None = None) -> Writer:
-            subject = subjects.pool_subject(world.ns, held.pool, kind, held.name)
-            return Writer(log, subject, held.name, held.epoch, world.clock, fence=fence, on_stored=on_stored)
+            subject = subjects.pool_subject(ports.ns, held.pool, kind, held.name)
+            return Writer(log, subject, held.name, held.epoch, ports.clock, fence=fence, on_stored=on_stored)
 
         self.fleet = writer("fleet", on_stored=self._on_fleet_stored)
         # KV events and load are streamed; the fleet subject, which each incarnation writes first, fences them.

@@ -24,7 +24,7 @@ class Served(NamedTuple):
     reasoning_parser: str = ""
 
 
-async def publish_card(world: Ports, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
+async def publish_card(ports: Ports, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
     """Store the files that are missing and write the card. Publishing the same card again changes nothing."""
     files = served.files
     card = ModelCard(
@@ -32,15 +32,15 @@ async def publish_card(world: Ports, served: Served, engine: Engine, info: Engin
         pool=pool_name(info.model, info.block_size),
         block_size=info.block_size,
         context_length=info.context_length,
-        tokenizer=await _store_artifact(world, files.tokenizer),
-        chat_template=await _store_artifact(world, files.chat_template.encode())
+        tokenizer=await _store_artifact(ports, files.tokenizer),
+        chat_template=await _store_artifact(ports, files.chat_template.encode())
         if files.chat_template
         else "",
         special_tokens=files.special_tokens,
         eos_token_ids=files.eos_token_ids,
         engine=engine.name,
         capabilities=tuple(sorted(engine.capabilities)),
-        created_s=world.clock.wall_ns() // 1_000_000_000,
+        created_s=ports.clock.wall_ns() // 1_000_000_000,
         aliases=served.aliases,
         engine_version=info.version,
         total_blocks=info.total_blocks,
@@ -54,11 +54,11 @@ async def publish_card(world: Ports, served: Served, engine: Engine, info: Engin
         vocabulary=info.vocabulary,
         logprobs_max=info.logprobs_max,
         default_sampling=dict(info.default_sampling),
-        response_template=await _store_artifact(world, files.response_template.encode())
+        response_template=await _store_artifact(ports, files.response_template.encode())
         if files.response_template
         else "",
     )
-    table = CardTable(world.cards)
+    table = CardTable(ports.cards)
     present = await table.get_model(card.pool)
     card = with_engines_of(card, present)
     if present is not None and replace(present, created_s=0) == replace(card, created_s=0):
@@ -77,10 +77,10 @@ def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
     return replace(card, engines=engines, capabilities=tuple(sorted(either)))
 
 
-async def _store_artifact(world: Ports, data: bytes) -> str:
+async def _store_artifact(ports: Ports, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
     name = subjects.artifact_name(digest)
     # Checked, not read: a worker needs no permission to read what others stored.
-    if not await world.blobs.has(name):
-        await world.blobs.put(name, data)
+    if not await ports.blobs.has(name):
+        await ports.blobs.put(name, data)
     return digest

@@ -49,7 +49,7 @@ class LoraManager:
 
     def __init__(
         self,
-        world: Ports,
+        ports: Ports,
         pool: str,
         engine: Engine,
         info: EngineInfo,
@@ -57,9 +57,9 @@ class LoraManager:
         models: tuple[str, ...],
         status: WorkerStatus,
     ) -> None:
-        self.registry = LoraRegistry(world, pool)
-        self.slots = LoraSlots(engine, info.lora_slots, world.clock, self)
-        self._clock = world.clock
+        self.registry = LoraRegistry(ports, pool)
+        self.slots = LoraSlots(engine, info.lora_slots, ports.clock, self)
+        self._clock = ports.clock
         self._pool = pool
         self._engine = engine
         self._info = info

@@ -23,10 +23,10 @@ class LoraRegistry:
     `deleted` queues each card that was deleted, or replaced by one with other weights.
     """
 
-    def __init__(self, world: Ports, pool: str) -> None:
+    def __init__(self, ports: Ports, pool: str) -> None:
         self.deleted: asyncio.Queue[LoraCard] = asyncio.Queue()
-        self._table = CardTable(world.cards)
-        self._clock = world.clock
+        self._table = CardTable(ports.cards)
+        self._clock = ports.clock
         self._pool = pool
         self._cards: dict[str, LoraCard] = {}
         self._models: dict[str, tuple[str, ...]] = {}

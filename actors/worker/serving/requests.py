@@ -73,12 +73,12 @@ class RequestIntake:
     """The generation requests of one worker, over all its incarnations, counted in `inflight`."""
 
     def __init__(
-        self, world: Ports, name: str, engine: GenerationEngine, spawn: Spawn, status: WorkerStatus
+        self, ports: Ports, name: str, engine: GenerationEngine, spawn: Spawn, status: WorkerStatus
     ) -> None:
-        self.handoffs = Handoffs(name, world.clock, engine.choreography)
-        self.inflight = Inflight(world.clock, engine, self.handoffs)
-        self.frames = FrameSender(world.bus, world.ns, name, self.inflight.record_engine_step)
-        self._world = world
+        self.handoffs = Handoffs(name, ports.clock, engine.choreography)
+        self.inflight = Inflight(ports.clock, engine, self.handoffs)
+        self.frames = FrameSender(ports.bus, ports.ns, name, self.inflight.record_engine_step)
+        self._ports = ports
         self._name = name
         self._engine = engine
         self._spawn = spawn
@@ -116,7 +116,7 @@ class RequestIntake:
         return None
 
     async def _reply(self, message: Message, reply: GenerateReply) -> None:
-        await self._world.bus.publish(message.reply, _encode(reply))
+        await self._ports.bus.publish(message.reply, _encode(reply))
 
     async def _claim_and_submit(self, message: Message, request: GenerateRequest, handoff: Handoff) -> None:
         epoch = self.frames.epoch
@@ -143,11 +143,11 @@ class RequestIntake:
         self, request: GenerateRequest, handoff: Handoff
     ) -> tuple[Refused | None, Transfer | None]:
         """The parameters of the KV, from the worker that keeps it. It grants them once, and for this prompt only."""
-        subject = subjects.engine(self._world.ns, handoff.worker, handoff.epoch, "claim")
+        subject = subjects.engine(self._ports.ns, handoff.worker, handoff.epoch, "claim")
         digest = prompt_digest(request.lora_name, request.cache_salt, request.tokens)
         claim = HandoffClaim(handoff.id, digest, self._name, self.frames.epoch)
         try:
-            data = await self._world.bus.request(subject, _encode(claim), timeout_s=CLAIM_TIMEOUT_S)
+            data = await self._ports.bus.request(subject, _encode(claim), timeout_s=CLAIM_TIMEOUT_S)
             reply = _claimed.decode(data)
         except NoResponder:
             return Refused(f"worker {handoff.worker}, which keeps its KV, is gone", True, True), None
@@ -200,7 +200,7 @@ class RequestIntake:
                 inflight.record_first_step(request, step)
             if step.pinned is not None:
                 if is_current:
-                    handoff = self.handoffs.offer(request, step.pinned, self._world.ids())
+                    handoff = self.handoffs.offer(request, step.pinned, self._ports.ids())
                 else:
                     self._release_kv([UnclaimedKv(name, step.pinned.params)])
             if name in self._fetching and (step.tokens or step.finish) and not self._fetching.pop(name):
@@ -231,17 +231,17 @@ class RequestIntake:
         """Reply with the state of a request and the tokens that its edge missed."""
         query = _status.decode(message.data)
         reply = self.frames.status(query.request, query.received)
-        await self._world.bus.publish(message.reply, _encode(reply))
+        await self._ports.bus.publish(message.reply, _encode(reply))
 
     async def on_claim(self, message: Message) -> None:
         """Another worker claims the KV of a prompt that was computed here."""
         reply = self.handoffs.claim(_claim.decode(message.data))
-        await self._world.bus.publish(message.reply, _encode(reply))
+        await self._ports.bus.publish(message.reply, _encode(reply))
 
     async def expire_handoffs(self) -> None:
         """Release the KV of hand-offs that were not claimed in time. Does not return."""
         while True:
-            await self._world.clock.sleep(EXPIRE_PERIOD_S)
+            await self._ports.clock.sleep(EXPIRE_PERIOD_S)
             self._release_kv(self.handoffs.expire())
 
     def abort_all(self) -> None:

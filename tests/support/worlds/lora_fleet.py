@@ -28,7 +28,7 @@ from headwater.engines.sim.engine import SimSettings
 from headwater.engines.sim.model import script, sim_model_files
 from headwater.engines.sim.step_time import StepTime
 from headwater.events.log import Record
-from headwater.ops.nats.open_ports import open_world
+from headwater.ops.nats.open_ports import open_ports
 from headwater.ops.process.kernels import compile_kernels
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events.event import Event
@@ -72,7 +72,7 @@ class Fleet:
 
     async def world(self, kind: InboxKind, name: str) -> Ports:
         """The ports of a process."""
-        return await self._stack.enter_async_context(open_world(self.server.url, self.ns, name, kind=kind))
+        return await self._stack.enter_async_context(open_ports(self.server.url, self.ns, name, kind=kind))
 
     async def start(self) -> None:
         """Routers and an edge, for the pool of the workers that there are."""

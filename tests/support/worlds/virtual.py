@@ -46,7 +46,7 @@ class Stage:
     def world(self, name: str) -> tuple[Process, Ports]:
         """A process and its ports."""
         process = self.fleet.processes[name] = Process(name, self.clock)
-        return process, self.fleet.world(process, name)
+        return process, self.fleet.ports(process, name)
 
     async def engine(self, name: str, make: type[SimEngine] = SimEngine) -> WorkerActor:
         """A worker that has joined."""

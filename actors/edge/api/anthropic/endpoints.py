@@ -40,7 +40,7 @@ class AnthropicApi:
         check_version(call.headers)
         request = decode_messages(call.body)
         self._serving.fields.count(request)
-        id_ = self._serving.workers.world.ids()
+        id_ = self._serving.workers.ports.ids()
         omit = request.thinking is not None and request.thinking.display == "omitted"
         encoder = MessageEncoder(request.max_tokens, omit_thinking=omit)
         send = HeaderAdder(call.send, lambda: [request_id_header(id_)])
@@ -52,7 +52,7 @@ class AnthropicApi:
         request = decode_count(call.body)
         self._serving.fields.count(request)
         prepared = await self._generator.prepare(to_prompt(request), call)
-        header = request_id_header(self._serving.workers.world.ids())
+        header = request_id_header(self._serving.workers.ports.ids())
         await respond(call.send, 200, msgspec.json.encode(TokenCount(prepared.prompt_tokens)), [header])
 
 

@@ -44,7 +44,7 @@ class ResponseCreator:
     def __init__(self, serving: Serving, stores: Stores | None) -> None:
         self._serving = serving
         self._stores = stores
-        clock = serving.workers.world.clock
+        clock = serving.workers.ports.clock
         self.now_s: Callable[[], int] = lambda: clock.wall_ns() // 1_000_000_000
 
     async def begin(
@@ -63,7 +63,7 @@ class ResponseCreator:
         model = serving.model(fields.model, call.principal)
         tenant = call.principal.tenant
         history, items = await self.read_history(fields, tenant, local)
-        id_ = serving.workers.world.ids()
+        id_ = serving.workers.ports.ids()
         request, tools = generation_request(fields, history.items, items, id_, stream=stream)
         if fields.truncation == "auto":
             context = call.quota.context(model.card.name, model.card.context_length)

@@ -75,7 +75,7 @@ class ResponsesApi:
             model=fields.model, input=fields.input, previous_response_id=fields.previous_response_id
         )
         history, items = await self._creator.read_history(prompt, call.principal.tenant)
-        id_ = self._serving.workers.world.ids()
+        id_ = self._serving.workers.ports.ids()
         context = call.quota.context(model.card.name, model.card.context_length)
         request = compaction_request(fields, items, history.items, id_, context)
         resource = new_resource(CreateFields(model=fields.model), id_, [], {}, stored=False)

@@ -28,14 +28,14 @@ class ResponsesRoutes:
     """The endpoints of one edge."""
 
     def __init__(self, serving: Serving, generator: Generator, settings: HistorySettings) -> None:
-        world = serving.workers.world
-        self.objects = TenantObjects(world.stored, settings.ttl_s, settings.tenant_bytes_max)
+        ports = serving.workers.ports
+        self.objects = TenantObjects(ports.stored, settings.ttl_s, settings.tenant_bytes_max)
         stores = None
         if settings.store:
-            stores = Stores(ResponseStore(self.objects), ConversationStore(self.objects, world.ids))
+            stores = Stores(ResponseStore(self.objects), ConversationStore(self.objects, ports.ids))
         creator = ResponseCreator(serving, stores)
         responses = ResponsesApi(serving, generator, creator, stores)
-        conversations = ConversationsApi(stores, world.ids, creator.now_s)
+        conversations = ConversationsApi(stores, ports.ids, creator.now_s)
         self.socket = ResponsesSocket(generator, creator, settings.connection_s)
         routes: dict[str, dict[str, Endpoint]] = {
             "/v1/responses": {"POST": lambda call, _, __: responses.create(call)},

@@ -34,6 +34,7 @@ CONSTRUCTORS: dict[str, st.SearchStrategy[ApiError]] = {
         st.builds(RouteRefused, texts, st.just(1.0), st.sampled_from([400, 429, 503])),
     ),
     "upstream_failed": st.builds(errors.upstream_failed, texts),
+    "method_not_allowed": st.builds(errors.method_not_allowed, st.sampled_from(["GET", "DELETE"])),
     "unauthenticated": st.builds(refusals.unauthenticated, texts),
     "forbidden": st.builds(refusals.forbidden, texts, param=texts),
     "time_limit_reached": st.builds(time_limit_reached, st.floats(0.001, 1e9)),

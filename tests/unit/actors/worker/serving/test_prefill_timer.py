@@ -230,7 +230,7 @@ def test_the_step_time_of_a_simulated_engine_is_recovered(rate: float, leg: Leg)
         measuring = Measuring(stage, SimSettings(step_time=model))
         await measuring.engine.start()
         draw = random.Random(7)
-        clock = measuring.intake._world.clock
+        clock = measuring.intake._ports.clock
         for number in range(300):
             # Some prompts share a beginning, which is cached from the second on.
             shared = [draw.randint(0, 3)] * (512 * draw.randint(0, 2))
@@ -264,7 +264,7 @@ def test_the_time_between_tokens_of_a_simulated_engine_is_recovered() -> None:
         await measuring.engine.start()
         for name in ("a", "b"):
             await measuring.give(name, [1] * 32, 400)
-        clock = measuring.intake._world.clock
+        clock = measuring.intake._ports.clock
         await clock.sleep(0.5)
         measuring.take()
         steps = []
@@ -284,7 +284,7 @@ def test_a_cancelled_prompt_is_no_sample() -> None:
     async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings())
         await measuring.engine.start()
-        clock = measuring.intake._world.clock
+        clock = measuring.intake._ports.clock
         await measuring.give("a", [1] * 30_000, 4)
         await measuring.give("b", [2] * 8_000, 4)
         await clock.sleep(0.4)

@@ -52,10 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those by folder: the fleet of one ends with it, since also idle engines need some processor time.
     """
 
-    def order(item: pytest.Item) -> tuple[bool, str, bool]:
+    def order(item: pytest.Item) -> tuple[bool, str, bool, bool]:
         folder = _folder(config, item)
         first = item.get_closest_marker("vllm") is not None or folder == "sglang"
-        return not first, folder if first else "", folder in SHORT
+        last = item.get_closest_marker("last") is not None
+        return not first, folder if first else "", folder in SHORT, last
 
     for item in items:
         if _folder(config, item) in SHARING and item.get_closest_marker("xdist_group") is None:

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from headwater.ops.nats.server import binary, free_port, wait_until_up, write_config
+from headwater.ops.nats.server import binary, wait_until_up, write_config
 from headwater.ops.process.signals import die_with_parent
+from headwater.ops.process.sockets import free_port
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ from headwater.ops.nats.watch import watch_store
 from headwater.ops.process import admin
 from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.revoke_lease import revoke_leases_of
-from headwater.ops.process.sockets import bind, free_range
+from headwater.ops.process.sockets import bind, free_port, free_range
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
 from headwater.ops.worker import environment, make_engine, plan, preflight
 from headwater.schemas import subjects
@@ -211,12 +211,12 @@ class LocalFleet:
 
     async def _start_nats(self) -> None:
         wanted = self.nats.port
-        port = nats_server.free_port(wanted)
+        port = free_port(wanted)
         if port != wanted and wanted not in (0, NatsSettings().port):
             raise ConfigError(f"--nats-port {wanted} is taken: choose another one, or 0 for a free one")
         if port != wanted and wanted:
             _log.warning("nats_port_taken", wanted=wanted, used=port)
-        monitor = nats_server.free_port(0)
+        monitor = free_port(0)
         config = nats_server.write_config(self._data / "nats", port, monitor_port=monitor)
         command = [nats_server.binary(), "-c", str(config)]
         # SIGTERM lets the server finish its writes; SIGINT would too.

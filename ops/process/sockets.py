@@ -1,5 +1,6 @@
 """Listening sockets of a process."""
 
+import contextlib
 import secrets
 import socket
 
@@ -24,6 +25,20 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
         ) from error
     sock.set_inheritable(True)
     return sock
+
+
+def free_port(wanted: int, host: str = "127.0.0.1") -> int:
+    """`wanted` if it can be bound, else a free port. 0 asks for any. Raises `EngineUnavailable`.
+
+    Not one of the system's choice, which it may give to the next client before the caller listens.
+    """
+    if wanted:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host, wanted))
+                return wanted
+    return free_range(1, host)
 
 
 def free_range(count: int, host: str) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.ops.fleet.child import child_environment
 from tests.support.processes import zygote
 from tests.support.sglang.environment import PYTHON, ROOT
 
@@ -43,8 +44,11 @@ async def test_sglang_keeps_the_contract(tmp_path: Path) -> None:
     """As every engine: no test fails, and none is skipped but for what SGLang lacks here."""
     assert PYTHON.exists(), "SGLang's environment is missing: make sglang"
     folder = ("--basetemp", str(tmp_path / "run"))
+    # Whatever the run of this test was told, its plugins are in another environment.
+    environ = {name: value for name, value in child_environment().items() if name != "PYTEST_ADDOPTS"}
+    arguments = ("-c", RUN, str(SUITE), *FLAGS, *folder)
     process = await zygote.start(
-        "-c", RUN, str(SUITE), *FLAGS, *folder, stdout=zygote.PIPE, stderr=zygote.STDOUT, sglang=True
+        *arguments, environ=environ, stdout=zygote.PIPE, stderr=zygote.STDOUT, sglang=True
     )
     async with asyncio.timeout(450):
         output, _ = await process.communicate()

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PROMPTS = 40
+PROMPTS = 16
 PROMPTS_OF_SOAK = 200
 KILLS = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 READY_S = 300

@@ -21,7 +21,7 @@ from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.open_ports import open_ports
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from headwater.ops.worker import make_engine
 from headwater.schemas.clock import SystemClock
 from tests.support.engines.controlled import ControlledSim

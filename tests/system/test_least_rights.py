@@ -12,7 +12,7 @@ import pytest
 from headwater.ops.fleet.child import child_environment
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from tests.support.processes import zygote
 from tests.support.processes.commands import ended
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text

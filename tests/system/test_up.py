@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]

@@ -32,6 +32,7 @@ pytestmark = [
 PROMPTS = 80
 PROMPTS_OF_SOAK = 200
 IDLE_S = 2.0
+IDLE_TRIES = 5
 COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024", "--kv-cache-mib", "128")
 APART = (
     "--prefill-workers",
@@ -106,9 +107,15 @@ async def test_idle_workers_leave_the_processor_to_others(apart: FleetProcess) -
     def used_s() -> float:
         return sum(cpu_s(pid) for pid in descendants(apart.process.pid))
 
-    before = used_s()
-    await asyncio.sleep(IDLE_S)
-    assert used_s() - before < 0.5 * IDLE_S
+    # The first windows may still have what the test before left to do.
+    used: list[float] = []
+    for _ in range(IDLE_TRIES):
+        before = used_s()
+        await asyncio.sleep(IDLE_S)
+        used.append(used_s() - before)
+        if used[-1] < 0.5 * IDLE_S:
+            return
+    raise AssertionError(f"seconds of processor time in {IDLE_S} s each: {used}")
 
 
 def cpu_s(pid: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from headwater.engines.vllm import forkserver
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from tests.support.engines import tiny_model
 from tests.support.processes import zygote
 from tests.support.processes.fleet import fleet
@@ -179,6 +179,7 @@ def test_transfers_wait_for_events(found: dict[str, Any]) -> None:
     assert found["transfers"] == [forkserver.PROGRESS_POLL_US, 5]
 
 
+@pytest.mark.soak
 async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: Path) -> None:
     """From a file's section and from the command line; metrics of each worker with its labels, and no folder left.
 

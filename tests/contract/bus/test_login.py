@@ -16,7 +16,7 @@ from headwater.events.jetstream.streams.ensure import ensure_namespace
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.keys import new_seed
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from headwater.schemas import subjects
 from tests.support.ports.guarded import NS, Guarded
 from tests.support.servers.nats import NatsServer

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headwater.events.jetstream.api import api
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from tests.support.ports.logs import connected
 from tests.support.ports.tables import TTL_S, TableCase, jetstream_table, watching
 from tests.support.ports.waiting import eventually

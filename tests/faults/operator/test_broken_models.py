@@ -65,6 +65,7 @@ async def test_truncated_weights(tmp_path: Path) -> None:
     assert "model.safetensors" in line
 
 
+@pytest.mark.soak
 @pytest.mark.vllm
 @pytest.mark.xdist_group("vllm")
 @pytest.mark.timeout(200)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from headwater.engines.conformance.case import (
 from headwater.engines.engine import Engine
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.step_time import StepTime
+from headwater.ops.process.sockets import free_range
 from headwater.schemas.clock import SystemClock
 
 __all__ = [
@@ -124,11 +124,8 @@ def pooling_sglang_engine(model: str) -> Engine:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on now, and that no client is given."""
+    return free_range(1, "127.0.0.1")
 
 
 def family() -> dict[int, str]:

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from headwater.events.jetstream import connect
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from tests.support.processes import zygote
 
 STOP_S = 40.0

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from headwater.ops.nats.server import binary, free_port, wait_until_up, write_config
+from headwater.ops.nats.server import binary, wait_until_up, write_config
 from headwater.ops.process.signals import die_with_parent
+from headwater.ops.process.sockets import free_port
 
 
 class NatsServer:

@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from headwater.events.errors import LogError
 from headwater.events.jetstream.api import api
-from headwater.ops.nats.server import free_port
+from headwater.ops.process.sockets import free_port
 from tests.support.servers.nats import NatsServer
 
 SIZE = 3

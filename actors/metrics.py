@@ -16,6 +16,14 @@ _SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 _LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 _DECIDED = Counter("headwater_router_decisions_total", "Decisions made", ["pool"])
+_DECIDED_BY_ENGINE = Counter(
+    "headwater_router_engine_decisions_total",
+    "Decisions made, by the engine of the chosen worker",
+    ["pool", "engine"],
+)
+_ENGINE_WEIGHT = Gauge(
+    "headwater_router_engine_weight", "Engine weights that an operator has set", ["pool", "engine"]
+)
 _REFUSED = Counter("headwater_router_refusals_total", "Route queries for which no worker was found", ["pool"])
 _UNRECORDED = Counter(
     "headwater_router_unrecorded_decisions_total", "Decisions that the log did not accept", ["pool"]
@@ -93,6 +101,21 @@ class RouterMetrics:
         self.divergence = _DIVERGENCE.labels(pool)
         self.diverged = _DIVERGED.labels(pool)
         self._pool = pool
+        self._weighted: dict[str, float] = {}
+
+    def decided_for(self, engine: str) -> None:
+        """A request was routed to a worker of this engine."""
+        _DECIDED_BY_ENGINE.labels(self._pool, engine).inc()
+
+    def set_engine_weights(self, weights: dict[str, float]) -> None:
+        """Show these engine weights. Those of engines that have none any more are removed."""
+        if weights == self._weighted:
+            return
+        for engine in self._weighted.keys() - weights.keys():
+            _ENGINE_WEIGHT.remove(self._pool, engine)
+        for engine, weight in weights.items():
+            _ENGINE_WEIGHT.labels(self._pool, engine).set(weight)
+        self._weighted = dict(weights)
 
     def waited(self, priority: int, seconds: float) -> None:
         """A query got a worker. Clients choose priorities, so only the sign is a label."""

@@ -15,6 +15,7 @@ import msgspec
 
 from headwater.events.log import Record, Unreadable
 from headwater.router.decision.decide import CannotRecompute, recompute, with_policy
+from headwater.router.decision.engine_draw import of_drawn_engine
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
@@ -162,7 +163,8 @@ class ShadowFold(Replay):
         chosen_score = _score(judged, decision)
         if score is None or chosen_score is None:
             return None
-        least = min(candidate.score for candidate in judged.candidates)
+        offered = of_drawn_engine(loads, judged.draw, judged.candidates)
+        least = min(candidate.score for candidate in offered)
         return Shadowed(
             decision.request,
             self._policy,

@@ -24,7 +24,8 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True)
     `pinned` is the only worker allowed. `exclude` lists incarnations to leave out, as "<worker>.<epoch>": those that just failed
     the request, and saturated ones. `leg` "decode" requires a worker that can continue a prompt computed elsewhere, by a
     hand-off of the kind `pairs_with`. `needs` are capabilities that the engine must have, `tier` the only tier allowed.
-    A tainted worker is allowed only if `tolerates` has all its taints.
+    A tainted worker is allowed only if `tolerates` has all its taints. `engine` is the only engine allowed, whatever the
+    engine weights are. `tokenizer` is the digest of the tokenizer that the tokens so far are of.
     """
 
     pinned: str = ""
@@ -35,13 +36,15 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True)
     pairs_with: str = ""
     tier: str = ""
     tolerates: tuple[str, ...] = ()
+    engine: str = ""
+    tokenizer: str = ""
 
 
 class Preferences(msgspec.Struct, frozen=True, array_like=True):
     """How one of the allowed workers is picked.
 
     An empty `policy` and a negative `temperature` select the router's own. Requests of one `session` go to one worker under
-    the policy `session`; other policies ignore it.
+    the policy `session`; other policies ignore it. Engine weights draw one engine for a session, under any policy.
     """
 
     policy: str = ""

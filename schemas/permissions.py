@@ -126,6 +126,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
         subscribe=(
             _inbox(ns, "router", client),
             *(subjects.route_query(ns, pool) for pool in pools or (ANY,)),
+            *(subjects.engine_weights(ns, pool) for pool in pools or (ANY,)),
             *(subjects.digests(ns, pool) for pool in pools or (ANY,)),
             *(subjects.route_wait(ns, pool, client, ANY) for pool in pools or (ANY,)),
             *_services("router", client),
@@ -204,6 +205,7 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *(subjects.engine(ns, ANY, ANY, verb) for verb in verbs),
             subjects.resync(ns, ANY),
             subjects.control(ns, ANY),
+            subjects.engine_weights(ns, ANY),
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "operator", client), "$JS.EVENT.>"),

@@ -12,6 +12,7 @@ hw.<ns>.digest.<pool>                     core NATS    state digests that the po
 hw.<ns>.req.<edge>                        JetStream    request lifecycle events, by the edge that accepted them
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
 hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    poll of a query in one router's admission queue
+hw.<ns>.weights.<pool>                    core NATS    an operator's engine weights; one router of the queue group answers
 hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, drain, claim (of a hand-off)
 hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
@@ -106,6 +107,11 @@ def request_subject(ns: str, edge: str) -> str:
 def route_query(ns: str, pool: str) -> str:
     """Route queries of a pool; its routers subscribe in one queue group."""
     return _ours(ns, "route", _token("pool", pool))
+
+
+def engine_weights(ns: str, pool: str) -> str:
+    """Commands about a pool's engine weights; its routers subscribe in one queue group."""
+    return _ours(ns, "weights", _token("pool", pool))
 
 
 def digests(ns: str, pool: str) -> str:

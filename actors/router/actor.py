@@ -2,9 +2,9 @@
 
 Subjects in
     hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (`actors.router.queue`); the pool log;
-    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`)
+    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> (`actors.router.engine_weights`)
 Subjects out
-    decisions, as replies; the pool log: route events (its decisions), fleet events (workers whose lease lapsed);
+    decisions, as replies; the pool log: route events (its decisions), fleet events (workers whose lease lapsed, engine weights);
     hw.<ns>.digest.<pool>
 State
     `RouterState` at a log position, plus its own decisions that the log does not hold yet; queued queries
@@ -34,6 +34,7 @@ from headwater.actors.metrics import RouterMetrics
 from headwater.actors.router.burst import BurstBatcher
 from headwater.actors.router.decisions import DecisionMaker, RoutingSettings
 from headwater.actors.router.divergence import DivergenceCheck
+from headwater.actors.router.engine_weights import EngineWeightsKeeper
 from headwater.actors.router.follower import LogFollower
 from headwater.actors.router.queue import RouteQueue
 from headwater.actors.router.reconcile import PERIOD_S, LeaseReconciler
@@ -89,6 +90,7 @@ class RouterActor(Actor):
         self._snapshots = SnapshotKeeper(ports, pool, self)
         self._lease: lease.LeaseHandle | None = None
         self._fleet: Writer | None = None
+        self._weights: EngineWeightsKeeper | None = None
         self._log: Log | None = None
         self._subscription: Subscription | None = None
 
@@ -162,11 +164,13 @@ class RouterActor(Actor):
         self.spawn(self._fleet.run(), "fleet")
         reconciler = LeaseReconciler(ports, self.pool, self._fleet)
         self.spawn(reconciler.watch_leases(), "leases")
-        self.spawn(self._reconcile(reconciler, writer), "reconcile")
+        self._weights = EngineWeightsKeeper(ports, self.name, self.pool, self._follower, self._fleet)
+        self.spawn(self._reconcile(reconciler, self._weights, writer), "reconcile")
         self.spawn(self._snapshots.run(log), "snapshots")
         await self._queue.subscribe(epoch)
         self.spawn(self._queue.run(), "queue")
         self.spawn(self._bursts.run(), "queries")
+        await self._weights.subscribe()
         self._subscription = await ports.bus.subscribe(
             subjects.route_query(ports.ns, self.pool), self._on_query, queue="router"
         )
@@ -223,7 +227,9 @@ class RouterActor(Actor):
         except BusError as error:
             self.log.warning("answer_not_sent", request=query.request, reason=str(error))
 
-    async def _reconcile(self, reconciler: LeaseReconciler, writer: Writer) -> None:
+    async def _reconcile(
+        self, reconciler: LeaseReconciler, weights: EngineWeightsKeeper, writer: Writer
+    ) -> None:
         """Make the log, the leases and the decisions agree again."""
         await reconciler.wait_known()
         while True:
@@ -232,6 +238,7 @@ class RouterActor(Actor):
                 reconciler.publish_left(incarnation)
             for voided in reconciler.find_unaccepted(self.state):
                 writer.offer(voided)
+            weights.republish_lost()
             for worker in reconciler.find_unsynced(self.state):
                 self.spawn(reconciler.request_resync(worker), "resync")
 
@@ -240,6 +247,8 @@ class RouterActor(Actor):
         self.log.info("draining", log_position=self.state.position)
         if self._subscription is not None:
             await self._subscription.unsubscribe()
+        if self._weights is not None:
+            await self._weights.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await self._bursts.wait_drained()
@@ -261,6 +270,8 @@ class RouterActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
+        if self._weights is not None:
+            await self._weights.close()
         await self._queue.close()
         await self._divergence.stop()
         if self._subscription is not None:

@@ -114,6 +114,9 @@ class DecisionMaker:
         if self.writer is not None and not self.writer.offer(decision):
             self._metrics.unrecorded.inc()
         self._metrics.decided.inc()
+        worker = self.state.loads.current(decision.worker, decision.epoch)
+        if worker is not None:
+            self._metrics.decided_for(worker.engine)
         return decision
 
     def void(self, decision: Decision) -> None:

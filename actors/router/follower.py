@@ -68,6 +68,7 @@ class LogFollower:
         self._clock = clock
         self._log = log
         self._metrics = metrics
+        self._lost_weights: dict[str, float] = {}
         self._unseen: deque[float] = deque(maxlen=PENDING_EVENTS_MAX)
         self._restarted_at = 0
         self._lag = 0
@@ -97,6 +98,11 @@ class LogFollower:
         self.number = decision.number
         self._unseen.append(self._clock.monotonic_s())
         self.state.loads.decide(decision)
+
+    def take_lost_weights(self) -> dict[str, float]:
+        """The engine weights that the last gap removed from the fold. Returned once."""
+        lost, self._lost_weights = self._lost_weights, {}
+        return lost
 
     async def follow(
         self, log: Log, incarnation: tuple[str, int], guard: FoldGuard, listener: FoldListener
@@ -168,6 +174,7 @@ class LogFollower:
     def _restart_after(self, gap: Gap) -> None:
         self._log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason)
         self._metrics.gaps.inc()
+        self._lost_weights = self.state.loads.engine_weights or self._lost_weights
         identity = self.state.log
         self.state = RouterState(whole=False)
         self.state.position, self.state.log = gap.last, identity
@@ -193,3 +200,4 @@ class LogFollower:
         metrics.blocks.set(self.state.index.rows)
         metrics.blocks_refused.set(self.state.index.refused)
         metrics.workers.set(len(self.state.loads.workers))
+        metrics.set_engine_weights(self.state.loads.engine_weights)

@@ -148,7 +148,8 @@ class WorkerActor(Actor):
         self._info = info
         self._pool = pool_name(info.model, info.block_size)
         self.log = self.log.bind(pool=self._pool)
-        await publish_card(self.ports, self._served, self.engine, info)
+        card = await publish_card(self.ports, self._served, self.engine, info)
+        self.status.tokenizer = card.tokenizer
         self._start_lora(info)
         self.spawn(self._persistence.run(), "persistence")
         self.spawn(self.intake.frames.run(), "frames")

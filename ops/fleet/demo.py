@@ -121,7 +121,9 @@ async def _explain(nats: NatsSettings, requests: list[str]) -> int:
                 if decisions:
                     break
                 await asyncio.sleep(0.05)
-            found += [explain.describe(decision, position, after) for position, decision, after in decisions]
+            found += [
+                explain.describe(one.decision, one.position, one.after, one.engines) for one in decisions
+            ]
         print("why each went where it went:\n")
         print("\n\n".join(found))
         print()

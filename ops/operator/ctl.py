@@ -65,7 +65,7 @@ async def ctl(nats: NatsSettings, call: ControlCall) -> int:
 def parse_call(words: Sequence[str], given: Mapping[str, Any]) -> tuple[Command, dict[str, Any]]:
     """The command in these words, and its arguments from words and flags. Raises `ConfigError`."""
     if not words:
-        raise ConfigError("ctl: give WORKER COMMAND [ARGUMENT…], or --all COMMAND, or list")
+        raise ConfigError("ctl: give WORKER COMMAND [ARGUMENT…], --all COMMAND, list, or weights MODEL")
     name, *values = words
     command = next((known for known in COMMANDS if known == name), None)
     if command is None:

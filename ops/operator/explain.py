@@ -1,5 +1,9 @@
 """`headwater explain REQUEST`: why a request went where it went, as a table."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
 import msgspec
 
 from headwater.actors.runtime.ports import Ports
@@ -10,16 +14,25 @@ from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerLeft
+from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.request import RequestStepped
-from headwater.schemas.events.route import Candidate, Decision, Shadowed, Weights
+from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from headwater.schemas.messages.inference import Leg
 
 HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
 """Fields of a request's events that are not for a line of text."""
 
 LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
+
+
+class Explained(NamedTuple):
+    """A decision, stored at a log position; what the log knew of it later; and the engine of each worker by then."""
+
+    position: int
+    decision: Decision
+    after: list[str]
+    engines: Mapping[str, str]
 
 
 async def explain(nats: NatsSettings, pool: str, request: str) -> int:
@@ -29,8 +42,8 @@ async def explain(nats: NatsSettings, pool: str, request: str) -> int:
     async with operator_ports(nats, "explain") as ports:
         log = await ports.pool_log(await choose_pool(ports, pool))
         found = await decisions_for(log, request)
-        for position, decision, after in found:
-            print(describe(decision, position, after))
+        for one in found:
+            print(describe(one.decision, one.position, one.after, one.engines))
         left_by = await _print_life(ports, request)
         for line in await why_workers_left(log, left_by):
             print(f"  {line}")
@@ -39,16 +52,19 @@ async def explain(nats: NatsSettings, pool: str, request: str) -> int:
     return 0 if found else 1
 
 
-async def decisions_for(log: Log, request: str) -> list[tuple[int, Decision, list[str]]]:
-    """(log position, decision, what the log knew of it later) for each decision about `request`."""
-    found: list[tuple[int, Decision, list[str]]] = []
+async def decisions_for(log: Log, request: str) -> list[Explained]:
+    """Each decision about `request`."""
+    found: list[Explained] = []
+    engines: dict[str, str] = {}
     async for piece in log.read(0, follow=False):
         for record in piece.records:
             for event in record.batch.events:
+                if isinstance(event, WorkerJoined):
+                    engines[event.worker] = event.engine
                 if isinstance(event, Decision) and is_about(event, request):
-                    found.append((record.position, event, []))
-                for _, decision, after in found:
-                    after += afterwards(decision, event)
+                    found.append(Explained(record.position, event, [], dict(engines)))
+                for one in found:
+                    one.after.extend(afterwards(one.decision, event))
     return found
 
 
@@ -72,14 +88,21 @@ def afterwards(decision: Decision, event: object) -> list[str]:
     return []
 
 
-def describe(decision: Decision, position: int, after: list[str] | None = None) -> str:
+def describe(
+    decision: Decision,
+    position: int,
+    after: Sequence[str] = (),
+    engines: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """A decision for people: what each worker had, what it would have cost, and which was taken."""
+    mixed = len({engines.get(candidate.worker) for candidate in decision.candidates}) > 1
     split = any(candidate.leg for candidate in decision.candidates)
     timed = any(candidate.prefill_ms for candidate in decision.candidates)
     rows = [
         (
             "->" if candidate.worker == decision.worker else "",
             candidate.worker,
+            *((engines.get(candidate.worker, "?"),) if mixed else ()),
             *((LEGS[candidate.leg],) if split else ()),
             *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
             f"{candidate.cached_blocks} of {decision.blocks}",
@@ -97,6 +120,7 @@ def describe(decision: Decision, position: int, after: list[str] | None = None) 
     columns = (
         "",
         "worker",
+        *(("engine",) if mixed else ()),
         *(("does",) if split else ()),
         *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
         "cached",
@@ -115,14 +139,33 @@ def describe(decision: Decision, position: int, after: list[str] | None = None) 
         f"decided at log position {decision.position}, stored at {position}{waited}"
     )
     does = f" ({LEGS[decision.leg]})" if split else ""
-    lines = [head, table(columns, rows), f"{decision.worker}{does}: {why(decision, timed=timed)}"]
-    return "\n".join(lines + [f"  later: {line}" for line in after or ()])
+    drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
+    lines = [
+        head,
+        table(columns, rows),
+        *drawn,
+        f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
+    ]
+    return "\n".join(lines + [f"  later: {line}" for line in after])
 
 
-def why(decision: Decision, *, timed: bool) -> str:
+def why_engine(draw: EngineDraw, decision: Decision) -> str:
+    """The engine, and how weights selected it."""
+    weights = " ".join(f"{engine}={weight:g}" for engine, weight in draw.weights)
+    by = (
+        f"session {decision.preferences.session}" if decision.preferences.session else f"seed {decision.seed}"
+    )
+    if draw.drawn == draw.used:
+        return f"engine {draw.used}: drawn by weights {weights}, {by}"
+    return f"engine {draw.used} in place of {draw.drawn}, drawn by weights {weights}, {by}: {draw.reason}"
+
+
+def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
     """In a few words, why the chosen worker was chosen."""
-    chosen = decision.chosen
-    least = min(candidate.score for candidate in decision.candidates)
+    chosen, draw = decision.chosen, decision.draw
+    offered = [one for one in decision.candidates if draw is None or engines.get(one.worker) == draw.used]
+    # The log may lack the joining of a worker.
+    least = min(candidate.score for candidate in [*offered, chosen])
     if decision.constraints.pinned:
         return "the request was for this worker only"
     if decision.preferences.policy != "kv":
@@ -131,7 +174,7 @@ def why(decision: Decision, *, timed: bool) -> str:
         if decision.preferences.temperature:
             return f"drawn at temperature {decision.preferences.temperature:g}; its cost is {chosen.score - least:.2f} above the least"
         return f"a prompt with so little to compute is not handed over; the least cost was {least:.2f}"
-    ties = sum(1 for candidate in decision.candidates if candidate.score == chosen.score)
+    ties = sum(1 for candidate in offered if candidate.score == chosen.score)
     unit = "ms" if timed else "blocks"
     drawn = f" (drawn among {ties} equal)" if ties > 1 else ""
     return f"least cost, {chosen.score:.2f} {unit}{drawn}"

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from headwater.actors.runtime.ports import Ports
-from headwater.events.log import Log
+from headwater.events.log import Log, Record
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
-from headwater.schemas.events.fleet import WorkerControlled
+from headwater.schemas.events.fleet import EnginesWeighted, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
 from headwater.schemas.messages.inference import Leg
 from headwater.schemas.subjects import pool_kind
@@ -56,7 +56,7 @@ async def request_summary(ports: Ports) -> str:
 
 
 async def audited(log: Log) -> list[dict[str, Any]]:
-    """Every control command in the log, oldest first: when, where, what, by whom and what came of it."""
+    """Every command in the log, oldest first: when, where, what, by whom and what came of it."""
     found: list[dict[str, Any]] = []
     async for piece in log.read(0, follow=False):
         for record in piece.records:
@@ -66,7 +66,22 @@ async def audited(log: Log) -> list[dict[str, Any]]:
                     arguments = msgspec.json.decode(event.arguments)
                     facts = {**msgspec.structs.asdict(event), "arguments": arguments}
                     found.append({"position": record.position, "time": when, **facts})
+                elif isinstance(event, EnginesWeighted):
+                    found.append({"position": record.position, "time": when, **_weighted(record, event)})
     return found
+
+
+def _weighted(record: Record, event: EnginesWeighted) -> dict[str, Any]:
+    """Engine weights, as a command to the router that wrote them."""
+    return {
+        "worker": record.batch.writer,
+        "epoch": record.batch.epoch,
+        "command": "weights",
+        "arguments": event.weights,
+        "by": event.by,
+        "status": 200,
+        "detail": "engine weights set" if event.weights else "engine weights removed",
+    }
 
 
 def _audit(found: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from headwater.router.decision import cost
 from headwater.router.decision.context import ScoringContext
+from headwater.router.decision.engine_draw import weighted_workers
 from headwater.router.decision.filters import filter_workers
 from headwater.router.fold.load import Loads
 from headwater.router.fold.prefill_time import StepModel
@@ -20,7 +21,7 @@ from headwater.schemas.messages.inference import Leg
 def score_candidates(scoring: ScoringContext) -> list[Candidate]:
     """All candidates of the query, ordered by worker name. A pinned worker is offered for the whole request only."""
     wanted = scoring.constraints
-    allowed = filter_workers([worker for _, worker in sorted(scoring.loads.workers.items())], wanted)
+    allowed = filter_workers(weighted_workers(scoring.loads, wanted), wanted)
     decoders = [worker for worker in allowed if worker.role != "prefill"]
     weights = scoring.weights
     estimates = estimate_work(scoring, allowed)

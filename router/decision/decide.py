@@ -12,6 +12,12 @@ import numpy as np
 
 from headwater.router.decision.candidates import score_candidates, select_legs
 from headwater.router.decision.context import DecisionContext, ScoringContext
+from headwater.router.decision.engine_draw import (
+    draw_engine,
+    explain_weights,
+    of_drawn_engine,
+    weighted_workers,
+)
 from headwater.router.decision.filters import explain_no_worker
 from headwater.router.decision.policies import POLICIES, Choice, PolicyError
 from headwater.router.fold.expected_blocks import sample_positions
@@ -86,8 +92,10 @@ def decide(
     if not candidates:
         return _refuse(loads, query)
     seed = seed_of(query.request)
+    draw = draw_engine(loads, query.constraints, preferences.session, seed, candidates)
+    offered = of_drawn_engine(loads, draw, candidates)
     try:
-        chosen = policy(Choice(scoring, select_legs(scoring, candidates), seed))
+        chosen = policy(Choice(scoring, select_legs(scoring, offered), seed))
     except PolicyError as error:
         return RouteRefused(str(error), status=400)
     hashes = prompt.hashes
@@ -115,6 +123,7 @@ def decide(
         pairs_with=_pairs_with(loads, chosen),
         assumed=pack_hashes(np.array([block for _, block in sample], np.uint64)),
         waited_ms=context.waited_ms,
+        draw=draw,
     )
 
 
@@ -123,7 +132,11 @@ def _refuse(loads: Loads, query: RouteQuery) -> RouteRefused:
     workers, wanted = list(loads.workers.values()), query.constraints
     unknown = query.flow.waits and bool(wanted.tier) and all(one.tier != wanted.tier for one in workers)
     code = "no_worker_of_tier" if unknown else ""
-    return RouteRefused(explain_no_worker(workers, wanted), NO_WORKER_RETRY_S, final=unknown, code=code)
+    weighted = weighted_workers(loads, wanted)
+    reason = (
+        explain_no_worker(weighted, wanted) if weighted or not workers else explain_weights(loads, wanted)
+    )
+    return RouteRefused(reason, NO_WORKER_RETRY_S, final=unknown, code=code)
 
 
 def _pairs_with(loads: Loads, chosen: Candidate) -> str:

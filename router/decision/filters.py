@@ -51,10 +51,23 @@ FILTERS: Final[tuple[Filter, ...]] = (
         lambda wanted: f"is of tier {wanted.tier}",
     ),
     Filter(
+        "engine",
+        lambda wanted: bool(wanted.engine),
+        lambda worker, wanted: worker.engine == wanted.engine,
+        lambda wanted: f"runs {wanted.engine}",
+    ),
+    Filter(
         "taint",
         lambda wanted: True,
         lambda worker, wanted: not worker.taints or set(worker.taints) <= set(wanted.tolerates),
         lambda wanted: "is free of taints that the request does not tolerate",
+    ),
+    Filter(
+        "tokenizer",
+        lambda wanted: bool(wanted.tokenizer),
+        # A worker of a release that published none passes.
+        lambda worker, wanted: worker.tokenizer in ("", wanted.tokenizer),
+        lambda wanted: "has the tokenizer of the answer so far, so none can continue it",
     ),
     Filter(
         "role",

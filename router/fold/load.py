@@ -28,7 +28,8 @@ class Loads(msgspec.Struct):
     """All workers, and the stages that arrived before their decision, by 'worker.epoch/request'.
 
     `steps` are prefill times over all workers of an engine, for workers with few samples. `left` maps a worker to the
-    epoch that left last: a worker whose lease lapsed and was reclaimed rejoins under the same epoch.
+    epoch that left last: a worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an
+    operator's, by engine; empty: none are set.
     """
 
     workers: dict[str, Worker] = {}
@@ -36,6 +37,7 @@ class Loads(msgspec.Struct):
     steps: dict[str, StepModel] = {}
     credit: Credit = msgspec.field(default_factory=Credit, name="assumed")
     left: dict[str, int] = {}
+    engine_weights: dict[str, float] = {}
 
     def join(self, event: WorkerJoined, position: int = 0) -> bool:
         """A worker (re)starts empty at a log position. False if its epoch is not newer than the known one."""
@@ -59,6 +61,7 @@ class Loads(msgspec.Struct):
             instance=event.instance,
             tier=event.tier,
             taints=event.taints,
+            tokenizer=event.tokenizer,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
         )
         return True

@@ -22,7 +22,13 @@ from headwater.router.index.prefix_index import MAX_BLOCKS, PrefixIndex
 from headwater.schemas.encoding.codec import LogEvent
 from headwater.schemas.encoding.envelope import Batch
 from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
+from headwater.schemas.events.fleet import (
+    EnginesWeighted,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.route import Decision, DecisionVoided, Shadowed
@@ -248,5 +254,7 @@ def apply_to_loads(loads: Loads, record: Record, event: Event | StoredChains) ->
             loads.drain(event)
         case WorkerLeft():
             loads.leave(event)
+        case EnginesWeighted():
+            loads.engine_weights = dict(event.weights)
         case _:
             pass

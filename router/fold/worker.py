@@ -58,6 +58,7 @@ class Worker(msgspec.Struct):
     expected: ExpectedBlocks = msgspec.field(default_factory=ExpectedBlocks, name="beliefs")
     rejoined: int = 0
     """Log position at which this epoch rejoined after it had left; 0 if it never left."""
+    tokenizer: str = ""
 
     @property
     def announces(self) -> bool:

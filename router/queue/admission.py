@@ -54,7 +54,8 @@ class LoadSnapshot(NamedTuple):
     def of(cls, loads: Loads) -> "LoadSnapshot":
         """Of the fold's present loads."""
         ready = [one for one in loads.workers.values() if one.takes_requests]
-        fingerprint = hash(tuple((one.name, one.epoch, one.role, one.loras, one.taints) for one in ready))
+        seen = tuple((one.name, one.epoch, one.role, one.loras, one.taints) for one in ready)
+        fingerprint = hash((seen, tuple(loads.engine_weights.items())))
         return cls(frozenset(f"{one.name}.{one.epoch}" for one in ready), fingerprint)
 
     def all_in(self, saturated: Set[str]) -> bool:

@@ -16,6 +16,7 @@ from headwater.schemas.encoding.envelope import (
 from headwater.schemas.encoding.upcast import UPCASTERS, RetiredEvent
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import (
+    EnginesWeighted,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
@@ -43,6 +44,7 @@ PoolEvent = (
     | WorkerControlled
     | WorkerDraining
     | WorkerLeft
+    | EnginesWeighted
 )
 LogEvent = PoolEvent | RequestEvent
 
@@ -147,6 +149,8 @@ def size_of(event: Event) -> int:
             return EVENT_BYTES + len(arguments) + len(detail)
         case WorkerChanged(loras=loras):
             return EVENT_BYTES + NAME_BYTES * len(loras)
+        case EnginesWeighted(weights=weights):
+            return EVENT_BYTES + NAME_BYTES * len(weights)
         case RequestCheckpoint(tokens=tokens):
             return EVENT_BYTES + len(tokens)
         case RequestEnded(answers=answers):

@@ -22,7 +22,8 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     hand-offs (engine, version, model): only equal values match, "" for none. `capabilities` are the engine's;
     `lora_slots` is the number of LoRA adapters that it can load at once. `worker` may be one data-parallel rank of an
     engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests that do not
-    tolerate all `taints` are not routed to the worker.
+    tolerate all `taints` are not routed to the worker. `tokenizer` is the SHA-256 digest of its model's tokenizer, "" if
+    an earlier release wrote the event.
     """
 
     worker: str
@@ -39,6 +40,7 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     instance: str = ""
     tier: str = ""
     taints: tuple[str, ...] = ()
+    tokenizer: str = ""
 
 
 class WorkerChanged(Event, frozen=True, tag="fleet.changed"):
@@ -86,3 +88,14 @@ class WorkerLeft(Event, frozen=True, tag="fleet.left"):
     worker: str
     epoch: int
     reason: str
+
+
+class EnginesWeighted(Event, frozen=True, tag="fleet.weighted"):
+    """The shares of the pool's new requests that its engines get from now on. Replaces all earlier weights.
+
+    `weights` are by engine name; an engine without one gets no new request. Empty: no engine is preferred. Written by the
+    router that took the operator's command; `by` is the operator's self-declared name.
+    """
+
+    weights: dict[str, float]
+    by: str = ""

@@ -79,6 +79,19 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     transfer_ms: float = 0.0
 
 
+class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
+    """How engine weights selected the engine of one request.
+
+    `weights` are (engine, weight), by name. `drawn` is the engine that the session, or else the seed, selects. `used` differs
+    only where no worker of `drawn` may take the request, for `reason`.
+    """
+
+    weights: tuple[tuple[str, float], ...]
+    drawn: str
+    used: str
+    reason: str = ""
+
+
 class Decision(Event, frozen=True, tag="route.decided.2"):
     """Which worker a request goes to, and everything needed to recompute that choice.
 
@@ -89,7 +102,7 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     in the index. `assumed` packs the hashes after `deepest` that are credited to the worker until it announces them or
     the request ends. `degraded`: the router knew that it lagged behind the log. The worker does the `leg`; after
     "prefill" the edge sends a query for the "decode" leg, with `pairs_with` as its constraint. The query waited `waited_ms` in
-    the admission queue.
+    the admission queue. With a `draw`, the policy picked among the candidates of the engine that it `used`.
     """
 
     number: int
@@ -115,6 +128,7 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     pairs_with: str = ""
     assumed: bytes = b""
     waited_ms: int = 0
+    draw: EngineDraw | None = None
 
     @property
     def chosen(self) -> Candidate:

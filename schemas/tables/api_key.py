@@ -31,7 +31,7 @@ PERMISSIONS: Final[dict[Permission, str]] = {
     "admin": "administer the edge",
     "metrics": "read /metrics",
     "tier": "choose the tier of workers (x-headwater-tier)",
-    "worker": "choose the worker (x-headwater-worker)",
+    "worker": "choose the worker or its engine (x-headwater-worker, x-headwater-engine)",
     "toleration": "tolerate taints of workers (x-headwater-tolerates)",
     "policy": "choose the routing policy and its temperature (x-headwater-policy, x-headwater-router-temperature)",
     "priority": "choose the priority of requests (priority)",

@@ -55,6 +55,7 @@ async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
             outputs = await succeed(
                 up, *looks, ("pools",), ("streams", "--repair"), ("explain", first.headers["x-request-id"])
             )
+            await succeed(up, ("ctl", "weights", "sim", "sim=1"), ("log", "--audit"))
             # Fast ingest: nobody else writes these.
             assert re.search(r"BlocksStored +[1-9]", outputs[0]), outputs[0]
             # The same, for who only looks.

@@ -103,6 +103,7 @@ class Generation:
                     request.guide_param,
                     self._prepared.salt.value,
                     priority,
+                    card.tokenizer,
                 )
                 messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))

@@ -5,6 +5,7 @@
     x-headwater-policy                   routing policy instead of the router's default, of those that clients may choose
     x-headwater-router-temperature       randomness of the choice, from 0 up to a configured bound
     x-headwater-worker                   only this worker (policy direct), where clients may choose one
+    x-headwater-engine                   only workers of this engine, where clients may choose a worker
     x-headwater-tier                     only workers of this tier
     x-headwater-tolerates                taints that the worker may have, separated by commas
     x-headwater-tenant                   tenant for queue fairness; without it, a digest of the API key
@@ -12,7 +13,7 @@
     priority (a field of the body)       lower is served first; passed to the engine too, if it supports priorities
 
 With authentication, the tenant is that of the credential: x-headwater-tenant may repeat it and not differ from it. The
-tier, the worker, tolerations, the policy, its temperature and the priority each require a scope, and sessions of different
+tier, the worker and its engine, tolerations, the policy, its temperature and the priority each require a scope, and sessions of different
 tenants are different sessions. Without authentication any client may send any of these; a gateway can remove them.
 """
 
@@ -113,9 +114,10 @@ def parse_routing_headers(
         affinity = _digest("session", f"{principal.tenant} {affinity}".encode())
     return RoutingHints(
         Constraints(
-            pinned=_worker(given, limits),
+            pinned=_pinned(given, limits, "x-headwater-worker"),
             tier=given.name("x-headwater-tier"),
             tolerates=given.names("x-headwater-tolerates"),
+            engine=_pinned(given, limits, "x-headwater-engine"),
         ),
         Preferences(
             policy=given.one_of("x-headwater-policy", limits.policies),
@@ -139,6 +141,7 @@ def tenant_of(headers: Headers, principal: Principal) -> str:
 SCOPES: Final[tuple[tuple[str, Permission], ...]] = (
     ("x-headwater-tier", "tier"),
     ("x-headwater-worker", "worker"),
+    ("x-headwater-engine", "worker"),
     ("x-headwater-tolerates", "toleration"),
     ("x-headwater-policy", "policy"),
     ("x-headwater-router-temperature", "policy"),
@@ -159,14 +162,15 @@ def _require_scopes(given: "_HeaderReader", principal: Principal, priority: int 
         )
 
 
-def _worker(given: "_HeaderReader", limits: ClientLimits) -> str:
-    worker = given.name("x-headwater-worker")
-    if worker and DIRECT not in limits.policies:
+def _pinned(given: "_HeaderReader", limits: ClientLimits, header: str) -> str:
+    """The worker or engine that a header names."""
+    name = given.name(header)
+    if name and DIRECT not in limits.policies:
         raise bad_request(
-            f"x-headwater-worker: clients of this edge may not choose a worker (--client-policies lacks {DIRECT}).",
-            param="x-headwater-worker",
+            f"{header}: clients of this edge may not choose a worker (--client-policies lacks {DIRECT}).",
+            param=header,
         )
-    return worker
+    return name
 
 
 class _HeaderReader:

@@ -129,6 +129,8 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
         exclude=placement.exclude,
         leg="decode" if decodes else "",
         pairs_with=holder.pairs_with if decodes and holder is not None else "",
+        # Before the first token a request may begin anywhere: only its tokens bind it.
+        tokenizer=saga.spec.tokenizer if saga.emitted else "",
     )
     # A request that a router let through once does not queue again, nor do choices of the same prompt.
     may_wait = saga.decision is None and not placement.pinned

@@ -24,7 +24,8 @@ Awaited = Literal["", "route", "dispatch", "pause"]
 class ChoiceSpec(msgspec.Struct, frozen=True):
     """What never changes about a choice. `guide_param` is the request field that asked for guided decoding.
 
-    `constraints` are those of the request itself; each query adds what follows from the state.
+    `constraints` are those of the request itself; each query adds what follows from the state. `tokenizer` is the digest of
+    the tokenizer that its tokens are of.
     """
 
     request: str
@@ -34,6 +35,7 @@ class ChoiceSpec(msgspec.Struct, frozen=True):
     guide_param: str = ""
     cache_salt: str = ""
     priority: int = 0
+    tokenizer: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -239,6 +239,7 @@ class Incarnation:
             instance=status.instance,
             tier=status.tier,
             taints=status.taints,
+            tokenizer=status.tokenizer,
         )
 
     def _current_status(self) -> WorkerChanged:

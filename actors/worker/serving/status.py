@@ -40,6 +40,8 @@ class WorkerStatus:
         self.taints = profile.taints
         self.loras: tuple[str, ...] = ()
         self.lora_on_demand = False
+        self.tokenizer = ""
+        """The digest of its model's tokenizer; set once the model card is published."""
         self.failure_reason = ""
         self.publisher: StatusPublisher | None = None
         """The present incarnation; None between two. A new incarnation publishes the whole status when it joins."""

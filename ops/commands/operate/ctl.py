@@ -23,6 +23,12 @@ NOTES = "\n".join(
         "  headwater ctl worker-0 role prefill",
         "  headwater ctl worker-0 taint batch",
         "  headwater ctl --all drain",
+        "",
+        "Engine weights are the shares of a model's new requests that its engines get:",
+        "",
+        "  headwater ctl weights MODEL                            show them",
+        "  headwater ctl weights MODEL vllm=0.95 sglang=0.05      set them; an engine without one gets none",
+        "  headwater ctl weights MODEL remove                     remove them: any worker may get any request",
     )
 )
 
@@ -30,7 +36,11 @@ NOTES = "\n".join(
 @command(defaults={"log.level": "warning"}, notes=NOTES)
 def ctl(
     *words: Annotated[
-        str, Meta(description="WORKER COMMAND [ARGUMENT…], COMMAND [ARGUMENT…] with --all, or list")
+        str,
+        Meta(
+            description="WORKER COMMAND [ARGUMENT…], COMMAND [ARGUMENT…] with --all, list, "
+            "or weights MODEL [ENGINE=WEIGHT… | remove]"
+        ),
     ],
     everyone: Annotated[bool, Flag("all"), Meta(description="every worker that has a lease")] = False,
     level: Annotated[
@@ -53,8 +63,12 @@ def ctl(
 ) -> int:
     """Control workers: drain, sleep, wake, role, adapters, …"""
     from headwater.ops.operator import ctl as control
+    from headwater.ops.operator import engine_weights
     from headwater.ops.process import signals
 
+    if words[:1] == ("weights",) and not everyone:
+        by = by or control.whoami()
+        return signals.run(lambda _: engine_weights.weigh(settings.nats, words[1:], by, as_json=as_json))
     given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
     call = control.ControlCall(words, given, everyone, by, timeout, as_json)
     return signals.run(lambda _: control.ctl(settings.nats, call))

@@ -1,6 +1,6 @@
 """Strategies and builders that several tests share: any event of ours, and short ways to write one."""
 
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -27,6 +27,7 @@ _plain: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     bytes: st.binary(max_size=24),
+    NoneType: st.none(),
 }
 
 
@@ -48,6 +49,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, arguments))
+    if origin is dict:
+        return st.dictionaries(*map(values, arguments), max_size=3)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return structs(kind)
     raise AssertionError(f"no strategy for {kind}")

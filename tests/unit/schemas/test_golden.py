@@ -22,6 +22,7 @@ from headwater.schemas.encoding.codec import decode_batch, encode_batch
 from headwater.schemas.encoding.envelope import Batch
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import (
+    EnginesWeighted,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
@@ -57,9 +58,9 @@ GOLDEN = Path(tests.__path__[0]) / "golden"
 # The state's digest moves with what a worker is known by; the index's never does.
 LOGS = [
     ("pool-v1.log.gz", "20809cbbde1e16b4d2f40aa662a97f30", 18429677081767367044),
-    ("pool-v2.log.gz", "d80ed7580176ed7b83c81b0043191f2b", 11143978192293227892),
-    ("pool-v2-decided.log.gz", "d550fbc793ec8f71bf617055f4f5b0cf", 8743994246817469863),
-    ("pool-v2-constraints.log.gz", "d550fbc793ec8f71bf617055f4f5b0cf", 8743994246817469863),
+    ("pool-v2.log.gz", "d4bb6d209530bc5041a723df311e9302", 11143978192293227892),
+    ("pool-v2-decided.log.gz", "20728b7994e9d505df2e7c41f993621e", 8743994246817469863),
+    ("pool-v2-constraints.log.gz", "20728b7994e9d505df2e7c41f993621e", 8743994246817469863),
 ]
 # One fleet's log, as written with decisions of the first form and of the second (constraints as one struct).
 RECOMPUTED = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz"]
@@ -136,13 +137,20 @@ EVENTS_NOW: tuple[Event, ...] = (
     RequestPrefilled("r", 1, "w1", 4, "h", 12.5),
     Shadowed("r-0-1", "round_robin", "w2", "w1", "kv", 20.0, 12.5, 12.5),
     RequestStepped("r", 1, "prefill", "lost", "routing", "w1", 4, "it is gone", "h"),
+    EnginesWeighted({"vllm": 0.95, "sglang": 0.05}, "someone"),
 )
 PINNED_2: dict[str, str] = json.loads((GOLDEN / "events-v2.json").read_text())
 """As release 0.1 wrote them."""
 PINNED_APPENDED: dict[str, str] = json.loads((GOLDEN / "events-v2-appended.json").read_text())
 """With the fields that were appended since."""
-PINNED_NOW = {**PINNED_APPENDED, **json.loads((GOLDEN / "events-v2-constraints.json").read_text())}
+PINNED_CONSTRAINTS: dict[str, str] = json.loads((GOLDEN / "events-v2-constraints.json").read_text())
 """With decisions that carry their constraints and preferences as structs."""
+PINNED_NOW = {
+    **PINNED_APPENDED,
+    **PINNED_CONSTRAINTS,
+    **json.loads((GOLDEN / "events-v2-engines.json").read_text()),
+}
+"""With engine weights, and with the tokenizers of workers."""
 
 
 @pytest.mark.parametrize(("tokens", "size", "parent", "names"), HASHES)
@@ -194,6 +202,14 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
     """The retired tag: its fields become constraints and preferences."""
     [read] = decode_batch(bytes.fromhex(PINNED_APPENDED["Decision"])).events
     assert read == next(event for event in EVENTS_NOW if isinstance(event, Decision))
+
+
+@pytest.mark.parametrize("pinned", [PINNED_APPENDED, PINNED_CONSTRAINTS], ids=["appended", "constraints"])
+def test_events_without_engines_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
+    """Bytes from before workers had tokenizers and decisions had draws."""
+    for event in EVENTS_NOW:
+        if type(event).__name__ in pinned:
+            assert decode_batch(bytes.fromhex(pinned[type(event).__name__])).events == (event,)
 
 
 @pytest.mark.parametrize("event", EVENTS_NOW, ids=lambda value: type(value).__name__)

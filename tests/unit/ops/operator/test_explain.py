@@ -5,7 +5,7 @@ import msgspec
 from headwater.ops.operator.explain import afterwards, describe
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.events.route import Candidate, Decision, Shadowed, Weights
+from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from tests.support.data.queries import changed
 
 TIMED = (
@@ -80,3 +80,28 @@ def test_what_the_log_knew_later_is_told() -> None:
         "policy random would have taken w2; by kv the choice cost 0.00 too much"
     ]
     assert "later: so" in describe(DECISION, 42, ["so"])
+
+
+ENGINES = {"w1": "vllm", "w2": "sglang"}
+WEIGHTS = (("sglang", 1.0), ("vllm", 0.0))
+
+
+def test_engines_are_shown_where_they_differ_with_the_draw_between_them() -> None:
+    """The weights, what the draw came from, and the cost among the workers of that engine only."""
+    assert "engine" not in describe(DECISION, 42, engines={"w1": "sim", "w2": "sim"})
+    drawn = changed(DECISION, worker="w2", draw=EngineDraw(WEIGHTS, "sglang", "sglang"))
+    lines = describe(drawn, 42, engines=ENGINES).splitlines()
+    assert lines[1].split()[:2] == ["worker", "engine"]
+    assert next(line for line in lines if "w2" in line).split()[:3] == ["->", "w2", "sglang"]
+    assert lines[-2] == "engine sglang: drawn by weights sglang=1 vllm=0, seed 99"
+    assert lines[-1] == "w2: least cost, 150.00 ms"
+
+
+def test_an_engine_that_replaced_the_drawn_one_has_its_reason() -> None:
+    """And the session that the draw came from, if there was one."""
+    draw = EngineDraw(WEIGHTS, "sglang", "vllm", "no worker of sglang is in the pool")
+    text = describe(changed(DECISION, draw=draw, session="a"), 42, engines=ENGINES)
+    assert (
+        "engine vllm in place of sglang, drawn by weights sglang=1 vllm=0, session a: "
+        "no worker of sglang is in the pool"
+    ) in text

@@ -116,6 +116,7 @@ def body_of(path: str, model: str, fields: dict[str, Any]) -> dict[str, Any]:
         # Overrides of the router: each header needs its own scope.
         ("plain", CHAT, "m", {"x-headwater-tier": "gold"}, {}, 403, "'tier'"),
         ("plain", CHAT, "m", {"x-headwater-worker": "w1"}, {}, 403, "'worker'"),
+        ("plain", CHAT, "m", {"x-headwater-engine": "vllm"}, {}, 403, "'worker'"),
         ("plain", CHAT, "m", {"x-headwater-tolerates": "batch"}, {}, 403, "'toleration'"),
         ("plain", CHAT, "m", {"x-headwater-policy": "random"}, {}, 403, "'policy'"),
         ("plain", CHAT, "m", {"x-headwater-router-temperature": "0.5"}, {}, 403, "'policy'"),

@@ -87,6 +87,7 @@ def test_where_session_and_tenant_come_from_without_their_headers(edge: EdgeWorl
         ("x-headwater-policy", "direct", ", ".join(CLIENT_POLICIES)),
         ("x-headwater-policy", "best", "kv, round_robin"),
         ("x-headwater-worker", "w1", "may not choose a worker"),
+        ("x-headwater-engine", "vllm", "may not choose a worker"),
         ("x-headwater-router-temperature", "1.5", "from 0 to 1"),
         ("x-headwater-router-temperature", "-1", "from 0 to 1"),
         ("x-headwater-router-temperature", "nan", "from 0 to 1"),
@@ -137,6 +138,15 @@ def test_a_client_may_choose_its_worker_where_that_is_allowed() -> None:
     assert hints.apply_to(decode, passed_s=0.0, waits=False).constraints.pinned == ""
     placed = changed(query, pinned="w1")
     assert hints.apply_to(placed, passed_s=0.0, waits=False).constraints.pinned == "w1"
+
+
+def test_a_client_may_choose_its_engine_where_that_is_allowed() -> None:
+    """Under the policy that it would have anyway, and for every leg."""
+    hints = parse_routing_headers([(b"x-headwater-engine", b"vllm")], ClientLimits(("kv", "direct")))
+    query = RouteQuery("r", 16, 5, b"")
+    for leg in ("", "decode"):
+        hinted = hints.apply_to(changed(query, leg=leg), passed_s=0.0, waits=True)
+        assert (hinted.constraints.engine, hinted.preferences.policy) == ("vllm", "")
 
 
 def test_what_a_router_let_through_once_waits_no_more(edge: EdgeWorld) -> None:

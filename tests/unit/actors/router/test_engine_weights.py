@@ -1,0 +1,120 @@
+"""Engine weights as an operator gives them to a router: what it answers, stores, and publishes again after a gap."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.engines.sim.engine import SimEngine
+from headwater.events.log import Gap
+from headwater.ops.sim.fleet import NAMESPACE, POOL
+from headwater.schemas import subjects
+from headwater.schemas.events.fleet import EnginesWeighted, WorkerJoined
+from headwater.schemas.messages.engine_weights import EngineStatus, WeightsReply, WeightsRequest
+from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.unit.actors.router.test_actor import asked
+
+
+class OtherEngine(SimEngine):
+    """The simulated engine under another name."""
+
+    name = "other"
+
+
+async def weigh(stage: Stage, weights: Any) -> WeightsReply:
+    """An operator's command, or any bytes."""
+    if "operator" not in stage.fleet.processes:
+        stage.operator = stage.world("operator")[1]  # type: ignore[attr-defined]
+    data = weights if isinstance(weights, bytes) else msgspec.msgpack.encode(WeightsRequest(weights, "me"))
+    subject = subjects.engine_weights(NAMESPACE, POOL)
+    answer = await stage.operator.bus.request(subject, data, timeout_s=20.0)  # type: ignore[attr-defined]
+    return msgspec.msgpack.decode(answer, type=WeightsReply)
+
+
+async def mixed(stage: Stage) -> None:
+    """A worker of each engine, and a router."""
+    await stage.engine("w1")
+    await stage.engine("w2", OtherEngine)
+    await stage.router("r1")
+
+
+def test_a_command_is_stored_folded_by_every_router_and_removed_again() -> None:
+    """One router answers; each of them routes by it; the log has who asked."""
+
+    async def run(stage: Stage) -> None:
+        await mixed(stage)
+        other = await stage.router("r2")
+        shown = await weigh(stage, None)
+        assert shown.reply.status == 200
+        assert shown.engines == (EngineStatus("other", None, 1, 1, 0), EngineStatus("sim", None, 1, 1, 0))
+        for used, unused, worker in (("other", "sim", "w2"), ("sim", "other", "w1")):
+            told = await weigh(stage, {used: 1.0, unused: 0.0})
+            assert told.reply.status == 200, told
+            assert {one.engine: one.weight for one in told.engines} == {used: 1.0, unused: 0.0}
+            await until(lambda used=used: other.state.loads.engine_weights.get(used) == 1.0)  # type: ignore[misc]
+            for number in range(10):
+                decision = await asked(stage, f"{used}{number}-0-1")
+                assert decision.worker == worker
+                assert decision.draw is not None
+                assert decision.draw.used == used
+        assert (await weigh(stage, {})).reply.detail == "engine weights removed"
+        await until(lambda: not other.state.loads.engine_weights)
+        assert (await asked(stage, "last-0-1")).draw is None
+        stored = events_of(await stage.records(), EnginesWeighted)
+        assert [event.weights for event in stored] == [{"other": 1, "sim": 0}, {"sim": 1, "other": 0}, {}]
+        assert {event.by for event in stored} == {"me"}
+
+    play(run)
+
+
+@pytest.mark.parametrize(
+    ("weights", "status", "detail"),
+    [
+        ({"vllm": 1.0}, 400, "no worker of this pool runs engine 'vllm'; its engines are: other, sim"),
+        ({"sim": 0.0}, 400, "every weight is 0"),
+        (b"\xc1", 400, "the command cannot be decoded"),
+    ],
+)
+def test_a_command_that_cannot_be_carried_out_changes_nothing(weights: Any, status: int, detail: str) -> None:
+    """The answer names the mistake; the log has no event."""
+
+    async def run(stage: Stage) -> None:
+        await mixed(stage)
+        told = await weigh(stage, weights)
+        assert told.reply.status == status
+        assert told.reply.detail.startswith(detail)
+        assert stage.routers["r1"].state.loads.engine_weights == {}
+        assert events_of(await stage.records(), EnginesWeighted) == []
+
+    play(run)
+
+
+def test_weights_survive_a_gap_in_the_log() -> None:
+    """The router that knew them publishes them again; one that starts later has them."""
+
+    async def run(stage: Stage) -> None:
+        await mixed(stage)
+        assert (await weigh(stage, {"sim": 1.0, "other": 0.0})).reply.status == 200
+        router = stage.routers["r1"]
+        follower = router._follower
+        before = router.state
+        # What a reader does when the log cannot deliver what follows.
+        follower._restart_after(Gap(before.position, before.position, "purged"))
+        assert router.state.loads.engine_weights == {}
+        await until(lambda: router.state.loads.engine_weights == {"sim": 1.0, "other": 0.0})
+        stored = events_of(await stage.records(), EnginesWeighted)
+        assert [event.by for event in stored] == ["me", "router r1, after a gap in the log"]
+
+    play(run)
+
+
+def test_a_worker_publishes_the_tokenizer_of_its_model_card() -> None:
+    """Its joining has the digest that edges find in the card."""
+
+    async def run(stage: Stage) -> None:
+        actor = await stage.engine("w1")
+        [joined] = events_of(await stage.records(), WorkerJoined)
+        assert joined.tokenizer == actor.status.tokenizer
+        assert len(joined.tokenizer) == 64
+
+    play(run)

@@ -6,15 +6,19 @@ One contract suite (tests/contract/engine) runs over every implementation. An en
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, NoReturn, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
 from headwater.schemas.tables.capability import Capability, required_capabilities
 
-Finish = Literal["", "stop", "length", "abort", "error", "rejected"]
-"""abort: the request was aborted. error: the engine failed, another may continue. rejected: no engine would accept it."""
+Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
+"""abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran.
+fatal: the engine died of it, as far as the engine knows. rejected: no engine would accept it."""
+
+FAILURES: Final[frozenset[str]] = frozenset({"error", "died", "fatal"})
+"""Finishes after which another engine may continue."""
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """Sampling fields for which a model may have defaults of its own."""

@@ -11,6 +11,12 @@ MESSAGE_BYTES_MAX: Final = 1_500
 PARAM_BYTES_MAX: Final = 200
 """Sizes as JSON: with the rest of the error object, a response has at most 2 KB."""
 
+NO_RETRY: Final[Headers] = [(b"x-should-retry", b"false")]
+"""OpenAI's and Anthropic's clients retry 429 and 5xx unless this header forbids it."""
+
+ENDED_WORKERS: Final = "request_ended_workers"
+"""Code of the error for a request that workers died of."""
+
 
 class ApiError(Exception):
     """A response with an error object, and more `headers`. `retry_after_s` becomes the Retry-After header.
@@ -122,6 +128,17 @@ def refused_by_router(refused: RouteRefused) -> ApiError:
         kind=kind,
         code=refused.code or "overloaded",
         retry_after_s=refused.retry_after_s,
+    )
+
+
+def ended_workers(count: int, reason: str) -> ApiError:
+    """502: so many workers died while they ran the request that it counts as the cause; a retry would end more."""
+    return ApiError(
+        502,
+        f"{count} workers failed while they ran this request, so it is not tried again; last reason: {reason}.",
+        kind="server_error",
+        code=ENDED_WORKERS,
+        headers=NO_RETRY,
     )
 
 

@@ -14,7 +14,8 @@ _log = structlog.get_logger("headwater.supervisor")
 class RestartPolicy(NamedTuple):
     """At most `restarts_max` restarts within `window_s`; waits `delay_s`, doubling up to `delay_s_max`.
 
-    A child that ran for `steady_s` starts again with `delay_s`.
+    A child that ran for `steady_s` starts again with `delay_s`. One that failed more often than that and is kept all the
+    same waits `kept_delay_s`.
     """
 
     restarts_max: int = 10
@@ -22,6 +23,7 @@ class RestartPolicy(NamedTuple):
     delay_s: float = 0.2
     delay_s_max: float = 5.0
     steady_s: float = 20.0
+    kept_delay_s: float = 30.0
 
 
 DEFAULT_POLICY = RestartPolicy()
@@ -58,15 +60,22 @@ class Backoff:
         return delay
 
 
+def _given_up() -> bool:
+    return False
+
+
 async def supervise(
     name: str,
     run: Callable[[], Awaitable[str]],
     clock: Clock,
     policy: RestartPolicy = DEFAULT_POLICY,
+    *,
+    is_kept: Callable[[], bool] = _given_up,
 ) -> None:
     """Run `run`, and again whenever it returns a reason or raises.
 
-    Returns once `run` returns an empty reason, which means an intended end. Raises `RestartLimitReached`.
+    Returns once `run` returns an empty reason, which means an intended end. Raises `RestartLimitReached`; `is_kept` is
+    asked each time that the limit is reached, and prevents it. Nothing prevents it for an `Unrecoverable` child.
     """
     backoff = Backoff(policy)
     while True:
@@ -83,8 +92,10 @@ async def supervise(
         now = clock.monotonic_s()
         delay = backoff.next_delay_s(now, now - started)
         if delay is None:
-            raise RestartLimitReached(
-                f"{name} failed {policy.restarts_max + 1} times within {policy.window_s:.0f} s, last: {reason}"
-            )
+            often = f"{name} failed {policy.restarts_max + 1} times within {policy.window_s:.0f} s, last: {reason}"
+            if not is_kept():
+                raise RestartLimitReached(often)
+            delay = policy.kept_delay_s
+            _log.error("child_fails_often", child=name, reason=often, delay_s=delay)
         _log.warning("child_restarting", child=name, reason=reason, delay_s=delay)
         await clock.sleep(delay)

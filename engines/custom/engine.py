@@ -23,6 +23,7 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     EngineLoad,
+    Finish,
     KvEvent,
     Pinned,
     RequestRejected,
@@ -156,7 +157,7 @@ class CustomEngine(CustomControl):
         except EngineError as error:
             running.finish(Step((), "error", detail=str(error)))
         except Exception as error:
-            self._fail(error)
+            self._fail(error, culprit=running)
 
     async def _generate(self, running: _Running) -> None:
         cutter = AnswerCutter(running.request.sampling, self._setup.files.eos_token_ids)
@@ -272,14 +273,18 @@ class CustomEngine(CustomControl):
             self._fail(error)
             raise EngineDied(f"{self.name} failed: {type(error).__name__}: {error}") from error
 
-    def _fail(self, error: BaseException) -> None:
-        """The class's code raised: log it once, and end all requests."""
+    def _fail(self, error: BaseException, culprit: _Running | None = None) -> None:
+        """The class's code raised, of `culprit` if it is known: log it once, and end all requests.
+
+        The others are bystanders: the end of this engine does not count against them.
+        """
         if self._failure is None:
             self._failure = error
             _log.error("engine_code_failed", engine=self.name, exc_info=error)
         detail = f"{self.name} failed: {type(error).__name__}: {error}"
         for running in list(self._requests.values()):
-            running.finish(Step((), "error", detail=detail))
+            finish: Finish = "fatal" if running is culprit else "error" if culprit is not None else "died"
+            running.finish(Step((), finish, detail=detail))
             if running.task is not None and running.task is not asyncio.current_task():
                 running.task.cancel()
 

@@ -267,7 +267,7 @@ class SglangEngine(SglangControl):
             return
         failure = self._process.failure if self._process is not None else ""
         if failure and failure != STOPPED:
-            stream.send(Step((), "error", detail=f"SGLang died: {failure}"))
+            stream.send(Step((), "died", detail=f"SGLang died: {failure}"))
         elif task.cancelled():
             stream.send(Step((), "abort"))
         else:

@@ -377,7 +377,7 @@ class TensorRtEngine(TensorRtControl):
             _log.error("engine_died", engine=self.name, reason=reason)
         self._failure = self._failure or reason
         for leg in list(self._legs.values()):
-            leg.finish(Step((), "error", detail=self._failure))
+            leg.finish(Step((), "died", detail=self._failure))
 
     def _busy(self) -> int:
         return sum(leg.handle is not None or self._open.is_set() for leg in self._legs.values())

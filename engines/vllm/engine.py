@@ -270,10 +270,10 @@ class VllmEngine(VllmControl):
                 return
             _log.error("generate_failed", request=request.request, failure=failure_place(error))
             _log.debug("generate_failure", exc_info=True)
-            detail = f"{type(error).__name__}; see the worker's log"
             if self._engine is not None and self._engine.errored:
-                detail = f"vLLM's engine core died: {self._first_cause()}"
-            stream.send(Step((), "error", detail=detail))
+                stream.send(Step((), "died", detail=f"vLLM's engine core died: {self._first_cause()}"))
+            else:
+                stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""

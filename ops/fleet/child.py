@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -77,6 +78,7 @@ class Child:
         self._stop_timeout_s = stop_timeout_s
         self._process: asyncio.subprocess.Process | SpawnedProcess | None = None
         self._stopping = False
+        self._started_s = 0.0
 
     @property
     def pid(self) -> int:
@@ -84,10 +86,16 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else 0
 
+    @property
+    def runs_for_s(self) -> float:
+        """Seconds since its process was started; 0 while it is not running."""
+        return time.monotonic() - self._started_s if self.pid else 0.0
+
     async def run(self) -> str:
         """Start the process and wait for its end. Empty when it was stopped."""
         if self._stopping:
             return ""
+        self._started_s = time.monotonic()
         process = self._process = await self._start()
         _log.debug("child_started", child=self.name, pid=process.pid)
         code = await process.wait()

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import structlog
 
-from headwater.actors.runtime.supervisor import RestartLimitReached, RestartPolicy, supervise
 from headwater.actors.runtime.tables import CardTable
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
@@ -42,6 +41,7 @@ from headwater.ops.config.tree import process_words
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.fleet import data_dir
 from headwater.ops.fleet.child import Child, headwater_command
+from headwater.ops.fleet.children import ChildGroup
 from headwater.ops.fleet.spawner import Main, Spawner
 from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection
@@ -53,7 +53,6 @@ from headwater.ops.process.sockets import bind, free_port, free_range
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
 from headwater.ops.worker import environment, make_engine, plan, preflight
 from headwater.schemas import subjects
-from headwater.schemas.clock import SystemClock
 
 READY_POLL_S = 0.05
 PROGRESS_S = 3.0
@@ -90,13 +89,12 @@ class LocalFleet:
         }
         self._data = Path(settings.data_dir)
         self._held = contextlib.ExitStack()
-        self._children: list[tuple[Child, asyncio.Task[None]]] = []
+        self._children = ChildGroup()
         self._leases: JetStreamTable | None = None
         self._client: Connection | None = None
         self._keepers: list[asyncio.Task[None]] = []
         self.nats = settings.nats
         self.url = ""
-        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
@@ -221,7 +219,7 @@ class LocalFleet:
         command = [nats_server.binary(), "-c", str(config)]
         # SIGTERM lets the server finish its writes; SIGINT would too.
         server = Child("nats-server", command, log_file=str(self._data / "nats" / "nats-server.log"))
-        self._supervise(server)
+        self._children.add(server)
         await nats_server.wait_until_up(port)
         store = self._data / "nats" / "jetstream"
         self._keepers.append(asyncio.create_task(watch_store(monitor, store, server.restart), name="store"))
@@ -246,7 +244,7 @@ class LocalFleet:
         forked = isinstance(settings, EngineProcess) and settings.worker.engine not in self.unforked_engines
         spawner = self._spawner if command != "engine" or forked else None
         line = [command, *process_words(settings), *after]
-        self._supervise(
+        self._children.add(
             Child(
                 name,
                 line if spawner is not None else headwater_command(*line),
@@ -256,18 +254,9 @@ class LocalFleet:
                 may_end=command == "engine",
                 spawner=spawner,
                 stop_timeout_s=self._settings.drain_timeout + STOP_MARGIN_S,
-            )
+            ),
+            is_worker=command == "engine",
         )
-
-    def _supervise(self, child: Child) -> None:
-        async def watch() -> None:
-            try:
-                await supervise(child.name, child.run, SystemClock(), RestartPolicy())
-            except RestartLimitReached as error:
-                if not self.failure.done():
-                    self.failure.set_result(str(error))
-
-        self._children.append((child, asyncio.create_task(watch(), name=child.name)))
 
     async def ready(self) -> None:
         """Wait until the edge serves with every worker; prints progress."""
@@ -276,6 +265,7 @@ class LocalFleet:
             health = await _health(self.probe_url)
             joined = sum(health.get("workers", {}).values())
             if health.get("status") == "ok" and joined >= len(self.workers):
+                self._children.was_ready = True
                 return
             now = time.monotonic()
             if now - printed >= PROGRESS_S:
@@ -291,7 +281,12 @@ class LocalFleet:
 
     def pid(self, name: str) -> int:
         """Process id of a child, 0 while it is down."""
-        return next(child.pid for child, _ in self._children if child.name == name)
+        return self._children.pid(name)
+
+    @property
+    def failure(self) -> "asyncio.Future[str]":
+        """See `ChildGroup.failure`."""
+        return self._children.failure
 
     async def model(self) -> str:
         """Name of a served model."""
@@ -307,20 +302,15 @@ class LocalFleet:
 
     async def stop(self) -> None:
         """End every process, in order."""
-        order = {"admin": 0, "edge": 0, "router": 2, "nats-server": 4}
         for task in self._keepers:
             task.cancel()
-        stages = sorted({order.get(child.name, 1) for child, _ in self._children})
-        for stage in stages:
-            if stage == 4 and self._client is not None:
-                await self._client.close()
-            group = [pair for pair in self._children if order.get(pair[0].name, 1) == stage]
-            await asyncio.gather(*(child.stop() for child, _ in group))
-            for _, task in group:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in group), return_exceptions=True)
+        await self._children.stop("admin", "edge")
+        await self._children.stop_workers()
+        await self._children.stop("router")
         if self._client is not None and not self._client.is_closed:
             await self._client.close()
+        # The server.
+        await self._children.stop()
         if self._spawner is not None:
             self._spawner.close()
         self._held.close()

@@ -74,6 +74,8 @@ class _Host:
         self._started_s: dict[str, float] = {}
         self._again: dict[str, float] = {}
         self._backoff: dict[str, Backoff] = {}
+        self._steady: set[str] = set()
+        """Workers that once ran for `steady_s`: what ends those again and again may be a request."""
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
@@ -110,7 +112,7 @@ class _Host:
         self._pids[pid] = name
 
     def _reap(self) -> None:
-        """Restart dead children, or stop all if one cannot be kept alive."""
+        """Restart dead children. Stop all if one cannot be kept alive, and none runs steadily."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -133,16 +135,32 @@ class _Host:
                 _log.info("worker_ended", worker=name)
                 continue
             now = time.monotonic()
-            delay = self._backoff[name].next_delay_s(now, now - self._started_s[name])
-            if code == EXIT_UNRECOVERABLE:
-                delay = None
+            delay = self._delay_s(name, code, now)
             if delay is None:
                 _log.error("gave_up", child=name, exit_code=code)
-                self._on_stop()
-                self._failed = True
+                if not self._is_any_steady(now):
+                    self._on_stop()
+                    self._failed = True
                 continue
             _log.warning("child_restarting", child=name, exit_code=code, delay_s=delay)
             self._again[name] = now + delay
+
+    def _delay_s(self, name: str, code: int, now: float) -> float | None:
+        """Seconds until a worker that ended with `code` is started again, None for never."""
+        ran_s = now - self._started_s[name]
+        delay = self._backoff[name].next_delay_s(now, ran_s)
+        if ran_s >= DEFAULT_POLICY.steady_s:
+            self._steady.add(name)
+        if code == EXIT_UNRECOVERABLE:
+            return None
+        if delay is None and (name in self._steady or self._is_any_steady(now)):
+            _log.error("child_fails_often", child=name, exit_code=code, delay_s=DEFAULT_POLICY.kept_delay_s)
+            return DEFAULT_POLICY.kept_delay_s
+        return delay
+
+    def _is_any_steady(self, now: float) -> bool:
+        """Does a worker run, and has for long?"""
+        return any(now - self._started_s[name] >= DEFAULT_POLICY.steady_s for name in self._pids.values())
 
 
 def _fork(main: Callable[[], int]) -> int:

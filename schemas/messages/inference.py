@@ -74,13 +74,14 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="ok"):
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="no"):
     """The worker rejects it. `retryable`: another may accept it. `spent`: its hand-off cannot be used again.
 
-    `param` is the field at fault, if the engine names it.
+    `param` is the field at fault, if the engine names it. `fatal`: the engine has died of it.
     """
 
     reason: str
     retryable: bool
     spent: bool = False
     param: str = ""
+    fatal: bool = False
 
 
 GenerateReply = Accepted | Refused
@@ -97,10 +98,10 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one stream.
 
     `position` counts the tokens that this worker sent for it before these, so the edge detects a lost or repeated
-    frame. `finish` is empty until the last entry: stop, length, abort, error (with `detail`), rejected (with `detail`
-    and, if known, the request's field in `param`), or handoff at the end of a prefill leg, which sends no tokens:
-    `handoff` names its KV, None if there is none worth a transfer. If both legs run at the same time, `handoff` comes
-    before that end. `cached_tokens` is the engine's count of cached prompt tokens, -1: not stated. `prompt_logprobs` come
+    frame. `finish` is empty until the last entry: stop, length, abort; with `detail` error, died or fatal (the engine
+    failed it, died while it ran, or died of it) and rejected (with the request's field in `param`, if known); or handoff
+    at the end of a prefill leg, which sends no tokens: `handoff` names its KV, None if there is none worth a transfer.
+    If both legs run at the same time, `handoff` comes before that end. `cached_tokens` is the engine's count of cached prompt tokens, -1: not stated. `prompt_logprobs` come
     once, before the first tokens or with them; the prompt's first token has none.
     """
 

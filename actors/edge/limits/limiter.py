@@ -22,7 +22,7 @@ from headwater.actors.edge.limits.headers import rate_limit_headers
 from headwater.actors.edge.limits.holder import LimitHolder
 from headwater.actors.edge.limits.settings import RateLimits
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import NO_RETRY, ApiError
 from headwater.schemas.clock import Clock, SystemClock
 
 ACCOUNTS_MAX: Final = 50_000
@@ -33,9 +33,6 @@ DEFAULT_ANSWER_TOKENS: Final = 1_024
 
 RETRY_RUNNING_S: Final = 1.0
 """Retry-After of a request beyond the limit on concurrent ones: when one of them ends is not known."""
-
-NO_RETRY: Final[Headers] = [(b"x-should-retry", b"false")]
-"""OpenAI's and Anthropic's clients retry 429 unless this header forbids it."""
 
 Limit = Literal["requests", "tokens", "concurrency"]
 

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from headwater.actors.edge.limits.limiter import NO_RETRY
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import NO_RETRY, ApiError
 
 
 class TimeLimit:

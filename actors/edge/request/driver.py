@@ -38,7 +38,7 @@ from headwater.actors.edge.request.saga_types import (
     StopMatched,
     TimedOut,
 )
-from headwater.actors.http.errors import ApiError, rejected
+from headwater.actors.http.errors import ENDED_WORKERS, ApiError, rejected
 from headwater.schemas.events.request import RequestStepped
 from headwater.schemas.messages.inference import (
     FrameEntry,
@@ -158,14 +158,18 @@ class ChoiceDriver:
         """See `FrameReceiver.lose_holder`."""
         holder = self.saga.awaited
         if holder is not None:
-            self._move_on(self.feed(HolderLost(holder.attempt, reason, self._clock.monotonic_s())))
+            self._lose_holder(holder.attempt, reason, "died")
+
+    def _lose_holder(self, attempt: str, reason: str, finish: str) -> None:
+        self._move_on(self.feed(HolderLost(attempt, reason, self._clock.monotonic_s(), finish)))
 
     def _receive_followed(self, entry: FrameEntry) -> None:
         """A prefill leg that ended well is of no interest here: its KV went to the decode leg."""
         if entry.finish == "rejected":
             self.abort(rejected(entry.detail, entry.param or self.saga.spec.guide_param))
-        elif entry.finish not in ("", "handoff"):
-            self.lose_holder(f"the prefill leg failed: {entry.detail or entry.finish}")
+        elif entry.finish not in ("", "handoff") and self.saga.awaited is not None:
+            reason = f"the prefill leg failed: {entry.detail or entry.finish}"
+            self._lose_holder(self.saga.awaited.attempt, reason, entry.finish)
 
     def check_silence(self, now_s: float) -> None:
         """See `FrameReceiver.check_silence`."""
@@ -211,6 +215,14 @@ class ChoiceDriver:
                     self._log_setback(effect.event)
             case Finish():
                 self.error = effect.error
+                if effect.error is not None and effect.error.code == ENDED_WORKERS:
+                    _log.error(
+                        "request_ended_workers",
+                        request=self.saga.spec.request,
+                        choice=self._index,
+                        workers=self.saga.deaths,
+                        reason=effect.error.logged,
+                    )
                 if self._move is not None and self.saga.awaits in ("route", "pause"):
                     self._move.cancel()
                 self._output.write_end(self._index)
@@ -270,13 +282,13 @@ class ChoiceDriver:
         finally:
             self._querying = False
         if not reply.known:
-            self._lose(number, f"worker {worker}: it does not have the request")
+            self._lose(number, f"worker {worker}: it does not have the request", died=False)
         elif reply.entry is not None and self.saga.streaming and self.saga.attempt.number == number:
             self._unanswered = 0
             self.receive(reply.entry, self._clock.monotonic_s())
 
-    def _lose(self, number: int, reason: str) -> None:
-        self._move_on(self.feed(LegLost(number, reason, self._clock.monotonic_s())))
+    def _lose(self, number: int, reason: str, *, died: bool = True) -> None:
+        self._move_on(self.feed(LegLost(number, reason, self._clock.monotonic_s(), died)))
 
     def _log_setback(self, event: RequestStepped) -> None:
         log = _log.warning if event.cause in ("lost", "timed out") else _log.info

@@ -3,9 +3,17 @@
 An engine that continues an answer gets the tokens so far as part of the prompt. What the first engine kept in addition
 is lost: the state of a grammar, the counts of a logits processor. The second engine would start from scratch and
 produce an answer that the client did not ask for, so such a request ends with an error instead.
+
+A request that engines die of would end one incarnation after the other, and with each what else ran there. It is not
+tried again after `DEATHS_MAX`.
 """
 
+from typing import Final
+
 from headwater.schemas.messages.inference import Sampling
+
+DEATHS_MAX: Final = 3
+"""Incarnations of workers that may end with a request; then it counts as the cause."""
 
 
 def is_migratable(sampling: Sampling, emitted: int) -> bool:
@@ -32,3 +40,13 @@ def _engine_state(sampling: Sampling) -> str:
     if sampling.thinking_budget is not None:
         return "the count of its thinking budget"
     return ""
+
+
+def is_blamed(finish: str, received: int) -> bool:
+    """Does the end of a worker's incarnation count against a request that it had sent `received` tokens of?
+
+    `finish` as in `FrameEntry`, "died" for a worker that is lost. If the engine says that it died of this request, yes. If
+    it merely died, only where it had sent nothing: a request that breaks engines breaks them before its next token, and
+    one that streamed was most likely a bystander.
+    """
+    return finish == "fatal" or (finish == "died" and not received)

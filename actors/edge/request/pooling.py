@@ -9,15 +9,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import structlog
+
 from headwater.actors.bus.port import BusError, NoResponder
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.request.dispatch import Dispatcher
+from headwater.actors.edge.request.migration import DEATHS_MAX
 from headwater.actors.edge.request.placement import PLACE_S_MAX, Placement
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import NO_HINTS, RoutingHints
 from headwater.actors.edge.request.saga_types import AskRouter
-from headwater.actors.http.errors import bad_request, overloaded, refused_by_router, upstream_failed
+from headwater.actors.http.errors import bad_request, ended_workers, overloaded, refused_by_router
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import U32, pack_tokens
@@ -35,12 +38,16 @@ VECTOR_BYTES: Final = 64 * 1024
 CONCURRENT_MESSAGES_MAX: Final = 8
 """Messages of one request in flight."""
 
-LOST_MAX: Final = 5
-"""Workers lost with one message, after which the message counts as the cause."""
-
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 2.0
 """Pauses between two queries, doubled from the first value to the last, while the router names no worker."""
+
+
+_log = structlog.get_logger("headwater.edge")
+
+
+class _EngineDied(Exception):
+    """The worker's engine has died of the message."""
 
 
 class PoolingJob(NamedTuple):
@@ -150,18 +157,25 @@ class Pooling:
                 # A message that no process received cannot have been the cause.
                 lost += not isinstance(failed, NoResponder)
                 answer = str(failed)
-                if lost >= LOST_MAX:
-                    raise upstream_failed(
-                        f"{lost} workers were lost with the request; last reason: {failed}."
-                    ) from failed
+            except _EngineDied as failed:
+                lost += 1
+                answer = str(failed)
             if not isinstance(answer, str):
                 return answer
+            if lost >= DEATHS_MAX:
+                _log.error(
+                    "request_ended_workers", request=job.request, choice=number, workers=lost, reason=answer
+                )
+                raise ended_workers(lost, answer)
             placement = placement.refused_by_worker(reply.worker, reply.epoch, answer)
 
     async def _embed(
         self, job: PoolingJob, prompts: range, decision: Decision, attempt: str
     ) -> tuple[bytes, ...] | str:
-        """The vectors, or why this worker refuses. Raises `ApiError` 400 if every worker would, and `BusError`."""
+        """The vectors, or why this worker refuses.
+
+        Raises `ApiError` 400 if every worker would, `BusError`, and `_EngineDied`.
+        """
         request = EmbedRequest(
             attempt,
             tuple(pack_tokens(job.prompts[one]) for one in prompts),
@@ -181,6 +195,8 @@ class Pooling:
         if not isinstance(reply, Embedded):
             if not reply.retryable:
                 raise bad_request(reply.reason)
+            if reply.fatal:
+                raise _EngineDied(reply.reason)
             return reply.reason
         if len(reply.vectors) != len(prompts) or any(not v or len(v) % 4 for v in reply.vectors):
             return f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"

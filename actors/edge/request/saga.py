@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from headwater.actors.edge.request.migration import is_migratable, migration_blocker
+from headwater.actors.edge.request.migration import DEATHS_MAX, is_blamed, is_migratable, migration_blocker
 from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX, RETRY_S, Placement
 from headwater.actors.edge.request.saga_types import (
     Aborted,
@@ -47,7 +47,7 @@ from headwater.actors.edge.request.saga_types import (
     TimedOut,
 )
 from headwater.actors.edge.request.states import SETBACKS, Cause, after
-from headwater.actors.http.errors import ApiError, refused_by_router, rejected, upstream_failed
+from headwater.actors.http.errors import ApiError, ended_workers, refused_by_router, rejected, upstream_failed
 from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped
 from headwater.schemas.messages.handoff import Handoff
 from headwater.schemas.messages.inference import FrameEntry, Leg
@@ -81,9 +81,9 @@ def step(saga: Saga, event: SagaEvent) -> tuple[Saga, Effects]:
         case LegFinished() if saga.streaming:
             saga = _on_finished(saga, event, effects)
         case LegLost() if saga.streaming and event.number == saga.attempt.number:
-            saga = _lose(saga, "lost", event.reason, event.now_s, effects)
+            saga = _lose(saga, "lost", event.reason, event.now_s, effects, "died" if event.died else "")
         case HolderLost() if saga.awaited is not None and event.attempt == saga.awaited.attempt:
-            saga = _lose(saga, "lost", event.reason, event.now_s, effects)
+            saga = _lose(saga, "lost", event.reason, event.now_s, effects, event.finish)
         case TimedOut() if saga.state == "prefill" and event.number == saga.attempt.number:
             reason = f"worker {saga.attempt.worker}: its prefill takes too long"
             saga = _lose(saga, "timed out", reason, event.now_s, effects)
@@ -302,12 +302,16 @@ def _on_finished(saga: Saga, event: LegFinished, effects: Effects) -> Saga:
     if event.finish in ("stop", "length") and saga.state == "decode":
         return _end(saga, "finished", "stop" if event.finish == "stop" else "length", effects)
     reason = f"worker {worker}: {event.detail or 'it aborted the request'}"
-    return _lose(saga, "lost", reason, event.now_s, effects)
+    return _lose(saga, "lost", reason, event.now_s, effects, event.finish)
 
 
-def _lose(saga: Saga, cause: Cause, reason: str, now_s: float, effects: Effects) -> Saga:
-    """The worker died, aborted the request or takes too long: move it."""
+def _lose(saga: Saga, cause: Cause, reason: str, now_s: float, effects: Effects, finish: str = "") -> Saga:
+    """The worker died, aborted the request or takes too long: move it, unless it is what workers die of."""
     attempt = saga.attempt
+    if is_blamed(finish, saga.received):
+        saga = replace(saga, deaths=saga.deaths + 1)
+        if saga.deaths >= DEATHS_MAX:
+            return _fail(saga, ended_workers(saga.deaths, reason), effects)
     _cancel(attempt, effects)
     if not attempt.accepted:
         # The reply to the dispatch, which is still awaited, continues the search.

@@ -66,7 +66,8 @@ class Saga(msgspec.Struct, frozen=True):
     """The state of one choice. `emitted` counts its tokens over all workers.
 
     `attempt` is the leg that runs (`streaming`) or ran last; `attempts` counts all. `awaits` is the effect whose
-    answer is outstanding. `holder` is set in state `handoff`, and until the first token of the decode leg.
+    answer is outstanding. `holder` is set in state `handoff`, and until the first token of the decode leg. `deaths` counts
+    incarnations of workers that ended with it: see `migration.is_blamed`.
     """
 
     spec: ChoiceSpec
@@ -82,6 +83,7 @@ class Saga(msgspec.Struct, frozen=True):
     holder: KvHolder | None = None
     prefilled_by: str = ""
     migrations: int = 0
+    deaths: int = 0
     end: End | None = None
 
     @property
@@ -186,19 +188,24 @@ class LegFinished(msgspec.Struct, frozen=True):
 
 
 class LegLost(msgspec.Struct, frozen=True):
-    """The worker of attempt `number` died, or no longer has the request."""
+    """The worker of attempt `number` died, or, without `died`, no longer has the request."""
 
     number: int
     reason: str
     now_s: float
+    died: bool = True
 
 
 class HolderLost(msgspec.Struct, frozen=True):
-    """The prefill leg `attempt` failed, or its worker died, while another worker waits for its KV."""
+    """The prefill leg `attempt` failed, or its worker died, while another worker waits for its KV.
+
+    `finish` is the leg's, "died" for a worker that is lost.
+    """
 
     attempt: str
     reason: str
     now_s: float
+    finish: str = "died"
 
 
 class TimedOut(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.engines.engine import (
+    FAILURES,
     Engine,
     EngineDied,
     EngineError,
@@ -126,7 +127,7 @@ class EngineHealth:
             step = await self._generate_canary(self._canary_leg, PROMPT, limit_s)
         if step is None:
             raise EngineDied(f"the engine did not answer a request of one token within {limit_s:g} s")
-        if step.finish in ("error", "abort"):
+        if step.finish in FAILURES or step.finish == "abort":
             raise EngineDied(f"the engine failed a request of one token: {step.detail or step.finish}")
 
     async def _warm_up(self, info: EngineInfo, role: Role) -> None:
@@ -142,7 +143,7 @@ class EngineHealth:
         except EngineError as error:
             _log.warning("warm_up_failed", role=role, reason=str(error))
             return
-        if step is None or step.finish == "error":
+        if step is None or step.finish in FAILURES:
             _log.warning("warm_up_failed", role=role, reason=step.detail if step else "it did not answer")
 
     async def _generate_canary(self, leg: Leg, prompt: tuple[int, ...], limit_s: float) -> Step | None:

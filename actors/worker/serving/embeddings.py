@@ -14,7 +14,7 @@ from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.status import WorkerStatus
-from headwater.engines.engine import Engine, EngineError, RequestRejected
+from headwater.engines.engine import Engine, EngineDied, EngineError, RequestRejected
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
 
@@ -90,7 +90,7 @@ class Embeddings:
         except RequestRejected as error:
             reply = Refused(str(error), False)
         except EngineError as error:
-            reply = Refused(str(error), True)
+            reply = Refused(str(error), True, fatal=isinstance(error, EngineDied))
         except Exception as error:
             # A bug in an engine's integration costs this request, not the worker with all others.
             _log.error("embedding_failed", request=request.request, failure=failure_place(error))

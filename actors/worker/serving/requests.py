@@ -257,7 +257,7 @@ class RequestIntake:
         """End all requests with an error, as their engine has failed. Returns how many there were."""
         requests = self.frames.open_streams
         for request in requests:
-            self.frames.send_step(request, Step((), "error", detail=reason))
+            self.frames.send_step(request, Step((), "died", detail=reason))
         return len(requests)
 
     def _release_kv(self, unclaimed: list[UnclaimedKv]) -> None:

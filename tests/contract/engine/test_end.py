@@ -64,7 +64,7 @@ async def test_killed_engine_core_is_told_and_ends_its_requests(vllm_model: str)
         assert f"process {core} was ended by SIGKILL" in told
         for answer in running:
             await answer.ended()
-            assert [step.finish for step in answer.steps if step.finish] == ["error"]
+            assert [step.finish for step in answer.steps if step.finish] == ["died"]
             assert answer.steps[-1].detail
     await eventually(lambda: not any(map(alive, ours)))
 
@@ -81,7 +81,7 @@ async def test_the_first_cause_of_a_death_is_told(vllm_model: str) -> None:
         fatal = case.submit(case.request(case.prompt(1.5), processors={"only": {"token": -1}}))
         for answer in (running, fatal):
             await answer.ended()
-            assert answer.finish == "error"
+            assert answer.finish == "died"
             assert "LookupError: no token -1" in answer.steps[-1].detail
         with pytest.raises(EngineDied, match="LookupError: no token -1"):
             await case.engine.check()

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headwater.actors.edge.request.migration import DEATHS_MAX
 from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.processes]
@@ -27,7 +28,9 @@ class Fragile:
 
 
 async def test_file_serves_and_an_exception_in_it_does_not_end_the_fleet(tmp_path: Path) -> None:
-    """The prompt comes back; after the exception the log has its traceback, and a new epoch serves the next request."""
+    """The prompt comes back. A request that the engine dies of is given up after three epochs, each with its traceback in
+    the log, and the next epoch serves.
+    """
     path = tmp_path / "fragile.py"
     path.write_text(FRAGILE)
     body = {"model": "fragile", "prompt": "north", "max_tokens": 5}
@@ -37,17 +40,23 @@ async def test_file_serves_and_an_exception_in_it_does_not_end_the_fleet(tmp_pat
         assert answer.json()["choices"][0]["text"] == "north"
         before = next(s["epoch"] for s in await up.stats() if s["name"] == "headwater-worker")
         failed = await client.post("/v1/completions", json={**body, "seed": 13})
-        assert failed.status_code >= 500, failed.text
+        assert failed.status_code == 502, failed.text
+        assert failed.json()["error"]["code"] == "request_ended_workers"
+        assert "ZeroDivisionError" in failed.json()["error"]["message"]
+        assert failed.headers["x-should-retry"] == "false"
         await up.until(
             "a new epoch serves",
             lambda stats: any(
-                s["name"] == "headwater-worker" and s.get("epoch", 0) > before and s["state"] == "ready"
+                s["name"] == "headwater-worker"
+                and s.get("epoch", 0) >= before + DEATHS_MAX
+                and s["state"] == "ready"
                 for s in stats
             ),
         )
         again = await client.post("/v1/completions", json=body)
         assert again.json()["choices"][0]["text"] == "north"
     lines = [line for line in up.log.read_bytes().splitlines() if b"engine_code_failed" in line]
+    assert len(lines) == DEATHS_MAX
     [cause] = msgspec.json.decode(lines[0])["exception"]
     assert (cause["exc_type"], cause["exc_value"]) == ("ZeroDivisionError", "a mistake in the engine's file")
     assert cause["frames"][-1]["filename"] == str(path)

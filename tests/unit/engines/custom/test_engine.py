@@ -123,7 +123,7 @@ async def test_exception_ends_the_engine_with_its_traceback_in_the_log() -> None
     with capture_logs() as lines:
         for number, answer in enumerate(answers):
             made.submit(request(number), answer.emit)
-        assert [await answer.finish() for answer in answers] == ["error"] * 3
+        assert [await answer.finish() for answer in answers] == ["fatal", "error", "error"]
     [line] = lines
     assert (line["event"], type(line["exc_info"])) == ("engine_code_failed", ZeroDivisionError)
     assert all("ZeroDivisionError: the user's bug" in answer.steps[-1].detail for answer in answers)
@@ -137,7 +137,7 @@ async def test_exception_ends_the_engine_with_its_traceback_in_the_log() -> None
 @pytest.mark.parametrize("wrong", [None, "text", (1, "2"), 1.5])
 async def test_wrong_output_names_what_to_yield(wrong: Any) -> None:
     answer, made = await run(Fixed(outputs=(wrong,)))
-    assert answer.steps[-1].finish == "error"
+    assert answer.steps[-1].finish == "fatal"
     assert "yield a token id" in answer.steps[-1].detail
     await made.stop()
 

@@ -152,7 +152,7 @@ async def test_dead_rank_is_reported_with_its_first_cause(
         watcher = case.engine._watchdog  # type: ignore[attr-defined]
         await eventually(lambda: bool(watcher.verdict))
         await dies(case, "illegal memory access")
-        assert answer.finish == "error"
+        assert answer.finish == "died"
         assert "illegal memory access" in answer.steps[-1].detail
 
 
@@ -181,7 +181,7 @@ async def test_error_while_an_output_is_awaited_is_the_engines_death(world: Worl
         answers = [case.submit(case.request(case.prompt(1))) for _ in range(2)]
         with capture_logs() as lines:
             await ended(world, *answers)
-        assert [answer.finish for answer in answers] == ["error"] * 2
+        assert [answer.finish for answer in answers] == ["died"] * 2
         assert [line["event"] for line in lines] == ["engine_died"]
         await dies(case, "executor ended")
 

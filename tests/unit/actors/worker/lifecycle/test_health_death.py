@@ -29,7 +29,7 @@ def test_a_dead_engine_is_gone_from_everywhere_at_once() -> None:
         assert left[0].epoch == worker.actor.epoch
         entry = worker.actor.intake.frames.status("r1-0-1", 0).entry
         assert entry is not None
-        assert entry.finish == "error"
+        assert entry.finish == "died"
         state = RouterState()
         for one in await stage.records():
             state.apply(one)

@@ -14,14 +14,13 @@ see `METHODS`. All methods run on the event loop of the worker: whatever takes l
 
 from headwater.engines.custom.api import (
     BLOCK_SIZE,
-    FEATURES,
     CustomEngineClass,
     EngineRequest,
     EngineSetup,
     Output,
     PoolingRequest,
 )
-from headwater.engines.custom.declared import METHODS, declared_capabilities
+from headwater.engines.custom.declared import FEATURES, METHODS, declared_capabilities
 from headwater.engines.custom.engine import CustomEngine
 from headwater.engines.engine import (
     EngineError,

@@ -8,7 +8,6 @@ from headwater.engines.engine import EngineInfo, Step, Transfer
 from headwater.engines.model_files import ModelFiles
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.messages.inference import Leg, Sampling
-from headwater.schemas.tables.capability import Capability
 
 BLOCK_SIZE: Final = 16
 TOTAL_BLOCKS: Final = 4_096
@@ -83,21 +82,3 @@ class CustomEngineClass(Protocol):
         ends the engine.
         """
         ...
-
-
-FEATURES: Final[frozenset[Capability]] = frozenset(
-    {
-        "logprobs",
-        "prompt_logprobs",
-        "logit_bias",
-        "allowed_tokens",
-        "bad_words",
-        "thinking_budget",
-        "seed",
-        "priority",
-        "cache_salt",
-        "guide",
-        "processors",
-    }
-)
-"""Capabilities that are fields of a request and not methods: a class lists those it honours as `features`."""

@@ -7,15 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from headwater.engines.control_rules import check_adapter, check_loaded, check_pooling, check_sleep
 from headwater.engines.custom.api import PoolingRequest
-from headwater.engines.engine import (
-    EngineBase,
-    EngineError,
-    EngineInfo,
-    LoraAdapter,
-    PauseMode,
-    RequestRejected,
-)
+from headwater.engines.engine import EngineBase, EngineInfo, LoraAdapter, PauseMode
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest
 from headwater.schemas.tables.capability import Capability
@@ -45,14 +39,8 @@ class CustomControl(EngineBase):
         """See `Engine.embed`."""
         self._require("embed")
         self._check_lora(request.lora_name)
-        if request.task not in self._info.tasks:
-            raise RequestRejected(
-                f"{request.task!r} is not supported by this model; supported: {', '.join(self._info.tasks)}"
-            )
         prompts = tuple(tuple(hashing.unpack_tokens(packed).tolist()) for packed in request.prompts)
-        for tokens in prompts:
-            if not 0 < len(tokens) <= self._info.context_length:
-                raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._info.context_length} are possible")
+        check_pooling(self._info, request.task, tuple(map(len, prompts)))
         pooling = PoolingRequest(
             request.request, prompts, request.task, request.lora_name, request.dimensions
         )
@@ -64,14 +52,7 @@ class CustomControl(EngineBase):
         self._require("lora")
         if adapter.name in self._loras:
             return
-        if adapter.rank > self._info.lora_rank_max:
-            raise EngineError(
-                f"adapter {adapter.name!r} has rank {adapter.rank}; at most {self._info.lora_rank_max} are possible"
-            )
-        if len(self._loras) >= self._info.lora_slots:
-            raise EngineError(
-                f"all {self._info.lora_slots} LoRA slots are in use: {', '.join(sorted(self._loras))}"
-            )
+        check_adapter(adapter, self._loras, self._info.lora_slots, self._info.lora_rank_max)
         await self._call(self._engine.load_lora, adapter)
         self._loras.add(adapter.name)
 
@@ -85,14 +66,7 @@ class CustomControl(EngineBase):
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`."""
         self._require("sleep")
-        if level not in (1, 2):
-            raise EngineError(
-                f"there is no level {level}: 1 keeps the weights in host memory, 2 discards them"
-            )
-        if self._asleep:
-            raise EngineError("it is already asleep")
-        if self._busy():
-            raise EngineError(f"{self._busy()} requests are running: abort them before it sleeps")
+        check_sleep(level, asleep=self._asleep, busy=self._busy())
         self._asleep = True
         self._hold()
         await self._call(self._engine.sleep, level)
@@ -148,9 +122,7 @@ class CustomControl(EngineBase):
             await self._going.wait()
 
     def _check_lora(self, name: str) -> None:
-        if name and name not in self._loras:
-            loaded = ", ".join(sorted(self._loras)) or "none"
-            raise RequestRejected(f"LoRA adapter {name!r} is not loaded; loaded: {loaded}", param="model")
+        check_loaded(name, self._loras)
 
     def _require(self, capability: Capability) -> None:
         if capability not in self.capabilities:

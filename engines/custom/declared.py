@@ -2,10 +2,9 @@
 
 from typing import Any, Final, get_args
 
-from headwater.engines.custom.api import FEATURES
 from headwater.engines.engine import Aborts, EngineUnavailable
 from headwater.schemas.messages.handoff import Choreography
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.capability import HINTS, NEEDS, Capability
 
 METHODS: Final[dict[tuple[str, ...], tuple[Capability, ...]]] = {
     ("embed",): ("embed",),
@@ -18,6 +17,11 @@ METHODS: Final[dict[tuple[str, ...], tuple[Capability, ...]]] = {
     ("clear_kv",): ("clear_kv",),
 }
 """Optional methods, and what a class that defines them can do. Those of one row belong together."""
+
+FEATURES: Final[frozenset[Capability]] = (HINTS | {need.capability for need in NEEDS}) - {
+    capability for row in METHODS.values() for capability in row
+}
+"""Capabilities that are fields of a request and not methods: a class lists those it honours as `features`."""
 
 PLAIN_METHODS: Final = ("load", "check", "stop")
 """Optional methods that are no capability."""

@@ -9,7 +9,8 @@ from abc import abstractmethod
 
 import numpy as np
 
-from headwater.engines.engine import EngineBase, EngineError, LoraAdapter, PauseMode, RequestRejected
+from headwater.engines.control_rules import check_adapter, check_loaded, check_sleep
+from headwater.engines.engine import EngineBase, LoraAdapter, PauseMode, RequestRejected
 from headwater.engines.sim.sequence import SimSettings
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest
@@ -50,33 +51,16 @@ class SimControl(EngineBase):
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. The folder is not read."""
         settings = self._settings
-        if adapter.name not in self._loras and len(self._loras) >= settings.lora_slots:
-            raise EngineError(
-                f"all {settings.lora_slots} LoRA slots are in use: {', '.join(sorted(self._loras))}"
-            )
-        if adapter.rank > settings.lora_rank_max:
-            raise EngineError(
-                f"adapter {adapter.name!r} has rank {adapter.rank}, this engine supports up to {settings.lora_rank_max}"
-            )
+        check_adapter(adapter, self._loras, settings.lora_slots, settings.lora_rank_max)
         self._loras[adapter.name] = adapter
 
     async def unload_lora(self, name: str) -> None:
         """See `Engine.unload_lora`. Unknown names are fine."""
         self._loras.pop(name, None)
 
-    def _refuse_unknown_lora(self, name: str) -> None:
-        if name and name not in self._loras:
-            names = ", ".join(sorted(self._loras)) or "none"
-            raise RequestRejected(f"no LoRA adapter {name!r} is loaded here; loaded are: {names}")
-
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`."""
-        if level not in (1, 2):
-            raise EngineError(f"sleep level {level}: 1 keeps the weights in host memory, 2 drops them")
-        if self._busy():
-            raise EngineError(f"{self._busy()} requests are running: drain or abort them before it sleeps")
-        if self._asleep:
-            raise EngineError("it is already asleep")
+        check_sleep(level, asleep=self._asleep, busy=self._busy())
         self._asleep = True
         await self.clear_kv()
         self._hold()
@@ -122,7 +106,7 @@ class SimControl(EngineBase):
         """See `Engine.embed`. Vectors of length 1."""
         if request.task != "embed":
             raise RequestRejected(f"{request.task!r} is not supported by this model; supported: embed")
-        self._refuse_unknown_lora(request.lora_name)
+        check_loaded(request.lora_name, self._loras)
         return tuple(self._vector(packed, request) for packed in request.prompts)
 
     def _vector(self, packed: bytes, request: EmbedRequest) -> bytes:

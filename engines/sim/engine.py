@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
+from headwater.engines.control_rules import check_loaded
 from headwater.engines.engine import (
     Emit,
     EngineDied,
@@ -90,7 +91,7 @@ class SimEngine(SimControl):
         self._check_supported(request)
         if self._settings.split_only and request.leg == "decode" and transfer is None and request.edge:
             raise SplitOnly(self.name)
-        self._refuse_unknown_lora(request.lora_name)
+        check_loaded(request.lora_name, self._loras)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         need = len(tokens) + request.sampling.max_tokens
         if not tokens:

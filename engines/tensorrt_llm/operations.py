@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Final
 
 import structlog
 
-from headwater.engines.engine import EngineBase, EngineError, EngineInfo, LoraAdapter, RequestRejected
+from headwater.engines.control_rules import check_adapter, check_loaded, check_sleep
+from headwater.engines.engine import EngineBase, EngineError, EngineInfo, LoraAdapter
 from headwater.engines.tensorrt_llm.polling import RankState
 from headwater.schemas.tables.capability import Capability
 
@@ -62,14 +63,7 @@ class TensorRtControl(EngineBase):
         self._require("lora")
         if adapter.name in self._loras:
             return
-        if adapter.rank > self._info.lora_rank_max:
-            raise EngineError(
-                f"adapter {adapter.name!r} has rank {adapter.rank}; at most {self._info.lora_rank_max} are possible"
-            )
-        if len(self._loras) >= self._info.lora_slots:
-            raise EngineError(
-                f"all {self._info.lora_slots} LoRA slots are in use: {', '.join(sorted(self._loras))}"
-            )
+        check_adapter(adapter, self._loras, self._info.lora_slots, self._info.lora_rank_max)
         # A number of its own each time: TensorRT-LLM caches weights by it, and has no call to unload them.
         self._loras[adapter.name] = self._api.LoRARequest(adapter.name, next(self._lora_ids), adapter.folder)
 
@@ -81,12 +75,7 @@ class TensorRtControl(EngineBase):
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`. Rolled back if a part of it fails."""
         self._require("sleep")
-        if level not in (1, 2):
-            raise EngineError(f"there is no level {level}: 1 releases the KV cache, 2 the weights as well")
-        if self._asleep:
-            raise EngineError("it is already asleep")
-        if self._busy():
-            raise EngineError(f"{self._busy()} requests are running: abort them before it sleeps")
+        check_sleep(level, asleep=bool(self._asleep), busy=self._busy())
         self._asleep = level
         self._open.clear()
         try:
@@ -118,9 +107,7 @@ class TensorRtControl(EngineBase):
         self._require("handoff")
 
     def _check_lora(self, name: str) -> None:
-        if name and name not in self._loras:
-            loaded = ", ".join(sorted(self._loras)) or "none"
-            raise RequestRejected(f"LoRA adapter {name!r} is not loaded; loaded: {loaded}", param="model")
+        check_loaded(name, self._loras)
 
     def _require(self, capability: Capability) -> None:
         if capability not in self.capabilities:

@@ -52,7 +52,10 @@ NEEDS: Final = (
     Need("leg", "", "handoff", ""),
     Need("cache_salt", "", "cache_salt", "cache_salt"),
 )
-"""Features that not every engine has. `seed` and `priority` are hints: an engine without them ignores them."""
+"""Features that not every engine has."""
+
+HINTS: Final[frozenset[Capability]] = frozenset({"seed", "priority"})
+"""Features that an engine without them ignores."""
 
 
 def needs_of(sampling: Any, **fields: Any) -> Iterator[Need]:

@@ -108,7 +108,7 @@ async def test_adapters_have_slots_and_blocks_of_their_own(world: World) -> None
     lora = {"max_loras": 1, "max_lora_rank": 8}
     async with started(engine(world, enable_lora=True, lora_config=lora)) as case:
         prompt = case.prompt(2.5)
-        with pytest.raises(RequestRejected, match="not loaded; loaded: none"):
+        with pytest.raises(RequestRejected, match="is loaded here; loaded are: none"):
             case.submit(case.request(prompt, lora="north"))
         await case.engine.load_lora(LoraAdapter("north", "/north", 4))
         for wrong, message in (("wide", "rank 9"), ("late", "in use: north")):
@@ -118,7 +118,7 @@ async def test_adapters_have_slots_and_blocks_of_their_own(world: World) -> None
         assert (await case.generate(prompt, lora="north")).cached_tokens == 0
         await case.holds(case.hashes(prompt, lora="north"))
         await case.engine.unload_lora("north")
-        with pytest.raises(RequestRejected, match="not loaded"):
+        with pytest.raises(RequestRejected, match="is loaded here"):
             case.submit(case.request(prompt, lora="north"))
 
 

@@ -342,8 +342,7 @@ def test_a_request_that_every_worker_drops_ends() -> None:
 
 def ends(finish: str, *, emits: int = 0) -> Finish:
     """The end of a request of which each worker ends in this way, after so many tokens of its own."""
-    saga, effects = Saga(ChoiceSpec("r", 0, Sampling(1_000))), []
-    saga, effects = run(OPENED, saga=saga)
+    saga, effects = run(OPENED, saga=Saga(ChoiceSpec("r", 0, Sampling(1_000))))
     while saga.end is None:
         number = saga.attempts
         saga, _ = run(Routed(number, decision(), 0.0, 0.0), LegAccepted(number, 0.0), saga=saga)

@@ -110,6 +110,7 @@ soak: install clients sglang
 	$(BIN)/python -m tests.faults.kills.pauses --seconds 20
 	$(BIN)/python -m tests.faults.store.quorum_loss --seconds 20
 	$(BIN)/python -m tests.faults.kills.rolling_restart --requests 10000
+	$(BIN)/python -m tests.faults.kills.worker_signals --requests 10000
 	$(BIN)/headwater sim --seeds 0:2000
 
 bench: install

@@ -250,7 +250,7 @@ class LocalFleet:
                 line if spawner is not None else headwater_command(*line),
                 on_exit=on_exit,
                 environ=self._environ() | dict(environ or {}),
-                # A worker that ends with 0 was stopped by `headwater ctl stop`.
+                # A worker that ends with 0 was stopped by `headwater ctl stop`; after a signal it ends with another code.
                 may_end=command == "engine",
                 spawner=spawner,
                 stop_timeout_s=self._settings.drain_timeout + STOP_MARGIN_S,

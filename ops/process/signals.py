@@ -29,26 +29,36 @@ def _print_tasks() -> None:
         task.print_stack(file=sys.stderr)
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+def exit_code(number: int) -> int:
+    """Exit code of a process that ended in order because of a signal, as shells give it: 143 for SIGTERM."""
+    return 128 + number
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[int]], *, reports_signal: bool = False) -> int:
     """Run `main(stop)` on uvloop; `stop` is set by SIGINT or SIGTERM. A second signal ends at once.
 
-    SIGUSR1 prints where every task stands: what to ask a process that seems to hang.
+    `reports_signal`: an orderly end because of a signal is `exit_code` of it. Then 0 means that the process ended of its
+    own accord, and a supervisor need not start it again. SIGUSR1 prints where every task stands: what to ask a process
+    that seems to hang.
     """
 
     async def wrapped() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        received: list[int] = []
 
-        def on_signal() -> None:
+        def on_signal(number: int) -> None:
             if stop.is_set():
-                os._exit(130)
+                os._exit(exit_code(signal.SIGINT))
+            received.append(number)
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
         loop.add_signal_handler(signal.SIGUSR1, _print_tasks)
         freeze_heap()
-        return await main(stop)
+        code = await main(stop)
+        return exit_code(received[0]) if reports_signal and received and code == 0 else code
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(wrapped())

@@ -9,7 +9,10 @@ from headwater.ops.process import metrics_folder
 
 
 def run(settings: EngineProcess) -> int:
-    """Run until stopped; returns the exit code. Raises `EngineUnavailable` for what a user can fix."""
+    """Run until stopped; returns the exit code. Raises `EngineUnavailable` for what a user can fix.
+
+    0 after `headwater ctl stop` only: a worker that a signal ended is to be started again.
+    """
     if settings.worker.engine == "sglang":
         from headwater.ops.worker import environment
 
@@ -38,7 +41,7 @@ def _run(settings: EngineProcess) -> int:
     plans = plan.plan(_one(settings))
     preflight.check(settings, plans)
     alone = plan.of_worker(settings, plans[0]._replace(name=settings.name))
-    return signals.run(lambda stop: engine.run_engine(alone, stop))
+    return signals.run(lambda stop: engine.run_engine(alone, stop), reports_signal=True)
 
 
 def _headless(settings: EngineProcess) -> int:

@@ -41,7 +41,7 @@ _log = structlog.get_logger("headwater.host")
 
 
 def run(settings: EngineProcess) -> int:
-    """Host the settings' workers until SIGTERM or SIGINT. 1 if one cannot be kept alive."""
+    """Host the settings' workers until SIGTERM or SIGINT, or one cannot be kept alive; returns the exit code."""
     # Before anything is imported: a wrong path should not cost a minute.
     make_engine.model_folder(settings.worker.model)
     plans = workers.plan(settings)
@@ -69,7 +69,7 @@ class _Host:
         self._settings = settings
         self._plans = {plan.name: plan for plan in plans}
         self._stopping = False
-        self._failed = False
+        self._exit_code = 0
         self._pids: dict[int, str] = {}
         self._started_s: dict[str, float] = {}
         self._again: dict[str, float] = {}
@@ -83,7 +83,7 @@ class _Host:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
+            signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._again = dict.fromkeys(self._plans, 0.0)
         self._backoff = {name: Backoff(DEFAULT_POLICY) for name in self._plans}
@@ -93,13 +93,18 @@ class _Host:
                 del self._again[name]
                 self._start(name)
             if self._stopping and not self._pids:
-                return EXIT_UNRECOVERABLE if self._failed else 0
+                return self._exit_code
             self._reap()
             select.select([wake_read], [], [], POLL_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
 
-    def _on_stop(self, *_: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
+        self._stop(signals.exit_code(number))
+
+    def _stop(self, code: int) -> None:
+        """Stop all workers, then end with `code`: the first one that was given."""
+        self._exit_code = self._exit_code or code
         self._stopping = True
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
@@ -108,7 +113,7 @@ class _Host:
     def _start(self, name: str) -> None:
         settings = workers.of_worker(self._settings, self._plans[name])
         self._started_s[name] = time.monotonic()
-        pid = _fork(lambda: signals.run(lambda stop: engine.run_engine(settings, stop)))
+        pid = _fork(lambda: signals.run(lambda stop: engine.run_engine(settings, stop), reports_signal=True))
         self._pids[pid] = name
 
     def _reap(self) -> None:
@@ -139,8 +144,7 @@ class _Host:
             if delay is None:
                 _log.error("gave_up", child=name, exit_code=code)
                 if not self._is_any_steady(now):
-                    self._on_stop()
-                    self._failed = True
+                    self._stop(EXIT_UNRECOVERABLE)
                 continue
             _log.warning("child_restarting", child=name, exit_code=code, delay_s=delay)
             self._again[name] = now + delay

@@ -9,4 +9,5 @@ a violation:
     python -m tests.faults.store.quorum_loss --seconds 20
     python -m tests.faults.kills.pauses --seconds 20
     python -m tests.faults.kills.rolling_restart --requests 10000
+    python -m tests.faults.kills.worker_signals --requests 10000
 """

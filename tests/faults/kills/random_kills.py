@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +18,9 @@ from typing import NamedTuple
 import httpx
 
 from tests.faults.answers import PACE, Answer, client_of, succeeds
+from tests.faults.kills.victims import Victim, gone, victim_of, worker_names
 from tests.faults.report import Report, Violation, command
-from tests.support.processes.fleet import FleetProcess, command_line, fleet
+from tests.support.processes.fleet import fleet
 from tests.support.processes.restarted import kept_edge, kept_router, until_healthy, until_ready
 
 AGAIN = 0.2
@@ -62,23 +62,12 @@ class Shape(NamedTuple):
 DEFAULT = Shape()
 
 
-GONE_S_MAX = 10.0
-"""A killed process is gone within this, also on a loaded machine."""
-
-
 class Kill(NamedTuple):
     """A process that was killed, and since when it is gone: until then it takes connections, only to break them."""
 
     at_s: float
     gone_s: float
     name: str
-
-
-class Victim(NamedTuple):
-    """A process that may be killed; `pid` is 0 while it is down."""
-
-    name: str
-    pid: Callable[[], int]
 
 
 class Served(NamedTuple):
@@ -104,10 +93,7 @@ async def random_kills(
     async with AsyncExitStack() as stack:
         up = await stack.enter_async_context(fleet(folder, "--engine", "sim", *shape.flags, ready_s=120))
         urls = {"edge-0": up.url}
-        victims = [
-            Victim(name, lambda name=name: _pid(up, name))  # type: ignore[misc]
-            for name in ("edge-0", "router-0", "nats-server", *_workers(up))
-        ]
+        victims = [victim_of(up, name) for name in ("edge-0", "router-0", "nats-server", *worker_names(up))]
         for number in range(1, shape.edges):
             opening = kept_edge(folder, up.nats, f"edge-{number}")
             edge, urls[f"edge-{number}"] = await stack.enter_async_context(opening)
@@ -160,19 +146,6 @@ async def random_kills(
     return Report("random kills", lines, violations)
 
 
-def _workers(up: FleetProcess) -> list[str]:
-    names = set()
-    for pid in up.pids(" engine "):
-        words = command_line(pid).split()
-        names.add(words[words.index("--name") + 1])
-    return sorted(names)
-
-
-def _pid(up: FleetProcess, name: str) -> int:
-    pids = up.pids("nats-server" if name == "nats-server" else f"--name {name} ")
-    return pids[0] if pids else 0
-
-
 async def _kill(victims: list[Victim], dice: random.Random, seconds: float) -> list[Kill]:
     """Kill one at a time in a random order that meets all of them, some twice in a row."""
     kills: list[Kill] = []
@@ -191,15 +164,7 @@ async def _kill(victims: list[Victim], dice: random.Random, seconds: float) -> l
         if pid:
             at_s = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            kills.append(Kill(at_s, await _gone(pid), victim.name))
-
-
-async def _gone(pid: int) -> float:
-    """Wait until a killed process was reaped, so that its last thread has closed its sockets; the time of that."""
-    deadline = time.monotonic() + GONE_S_MAX
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    return time.monotonic()
+            kills.append(Kill(at_s, await gone(pid), victim.name))
 
 
 async def _ask(

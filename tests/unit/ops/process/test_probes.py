@@ -129,7 +129,7 @@ async def test_a_blocked_event_loop_delays_no_probe(port: int) -> None:
     status, body = get(port, "/health")
     assert status == 200
     assert json.loads(body)["workers"] == {"m": 2}
-    assert b"headwater_edge_active_requests" in get(port, "/metrics")[1]
+    assert b"process_open_fds" in get(port, "/metrics")[1]
     beating.cancel()
 
 

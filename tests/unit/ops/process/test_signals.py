@@ -2,6 +2,10 @@
 
 import asyncio
 import gc
+import os
+import signal
+
+import pytest
 
 from headwater.ops.process import signals
 
@@ -16,5 +20,27 @@ def test_a_process_excludes_its_modules_from_collections() -> None:
     gc.unfreeze()
     try:
         assert signals.run(frozen) > 10_000
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(None, 0, 0), (signal.SIGTERM, 0, 143), (signal.SIGINT, 0, 130), (signal.SIGTERM, 3, 3)],
+)
+def test_an_end_by_a_signal_differs_from_one_of_its_own_accord(
+    number: signal.Signals | None, code: int, told: int
+) -> None:
+    """So that a worker that somebody killed is started again, and one that an operator stopped is not."""
+
+    async def work(stop: asyncio.Event) -> int:
+        if number is not None:
+            os.kill(os.getpid(), number)
+            await stop.wait()
+        return code
+
+    try:
+        assert signals.run(work, reports_signal=True) == told
+        assert signals.run(work) == code
     finally:
         gc.unfreeze()

@@ -1,6 +1,12 @@
 """Compiled kernels: loaded, or compiled once, before the first request needs them."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from headwater.router.index.prefix_index import PrefixIndex
+    from headwater.schemas.hashing import U64
 
 
 def compile_kernels() -> None:
@@ -25,5 +31,17 @@ def compile_kernels() -> None:
     index.reserve(2 * index.capacity)
     index.adopt(index.packed(), index.rows, index.words, index.tiers)
     index.clear("a")
+    _compile_scoring(index, hashes)
     ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
     json_shape.count(np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8))
+
+
+def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:
+    """A decision without workers."""
+    from headwater.router.decision.context import DecisionContext
+    from headwater.router.decision.decide import Prompt, decide
+    from headwater.router.fold.load import Loads
+    from headwater.schemas.events.route import RouteQuery, Weights
+
+    query, context = RouteQuery("", 1, 1, b""), DecisionContext(1, 0, 0, 0, Weights(), False)
+    decide(index, Loads(), set(), Prompt(len(hashes), hashes, 0), query, context)

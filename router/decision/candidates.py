@@ -3,154 +3,217 @@
 A pool with prefill workers offers two ways. Remote prefill (leg "prefill") costs computing the prompt there, transferring what
 the cheapest decode worker lacks, and that worker's memory. Aggregated (leg "") computes the prompt where it is
 decoded, which delays the requests decoding there. An engine that only serves legs is offered for remote prefill only.
+
+All workers are scored at once, as arrays (`cost.score_workers`). Tests compare the outcome with a plain implementation, bit for bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from headwater.router.decision import cost
 from headwater.router.decision.context import ScoringContext
-from headwater.router.decision.engine_draw import weighted_workers
-from headwater.router.decision.filters import filter_workers
-from headwater.router.fold.load import Loads
-from headwater.router.fold.prefill_time import StepModel
-from headwater.router.fold.worker import Worker
+from headwater.router.decision.engine_draw import weights_for
+from headwater.router.decision.filters import allows
+from headwater.router.fold.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
+from headwater.router.fold.worker import Traits, Worker
+from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Candidate
 from headwater.schemas.messages.inference import Leg
 
+_LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
+"""By `cost.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
 
-def score_candidates(scoring: ScoringContext) -> list[Candidate]:
+
+class Candidates(Sequence[Candidate]):
+    """Scored candidates in order of worker names. Each is built when it is asked for; the arrays hold a value for every worker.
+
+    `rows` are the candidates' rows in the arrays: the workers of the fold as it was, so use them before it changes.
+    """
+
+    def __init__(self, workers: Sequence[Worker], counts: I64, costs: F64, rows: I64) -> None:
+        self._workers = workers
+        self._counts = counts
+        self._costs = costs
+        self.rows = rows
+        self.scores: F64 = costs[cost.SCORE, rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Candidate]: ...
+    def __getitem__(self, at: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(at, slice):
+            return [self._at(row) for row in self.rows[at].tolist()]
+        return self._at(int(self.rows[at]))
+
+    def _at(self, row: int) -> Candidate:
+        return _candidate(self._workers[row], self._counts[:, row].tolist(), self._costs[:, row].tolist())
+
+    def __iter__(self) -> Iterator[Candidate]:
+        columns = zip(
+            self._counts[:, self.rows].T.tolist(), self._costs[:, self.rows].T.tolist(), strict=True
+        )
+        for row, (counts, costs) in zip(self.rows.tolist(), columns, strict=True):
+            yield _candidate(self._workers[row], counts, costs)
+
+    def worker_of(self, at: int) -> Worker:
+        """The worker of a candidate."""
+        return self._workers[int(self.rows[at])]
+
+    def quantity(self, which: int) -> I64:
+        """One of the `counts` of `cost.score_workers`, for each candidate."""
+        found: I64 = self._counts[which, self.rows]
+        return found
+
+    def times(self, which: int) -> F64:
+        """One of the `costs` of `cost.score_workers`, for each candidate."""
+        found: F64 = self._costs[which, self.rows]
+        return found
+
+    def engines(self) -> set[str]:
+        """The engines that they run."""
+        return {self._workers[row].engine for row in self.rows.tolist()}
+
+    def of_engine(self, engine: str) -> "Candidates":
+        """Those that run an engine."""
+        return self.only(
+            np.array([self._workers[row].engine == engine for row in self.rows.tolist()], np.bool_)
+        )
+
+    def only(self, places: NDArray[np.bool_]) -> "Candidates":
+        """Those at which `places` is true."""
+        return Candidates(self._workers, self._counts, self._costs, self.rows[places])
+
+
+def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
+    """From a worker's column of each array."""
+    leg, cached, lower, tokens, blocks, requests, assumed, loads = counts
+    score, queue_ms, prefill_ms, transfer_ms = costs
+    return Candidate(
+        worker.name,
+        worker.epoch,
+        cached,
+        lower,
+        tokens,
+        blocks,
+        requests,
+        score,
+        _LEGS[leg],
+        bool(loads),
+        assumed,
+        queue_ms,
+        prefill_ms,
+        transfer_ms,
+    )
+
+
+def score_candidates(scoring: ScoringContext) -> Candidates:
     """All candidates of the query, ordered by worker name. A pinned worker is offered for the whole request only."""
-    wanted = scoring.constraints
-    allowed = filter_workers(weighted_workers(scoring.loads, wanted), wanted)
-    decoders = [worker for worker in allowed if worker.role != "prefill"]
-    weights = scoring.weights
-    estimates = estimate_work(scoring, allowed)
-    if wanted.leg == "decode":
-        return [
-            _candidate(
-                scoring, worker, estimates, "decode", cost.remote_decode(weights, estimates[worker.name])
-            )
-            for worker in allowed
-        ]
-    # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
-    cheapest: dict[str, tuple[float, float]] = {}
-    for worker in decoders if len(decoders) < len(allowed) else ():
-        work = estimates[worker.name]
-        best = (cost.remote_decode(weights, work), cost.transfer(weights, work))
-        cheapest[worker.pairs_with] = min(best, cheapest.get(worker.pairs_with, best))
-    found: list[Candidate] = []
-    for worker in allowed:
-        work = estimates[worker.name]
-        if wanted.pinned and worker.name != wanted.pinned:
-            continue
-        if worker.serves_whole and (worker.role != "prefill" or not decoders):
-            # Without any decode worker, a prefill worker serves the whole request rather than none.
-            extra = cost.interference(weights, work) if worker.role == "decode" else 0.0
-            score = cost.aggregated(weights, work) + extra
-            found.append(_candidate(scoring, worker, estimates, "", score))
-        elif worker.role == "prefill" and worker.pairs_with and worker.pairs_with in cheapest:
-            score, transfer = cheapest[worker.pairs_with]
-            score += cost.prefill(weights, work)
-            found.append(_candidate(scoring, worker, estimates, "prefill", score, transfer))
-    return found
+    wanted, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
+    columns.refresh_at(scoring.context.wall_ns)
+    count = len(columns.names)
+    counts: I64 = np.empty((8, count), np.int64)
+    costs: F64 = np.empty((4, count))
+    allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
+    cost.score_workers(
+        columns.table,
+        (columns.classes, columns.lengths, columns.times),
+        allowed,
+        changes,
+        _slots(scoring, columns),
+        _credited(scoring, columns),
+        scoring.depths,
+        cost.Asked(
+            scoring.query.prompt_tokens,
+            scoring.context.wall_ns,
+            columns.rows.get(wanted.pinned, -2) if wanted.pinned else -1,
+            wanted.leg == "decode",
+            weights.estimate,
+        ),
+        cost.cost_weights(weights),
+        counts,
+        costs,
+    )
+    return Candidates(columns.workers, counts, costs, counts[cost.LEG].nonzero()[0])
 
 
-def select_legs(scoring: ScoringContext, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
     """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
-    aggregated = [candidate for candidate in candidates if not candidate.leg]
-    if not aggregated or len(aggregated) == len(candidates):
+    whole = candidates.quantity(cost.LEG) == cost.WHOLE
+    count = int(whole.sum())
+    if not count or count == len(candidates):
         return candidates
-    cheapest = min(aggregated, key=lambda candidate: candidate.score)
-    block_size = scoring.loads.workers[cheapest.worker].block_size
-    cached = (cheapest.cached_blocks + cheapest.lower_blocks) * block_size
+    aggregated = candidates.only(whole)
+    at = int(aggregated.scores.argmin())
+    cheapest = aggregated[at]
+    cached = (cheapest.cached_blocks + cheapest.lower_blocks) * aggregated.worker_of(at).block_size
     if scoring.query.prompt_tokens - cached <= scoring.weights.local_tokens:
         return aggregated
-    return [candidate for candidate in candidates if candidate.leg] if scoring.weights.apart else candidates
+    return candidates.only(~whole) if scoring.weights.apart else candidates
 
 
-def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[str, cost.WorkEstimate]:
-    """The work at each worker. Times are given for all of them, or for none if the step times of one are unknown."""
-    models = [_model(scoring.loads, worker) for worker in workers] if scoring.weights.estimate else []
-    known = bool(models) and all(model.learned for model in models)
-    return {
-        worker.name: _work(scoring, worker, models[number] if known else None)
-        for number, worker in enumerate(workers)
-    }
+def _allowed(
+    columns: WorkerColumns, wanted: Constraints, engine_weights: Mapping[str, float]
+) -> tuple[Flags, F64]:
+    """Which workers pass the filters, and how many slots of LoRA adapters each must change.
 
-
-def _model(loads: Loads, worker: Worker) -> StepModel:
-    own = worker.steps
-    return own if own.learned else loads.steps.get(worker.engine, own)
-
-
-def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> cost.WorkEstimate:
-    # An engine computes at least the last token itself, even of a fully cached prompt.
-    prompt_tokens = scoring.query.prompt_tokens
-    usable = max(0, prompt_tokens - 1) // worker.block_size
-    slot = scoring.prefixes.slots.get(worker.name)
-    gpu = any_tier = 0
-    if slot is not None and worker.name not in scoring.cold:
-        gpu = min(int(scoring.depths[0, slot]), usable)
-        any_tier = min(int(scoring.depths[1, slot]), usable)
-    cached = max(gpu, min(scoring.credited.get(worker.name, 0), usable))
-    now_ns = scoring.context.wall_ns
-    prefill_tokens, decode_blocks = worker.promised(now_ns)
-    work = cost.WorkEstimate(
-        worker.block_size,
-        prompt_tokens,
-        cached,
-        max(0, any_tier - cached),
-        prefill_tokens,
-        decode_blocks,
-        len(worker.requests),
-        worker.total_blocks,
-        cached - gpu,
+    With `engine_weights`, an engine without one may get no request.
+    """
+    shared = (
+        msgspec.structs.replace(wanted, exclude=(), pinned="") if wanted.exclude or wanted.pinned else wanted
     )
-    if model is None:
-        return work
-    # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
-    work = work._replace(decode_blocks=max(decode_blocks, worker.used_blocks))
-    computed_ms = 0.0
-    if prefill_tokens:
-        since_ns, tokens = worker.computing_since(now_ns)
-        # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
-        computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
-    times = cost.estimate_times(model, work.uncached_tokens, prefill_tokens, computed_ms)
-    return work._replace(times=times)
+    known = columns.placements.get(shared)
+    if known is None:
+        known = (
+            np.array([allows(traits, shared) for traits in columns.kinds], np.uint8),
+            np.array([_slot_changes(traits, shared.lora_name) for traits in columns.kinds], np.float64),
+        )
+        if len(columns.placements) >= PLACEMENTS_MAX:
+            columns.placements.clear()
+        columns.placements[shared] = known
+    kinds = columns.table["kind"]
+    passing = known[0]
+    if engine_weights:
+        weighted = [engine_weights.get(traits.engine, 0.0) > 0 for traits in columns.kinds]
+        passing = passing & np.array(weighted, np.uint8)
+    allowed: Flags = passing[kinds]
+    for incarnation in wanted.exclude:
+        name, _, epoch = incarnation.rpartition(".")
+        row = columns.rows.get(name)
+        if row is not None and str(columns.workers[row].epoch) == epoch:
+            allowed[row] = 0
+    return allowed, known[1][kinds]
 
 
-def _candidate(
-    scoring: ScoringContext,
-    worker: Worker,
-    estimates: Mapping[str, cost.WorkEstimate],
-    leg: Leg,
-    score: float,
-    transfer: float = 0.0,
-) -> Candidate:
-    work = estimates[worker.name]
-    lora_name = scoring.constraints.lora_name
-    weights = scoring.weights
-    loads_lora = bool(lora_name) and lora_name not in worker.loras
-    if loads_lora:
-        # With all slots taken, another adapter must be unloaded first.
-        full = len(worker.loras) >= worker.lora_slots
-        score += weights.lora_load * (2 if full else 1) * cost.block(work)
-    times = work.times
-    if leg == "decode":
-        transfer = cost.transfer(weights, work)
-    return Candidate(
-        worker=worker.name,
-        epoch=worker.epoch,
-        cached_blocks=work.cached_blocks,
-        lower_blocks=work.lower_blocks,
-        prefill_tokens=work.prefill_tokens,
-        decode_blocks=work.decode_blocks,
-        requests=work.requests,
-        score=score,
-        leg=leg,
-        loads_lora=loads_lora,
-        assumed_blocks=work.assumed_blocks,
-        queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
-        prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
-        transfer_ms=transfer if times is not None else 0.0,
-    )
+def _slot_changes(traits: Traits, lora_name: str) -> int:
+    if not lora_name or lora_name in traits.loras:
+        return 0
+    # With all slots taken, another adapter must be unloaded first.
+    return 2 if len(traits.loras) >= traits.lora_slots else 1
+
+
+def _slots(scoring: ScoringContext, columns: WorkerColumns) -> I64:
+    """The row of `scoring.depths` of each worker; -1 for one whose cache is unknown."""
+    slots = columns.slots(scoring.prefixes)
+    if not scoring.cold:
+        return slots
+    slots = slots.copy()
+    slots[[columns.rows[name] for name in scoring.cold if name in columns.rows]] = -1
+    return slots
+
+
+def _credited(scoring: ScoringContext, columns: WorkerColumns) -> I64:
+    """How many leading blocks each worker is expected to hold by now."""
+    found: I64 = np.zeros(len(columns.names), np.int64)
+    for name, blocks in scoring.credited.items():
+        row = columns.rows.get(name)
+        if row is not None:
+            found[row] = blocks
+    return found

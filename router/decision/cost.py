@@ -3,26 +3,54 @@
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
 (disaggregated only). Three penalties are added: `crowding` (delay to running requests), `retain` (cached blocks
 evicted), and `memory` (KV-cache pressure). Until the step times of all candidates are known, the unit is the work for one block.
+
+The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
+into it, so its costs equal those of the plain functions bit for bit. It is in this file because numba compiles a kernel again when the kernel's own file changes.
 """
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from headwater.router.fold.prefill_time import StepModel
+import numpy as np
+
+from headwater.router.fold.prefill_time import predict_ms
 from headwater.schemas.events.route import Weights
+from headwater.schemas.jit import jitable, kernel
 
 BLOCK_FROM, BLOCK_TO = 2_048, 8_192
 """Prompt lengths, in tokens, between which the marginal time of a block is measured."""
 
 
-class Times(NamedTuple):
-    """Estimates in milliseconds, and the model that they come from.
+class CostWeights(NamedTuple):
+    """Those of `Weights` that the formula uses."""
 
-    `queue`: until the worker has computed its queued prompts; `prefill`: to compute the uncached part of this prompt.
+    prefill: float
+    decode: float
+    lower_tier: float
+    transfer: float
+    interference: float
+    lora_load: float
+    crowding: float
+    retain: float
+    memory: float
+
+
+@lru_cache(64)
+def cost_weights(weights: Weights) -> CostWeights:
+    """The numbers that the formula uses."""
+    return CostWeights(*[float(getattr(weights, name)) for name in CostWeights._fields])
+
+
+class Times(NamedTuple):
+    """Estimates in milliseconds.
+
+    `queue`: until the worker has computed its queued prompts; `prefill`: to compute the uncached part of this prompt;
+    `block`: to compute one block of a prompt.
     """
 
     queue: float
     prefill: float
-    model: StepModel
+    block: float
 
 
 class WorkEstimate(NamedTuple):
@@ -30,7 +58,7 @@ class WorkEstimate(NamedTuple):
 
     `cached_blocks` leading blocks of the prompt are on its GPU (`assumed_blocks` of them are credit); `lower_blocks` more
     are on a lower tier. `prefill_tokens` are queued and not computed yet; `decode_blocks` of its `total_blocks` are held
-    by its `requests`. `times` is None while step times are unknown.
+    by its `requests`. `times` mean something only if step times are known (`timed`).
     """
 
     block_size: int
@@ -42,80 +70,253 @@ class WorkEstimate(NamedTuple):
     requests: int
     total_blocks: int = 1
     assumed_blocks: int = 0
-    times: Times | None = None
-
-    @property
-    def uncached_tokens(self) -> int:
-        """Prompt tokens to compute."""
-        return self.prompt_tokens - (self.cached_blocks + self.lower_blocks) * self.block_size
-
-    @property
-    def new_blocks(self) -> int:
-        """Blocks to allocate for the prompt."""
-        return max(0, -(-self.prompt_tokens // self.block_size) - self.cached_blocks)
+    timed: bool = False
+    times: Times = Times(0.0, 0.0, 1.0)
 
 
-def estimate_times(model: StepModel, uncached: int, queued: int, computed_ms: float) -> Times:
+@jitable
+def uncached_tokens(work: WorkEstimate) -> int:
+    """Prompt tokens to compute."""
+    return work.prompt_tokens - (work.cached_blocks + work.lower_blocks) * work.block_size
+
+
+@jitable
+def new_blocks(work: WorkEstimate) -> int:
+    """Blocks to allocate for the prompt."""
+    return max(0, -(-work.prompt_tokens // work.block_size) - work.cached_blocks)
+
+
+@jitable
+def estimate_times(
+    lengths: Any, times: Any, classes: int, block_size: int, uncached: int, queued: int, computed_ms: float
+) -> Times:
     """Times for a prompt with `uncached` tokens to compute, after `queued` tokens of earlier prompts.
 
-    `computed_ms` has already been spent on the first of those.
+    `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`.
     """
-    own = model.predict(uncached)
-    # Queued prompts are computed together: the fixed time of a step is not paid for each.
-    queue = max(0.0, model.predict(queued + uncached) - own - computed_ms) if queued else 0.0
-    return Times(queue, own, model)
+    own = predict_ms(lengths, times, classes, uncached)
+    queue = 0.0
+    if queued:
+        # Queued prompts are computed together: the fixed time of a step is not paid for each.
+        queue = max(0.0, predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
+    longer_ms = predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(
+        lengths, times, classes, BLOCK_FROM
+    )
+    return Times(queue, own, longer_ms / (BLOCK_TO - BLOCK_FROM) * block_size)
 
 
+@jitable
 def block(work: WorkEstimate) -> float:
     """Cost of computing one block, in the unit of all costs."""
-    if work.times is None:
-        return 1.0
-    model = work.times.model
-    per_token = (model.predict(BLOCK_TO) - model.predict(BLOCK_FROM)) / (BLOCK_TO - BLOCK_FROM)
-    return per_token * work.block_size
+    return work.times.block if work.timed else 1.0
 
 
-def aggregated(weights: Weights, work: WorkEstimate) -> float:
-    """Cost of prefill and decode on one worker."""
-    return prefill(weights, work) + decode(weights, work)
-
-
-def prefill(weights: Weights, work: WorkEstimate) -> float:
+@jitable
+def prefill(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of computing the uncached part of the prompt, and of the queue before it.
 
     Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay to running
     requests and the recomputation of evicted blocks are added.
     """
     lower = weights.lower_tier * work.lower_blocks * block(work) if work.lower_blocks else 0.0
-    if work.times is None:
-        queued = (work.uncached_tokens + work.prefill_tokens) / work.block_size
+    if not work.timed:
+        queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size
         return weights.prefill * (queued + lower)
     own = work.times.prefill
     penalties = own * (weights.retain + weights.crowding * work.requests)
     return weights.prefill * (work.times.queue + own + lower) + penalties
 
 
-def decode(weights: Weights, work: WorkEstimate) -> float:
+@jitable
+def decode(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of KV-cache pressure: blocks held by the worker's requests, plus those that this prompt adds."""
-    held = work.decode_blocks + work.new_blocks
-    if work.times is None:
+    held = work.decode_blocks + new_blocks(work)
+    if not work.timed:
         return weights.decode * held
     return weights.decode * weights.memory * held / work.total_blocks
 
 
-def remote_decode(weights: Weights, work: WorkEstimate) -> float:
+@jitable
+def aggregated(weights: CostWeights, work: WorkEstimate) -> float:
+    """Cost of prefill and decode on one worker."""
+    return prefill(weights, work) + decode(weights, work)
+
+
+@jitable
+def transfer(weights: CostWeights, work: WorkEstimate) -> float:
+    """Cost of moving the blocks that the worker lacks from another worker."""
+    return weights.transfer * new_blocks(work) * block(work)
+
+
+@jitable
+def remote_decode(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of decoding on a worker that receives the prompt's KV from a prefill worker."""
     return transfer(weights, work) + decode(weights, work)
 
 
-def transfer(weights: Weights, work: WorkEstimate) -> float:
-    """Cost of moving the blocks that the worker lacks from another worker."""
-    return weights.transfer * work.new_blocks * block(work)
-
-
-def interference(weights: Weights, work: WorkEstimate) -> float:
+@jitable
+def interference(weights: CostWeights, work: WorkEstimate) -> float:
     """Delay that computing the prompt causes to requests decoding on the same worker."""
     if not work.requests:
         return 0.0
-    own = work.uncached_tokens / work.block_size if work.times is None else work.times.prefill
+    own = work.times.prefill if work.timed else uncached_tokens(work) / work.block_size
     return weights.interference * own
+
+
+@jitable
+def lora_load(weights: CostWeights, work: WorkEstimate, changes: float) -> float:
+    """Cost of loading an adapter: one change of a slot, or two if another must be unloaded first."""
+    return weights.lora_load * changes * block(work)
+
+
+class Asked(NamedTuple):
+    """What all candidates of one query have in common, as the loop reads it.
+
+    `pinned` is the row of the only worker allowed (-1: any; -2: one that is not there). `decode`: the query is for a decode leg.
+    `estimate`: use step times where all are known.
+    """
+
+    prompt_tokens: int
+    now_ns: int
+    pinned: int
+    decode: bool
+    estimate: bool
+
+
+NO_CANDIDATE, WHOLE, PREFILL, DECODE = range(4)
+"""What a worker would do of the request, as `counts[LEG]` has it."""
+
+LEG, CACHED, LOWER, TOKENS, BLOCKS, REQUESTS, ASSUMED, LOADS_LORA = range(8)
+"""Rows of `counts`."""
+
+SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS = range(4)
+"""Rows of `costs`."""
+
+_PREFILL_ROLE, _DECODE_ROLE = 1, 2
+
+
+@jitable
+def _work(
+    table: Any, model: Any, row: int, asked: Asked, timed: bool, slots: Any, credited: Any, depths: Any
+) -> WorkEstimate:
+    one = table[row]
+    size = one["block_size"]
+    # An engine computes at least the last token itself, even of a fully cached prompt.
+    usable = max(0, asked.prompt_tokens - 1) // size
+    gpu = any_tier = 0
+    slot = slots[row]
+    if slot >= 0:
+        gpu = min(np.int64(depths[0, slot]), usable)
+        any_tier = min(np.int64(depths[1, slot]), usable)
+    cached = max(gpu, min(credited[row], usable))
+    lower = max(0, any_tier - cached)
+    queued, held = one["prefill_tokens"], one["decode_blocks"]
+    times = Times(0.0, 0.0, 1.0)
+    if timed:
+        classes, lengths, known = model[0], model[1], model[2]
+        at = one["model"]
+        # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
+        held = max(held, one["used_blocks"])
+        computed_ms = 0.0
+        if queued:
+            # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
+            computed_ms = min(
+                max(0.0, (asked.now_ns - one["computing_ns"]) / 1e6),
+                predict_ms(lengths[at], known[at], classes[at], one["computing_tokens"]),
+            )
+        uncached = asked.prompt_tokens - (cached + lower) * size
+        times = estimate_times(lengths[at], known[at], classes[at], size, uncached, queued, computed_ms)
+    return WorkEstimate(
+        size,
+        asked.prompt_tokens,
+        cached,
+        lower,
+        queued,
+        held,
+        one["requests"],
+        one["total_blocks"],
+        cached - gpu,
+        timed,
+        times,
+    )
+
+
+@kernel
+def score_workers(
+    table: Any,
+    model: Any,
+    allowed: Any,
+    changes: Any,
+    slots: Any,
+    credited: Any,
+    depths: Any,
+    asked: Asked,
+    weights: CostWeights,
+    counts: Any,
+    costs: Any,
+) -> tuple[int, int]:
+    """Score the `allowed` rows of `table` (`fold.columns`): fills `counts` and `costs`, shape (quantities, workers).
+
+    `model` is (classes, lengths, times) of the step times; `changes` how many slots of LoRA adapters each worker must change;
+    `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
+    the whole request, and how many only a leg.
+    """
+    timed, workers, decoders = asked.estimate, 0, 0
+    for row in range(table.shape[0]):
+        if allowed[row]:
+            workers += 1
+            if table[row]["role"] != _PREFILL_ROLE:
+                decoders += 1
+            if model[0][table[row]["model"]] == 0:
+                timed = False
+    # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
+    cheapest = np.full((2, table.shape[0] + 1), np.inf)
+    if decoders < workers and not asked.decode:
+        for row in range(table.shape[0]):
+            if allowed[row] and table[row]["role"] != _PREFILL_ROLE:
+                work = _work(table, model, row, asked, timed, slots, credited, depths)
+                cost, moved = remote_decode(weights, work), transfer(weights, work)
+                pairs = table[row]["pairs"]
+                if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
+                    cheapest[0, pairs], cheapest[1, pairs] = cost, moved
+    whole = legs = 0
+    for row in range(table.shape[0]):
+        counts[LEG, row] = NO_CANDIDATE
+        if not allowed[row] or (not asked.decode and asked.pinned != -1 and asked.pinned != row):
+            continue
+        role, pairs = table[row]["role"], table[row]["pairs"]
+        work = _work(table, model, row, asked, timed, slots, credited, depths)
+        moved = 0.0
+        if asked.decode:
+            leg = DECODE
+            score, moved = remote_decode(weights, work), transfer(weights, work)
+        elif table[row]["serves_whole"] and (role != _PREFILL_ROLE or decoders == 0):
+            # Without any decode worker, a prefill worker serves the whole request rather than none.
+            leg = WHOLE
+            extra = interference(weights, work) if role == _DECODE_ROLE else 0.0
+            score = aggregated(weights, work) + extra
+        elif role == _PREFILL_ROLE and pairs and cheapest[0, pairs] < np.inf:
+            leg = PREFILL
+            score, moved = cheapest[0, pairs], cheapest[1, pairs]
+            score += prefill(weights, work)
+        else:
+            continue
+        if changes[row]:
+            score += lora_load(weights, work, changes[row])
+        if leg == WHOLE:
+            whole += 1
+        else:
+            legs += 1
+        counts[LEG, row] = leg
+        counts[CACHED, row] = work.cached_blocks
+        counts[LOWER, row] = work.lower_blocks
+        counts[TOKENS, row] = work.prefill_tokens
+        counts[BLOCKS, row] = work.decode_blocks
+        counts[REQUESTS, row] = work.requests
+        counts[ASSUMED, row] = work.assumed_blocks
+        counts[LOADS_LORA, row] = changes[row] > 0
+        costs[SCORE, row] = score
+        costs[QUEUE_MS, row] = work.times.queue if timed and leg != DECODE else 0.0
+        costs[PREFILL_MS, row] = work.times.prefill if timed and leg != DECODE else 0.0
+        costs[TRANSFER_MS, row] = moved if timed else 0.0
+    return whole, legs

@@ -15,7 +15,6 @@ from headwater.router.decision.context import DecisionContext, ScoringContext
 from headwater.router.decision.engine_draw import (
     draw_engine,
     explain_weights,
-    of_drawn_engine,
     weighted_workers,
 )
 from headwater.router.decision.filters import explain_no_worker
@@ -92,8 +91,8 @@ def decide(
     if not candidates:
         return _refuse(loads, query)
     seed = seed_of(query.request)
-    draw = draw_engine(loads, query.constraints, preferences.session, seed, candidates)
-    offered = of_drawn_engine(loads, draw, candidates)
+    draw = draw_engine(loads, query.constraints, preferences.session, seed, candidates.engines)
+    offered = candidates if draw is None else candidates.of_engine(draw.used)
     try:
         chosen = policy(Choice(scoring, select_legs(scoring, offered), seed))
     except PolicyError as error:

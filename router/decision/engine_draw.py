@@ -9,7 +9,7 @@ A request for a given worker or engine draws none, nor does a decode leg: its pr
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from hashlib import blake2b
 
 from headwater.router.decision.filters import explain_no_worker
@@ -68,9 +68,9 @@ def _arrival(engine: str, key: str) -> float:
 
 
 def draw_engine(
-    loads: Loads, wanted: Constraints, session: str, seed: int, candidates: Sequence[Candidate]
+    loads: Loads, wanted: Constraints, session: str, seed: int, capable: Callable[[], Set[str]]
 ) -> EngineDraw | None:
-    """The draw for a request with these candidates, of which there is one at least; None where it draws none.
+    """The draw for a request whose candidates run the engines `capable`, one at least; None where it draws none.
 
     The session decides, or else the seed.
     """
@@ -78,8 +78,8 @@ def draw_engine(
     if not weights:
         return None
     order = order_engines(weights, f"session {session}" if session else f"seed {seed}")
-    capable = {loads.workers[one.worker].engine for one in candidates}
-    used = next(engine for engine in order if engine in capable)
+    engines = capable()
+    used = next(engine for engine in order if engine in engines)
     recorded = tuple(sorted(weights.items()))
     if used == order[0]:
         return EngineDraw(recorded, used, used)

@@ -1,33 +1,38 @@
-"""Filters: which workers may take a request at all. They run in order, each with the reason to report when it leaves none."""
+"""Filters: which workers may take a request at all. They run in order, each with the reason to report when it leaves none.
 
-from collections.abc import Callable, Sequence
+All but the last test what workers have in common with others (`Traits`), so that a decision tests each kind of worker once. The last
+leaves out incarnations by name.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
-from headwater.router.fold.worker import Worker
+from headwater.router.fold.worker import Traits, Worker
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.fleet import LORA_ON_DEMAND
 
 
 class Filter(NamedTuple):
-    """`keeps` tests one worker; `reason` completes "none of the workers …". Skipped for requests it does not apply to."""
+    """`keeps` tests one kind of worker; `reason` completes "none of the workers …". Skipped for requests it does not apply to."""
 
     name: str
     applies: Callable[[Constraints], bool]
-    keeps: Callable[[Worker, Constraints], bool]
+    keeps: Callable[[Traits, Constraints], bool]
     reason: Callable[[Constraints], str]
 
 
-def _has_capabilities(worker: Worker, wanted: Constraints) -> bool:
+def _has_capabilities(worker: Traits, wanted: Constraints) -> bool:
     # A worker that published no capabilities passes: its engine refuses what it cannot do.
     return not worker.capabilities or all(need in worker.capabilities for need in wanted.needs)
 
 
-def _serves_lora(worker: Worker, wanted: Constraints) -> bool:
+def _serves_lora(worker: Traits, wanted: Constraints) -> bool:
     loadable = worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities
     return wanted.lora_name in worker.loras or loadable
 
 
-def _can_continue(worker: Worker, wanted: Constraints) -> bool:
+def _can_continue(worker: Traits, wanted: Constraints) -> bool:
     return worker.role != "prefill" and worker.pairs_with == wanted.pairs_with
 
 
@@ -81,23 +86,37 @@ FILTERS: Final[tuple[Filter, ...]] = (
         lambda worker, wanted: worker.takes_requests,
         lambda wanted: "takes requests (all are draining, paused or asleep)",
     ),
-    Filter(
-        "exclude",
-        lambda wanted: bool(wanted.exclude),
-        lambda worker, wanted: f"{worker.name}.{worker.epoch}" not in wanted.exclude,
-        lambda wanted: "has not just failed this request",
-    ),
 )
 """Permanent reasons come before passing ones: they are the more useful error."""
+
+
+EXCLUDED_REASON: Final = "has not just failed this request"
+
+
+def allows(traits: Traits, wanted: Constraints) -> bool:
+    """Does a worker with these traits pass all filters, unless it is excluded by name?"""
+    return all(filter.keeps(traits, wanted) for filter in FILTERS if filter.applies(wanted))
 
 
 def filter_workers(workers: Sequence[Worker], wanted: Constraints) -> list[Worker]:
     """The workers that pass all filters."""
     left = list(workers)
+    for _, keeps in _steps(wanted):
+        left = [worker for worker in left if keeps(worker)]
+    return left
+
+
+def _passes(filter: Filter, wanted: Constraints, worker: Worker) -> bool:
+    return filter.keeps(worker.traits, wanted)
+
+
+def _steps(wanted: Constraints) -> Iterator[tuple[str, Callable[[Worker], bool]]]:
+    """(reason, test) of each filter that applies."""
     for filter in FILTERS:
         if filter.applies(wanted):
-            left = [worker for worker in left if filter.keeps(worker, wanted)]
-    return left
+            yield filter.reason(wanted), partial(_passes, filter, wanted)
+    if wanted.exclude:
+        yield EXCLUDED_REASON, lambda worker: f"{worker.name}.{worker.epoch}" not in wanted.exclude
 
 
 def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
@@ -107,13 +126,11 @@ def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
     if wanted.pinned and wanted.pinned not in {worker.name for worker in workers}:
         return f"worker {wanted.pinned} is not in this pool"
     left = list(workers)
-    for filter in FILTERS:
-        if not filter.applies(wanted):
-            continue
-        passed = [worker for worker in left if filter.keeps(worker, wanted)]
+    for reason, keeps in _steps(wanted):
+        passed = [worker for worker in left if keeps(worker)]
         if not passed:
             rest = "" if len(left) == len(workers) else f" left of {len(workers)}"
-            return f"none of the {len(left)} workers{rest} {filter.reason(wanted)}"
+            return f"none of the {len(left)} workers{rest} {reason}"
         left = passed
     if wanted.pinned:
         left = [worker for worker in left if worker.name == wanted.pinned]

@@ -10,10 +10,12 @@ direct         the worker that the request names
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from headwater.router.decision import cost
+from headwater.router.decision.candidates import Candidates
 from headwater.router.decision.context import ScoringContext
 from headwater.schemas.events.route import Candidate
 
@@ -25,10 +27,13 @@ SESSION_SLACK: Final = 2
 
 
 class Choice(NamedTuple):
-    """What a policy picks from: `candidates` in order of worker name, and the request's `seed`."""
+    """What a policy picks from: `candidates` in order of worker name, and the request's `seed`.
+
+    A candidate is built when it is asked for; policies for large fleets read the arrays of `Candidates`.
+    """
 
     scoring: ScoringContext
-    candidates: Sequence[Candidate]
+    candidates: Candidates
     seed: int
 
 
@@ -42,17 +47,22 @@ Policy = Callable[[Choice], Candidate]
 def pick_lowest_cost(choice: Choice) -> Candidate:
     """The lowest cost; ties are drawn. At temperature T, a candidate with (1 + T) times the lowest cost is e times less likely."""
     candidates, temperature = choice.candidates, choice.scoring.preferences.temperature
-    best = min(candidate.score for candidate in candidates)
+    scores = candidates.scores
+    best = float(scores.min())
     if temperature <= 0:
-        ties = [candidate for candidate in candidates if candidate.score == best]
-        return ties[choice.seed % len(ties)]
+        ties = (scores == best).nonzero()[0]
+        return candidates[int(ties[choice.seed % len(ties)])]
     scale = temperature * max(abs(best), 1e-9)
-    shares = [math.exp((best - candidate.score) / scale) for candidate in candidates]
-    left = choice.seed / 2**64 * sum(shares)
-    for candidate, share in zip(candidates, shares, strict=True):
+    # Not numpy's `exp` and not `sum`: both give other last bits on other processors or in other versions of Python.
+    shares = [math.exp((best - score) / scale) for score in scores.tolist()]
+    total = 0.0
+    for share in shares:
+        total += share
+    left = choice.seed / 2**64 * total
+    for at, share in enumerate(shares):
         left -= share
         if left < 0:
-            return candidate
+            return candidates[at]
     return candidates[-1]
 
 
@@ -78,9 +88,12 @@ def pick_power_of_two(choice: Choice) -> Candidate:
 
 def pick_least_loaded(choice: Choice) -> Candidate:
     """The least loaded; ties are drawn."""
-    loads = [load_of(choice, candidate) for candidate in choice.candidates]
-    ties = [c for c, load in zip(choice.candidates, loads, strict=True) if load == min(loads)]
-    return ties[choice.seed % len(ties)]
+    candidates = choice.candidates
+    table = choice.scoring.loads.columns.table[candidates.rows]
+    tokens, blocks = candidates.quantity(cost.TOKENS), candidates.quantity(cost.BLOCKS)
+    loads = (blocks + tokens / table["block_size"]) / table["total_blocks"]
+    ties = (loads == loads.min()).nonzero()[0]
+    return candidates[int(ties[choice.seed % len(ties)])]
 
 
 def pick_by_session(choice: Choice) -> Candidate:
@@ -92,10 +105,13 @@ def pick_by_session(choice: Choice) -> Candidate:
     if not session:
         return pick_lowest_cost(choice)
     candidates = choice.candidates
-    mean = sum(candidate.requests for candidate in candidates) / len(candidates)
+    requests = candidates.quantity(cost.REQUESTS)
+    mean = int(requests.sum()) / len(candidates)
     bound = SESSION_SHARE_MAX * mean + SESSION_SLACK
-    ranked = sorted(candidates, key=lambda candidate: _rank(session, candidate.worker), reverse=True)
-    return next((candidate for candidate in ranked if candidate.requests <= bound), ranked[0])
+    ranked = sorted(
+        range(len(candidates)), key=lambda at: _rank(session, candidates.worker_of(at).name), reverse=True
+    )
+    return candidates[next((at for at in ranked if requests[at] <= bound), ranked[0])]
 
 
 def pick_pinned(choice: Choice) -> Candidate:

@@ -7,6 +7,7 @@ them from the log reach the same state.
 
 import msgspec
 
+from headwater.router.fold.columns import WorkerColumns
 from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
 from headwater.router.fold.prefill_time import StepModel
 from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
@@ -24,7 +25,7 @@ STEP_MEMORY = 8
 """The effective number of reports in the mean time between tokens."""
 
 
-class Loads(msgspec.Struct):
+class Loads(msgspec.Struct, dict=True):
     """All workers, and the stages that arrived before their decision, by 'worker.epoch/request'.
 
     `steps` are prefill times over all workers of an engine, for workers with few samples. `left` maps a worker to the
@@ -38,6 +39,26 @@ class Loads(msgspec.Struct):
     credit: Credit = msgspec.field(default_factory=Credit, name="assumed")
     left: dict[str, int] = {}
     engine_weights: dict[str, float] = {}
+
+    @property
+    def columns(self) -> WorkerColumns:
+        """The workers as arrays. No field: they follow from the others, and only a fold that decides has them."""
+        found: WorkerColumns | None = self.__dict__.get("columns_")
+        if found is None:
+            found = self.__dict__["columns_"] = WorkerColumns(self)
+        return found
+
+    def _touch(self, worker: Worker) -> None:
+        """The worker changed: its row must be written again."""
+        columns = self.__dict__.get("columns_")
+        if columns is not None:
+            columns.touched.add(worker.name)
+
+    def _restructure(self) -> None:
+        """There are other workers, or other engines with step times: all rows must be written again."""
+        columns = self.__dict__.get("columns_")
+        if columns is not None:
+            columns.stale = True
 
     def join(self, event: WorkerJoined, position: int = 0) -> bool:
         """A worker (re)starts empty at a log position. False if its epoch is not newer than the known one."""
@@ -64,6 +85,7 @@ class Loads(msgspec.Struct):
             tokenizer=event.tokenizer,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
         )
+        self._restructure()
         return True
 
     def change(self, event: WorkerChanged) -> None:
@@ -72,12 +94,14 @@ class Loads(msgspec.Struct):
         if worker is not None:
             worker.state, worker.role, worker.loras = event.state, event.role, event.loras
             worker.taints = event.taints
+            self._touch(worker)
 
     def drain(self, event: WorkerDraining) -> None:
         """A worker takes no new requests."""
         worker = self.current(event.worker, event.epoch)
         if worker is not None:
             worker.draining = True
+            self._touch(worker)
 
     def leave(self, event: WorkerLeft) -> bool:
         """A worker left. False if that incarnation was not known."""
@@ -87,6 +111,7 @@ class Loads(msgspec.Struct):
         self._drop_credit(worker)
         self._drop_early(event.worker)
         del self.workers[event.worker]
+        self._restructure()
         self.left[event.worker] = event.epoch
         if len(self.left) > LEFT_MAX:
             del self.left[next(iter(self.left))]
@@ -117,6 +142,7 @@ class Loads(msgspec.Struct):
         stage = self.early.pop(f"{decision.worker}.{decision.epoch}/{decision.request}", DECIDED)
         if worker is None or decision.request in worker.requests:
             return
+        self._touch(worker)
         if decision.assumed and not worker.announces:
             self._expect_blocks(worker, decision)
         if stage == FINISHED:
@@ -149,6 +175,7 @@ class Loads(msgspec.Struct):
         worker = self.current(event.worker, event.epoch)
         if worker is None or event.request not in worker.unaccepted:
             return
+        self._touch(worker)
         active = worker.requests.pop(event.request)
         del worker.unaccepted[event.request]
         worker.computing.pop(event.request, None)
@@ -164,9 +191,10 @@ class Loads(msgspec.Struct):
         worker = self.current(name, epoch)
         if worker is None:
             return
+        self._touch(worker)
         if event.prefilled:
             worker.reported_ns = max(worker.reported_ns, wall_ns)
-        shared = self.steps.setdefault(worker.engine, StepModel()) if event.prefills else worker.steps
+        shared = self._shared_steps(worker) if event.prefills else worker.steps
         for tokens, micros in event.prefills:
             worker.steps.observe(tokens, micros / 1000)
             shared.observe(tokens, micros / 1000)
@@ -182,11 +210,23 @@ class Loads(msgspec.Struct):
         for request in event.finished:
             self._advance(worker, request, FINISHED)
 
+    def _shared_steps(self, worker: Worker) -> StepModel:
+        """The step times of the worker's engine, which the worker is about to teach together with its own."""
+        shared = self.steps.get(worker.engine)
+        if shared is None:
+            shared = self.steps[worker.engine] = StepModel()
+            self._restructure()
+        columns = self.__dict__.get("columns_")
+        if columns is not None:
+            columns.taught.add(worker.name)
+        return shared
+
     def hold(self, name: str, epoch: int, event: RequestsHeld) -> None:
         """A worker listed all its requests: accepted ones that are not listed have ended."""
         worker = self.current(name, epoch)
         if worker is None:
             return
+        self._touch(worker)
         held = set(event.requests)
         for request, active in list(worker.requests.items()):
             if active.stage != DECIDED and request not in held:

@@ -5,9 +5,12 @@ time of its latest samples; lengths between two classes are interpolated linearl
 assumed about an engine's chunks, kernels or attention, and a class without samples does not affect the others.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from typing import Any
 
 import msgspec
+
+from headwater.schemas.jit import jitable
 
 SAMPLES_MIN = 16
 CLASSES_MIN = 2
@@ -25,6 +28,25 @@ predict the next one."""
 
 FLOOR = 0.25
 """No prompt is predicted faster than this fraction of the shortest class."""
+
+
+CLASSES_MAX = 64
+"""More classes than any length has bits."""
+
+
+@jitable
+def predict_ms(lengths: Any, times: Any, classes: int, tokens: float) -> float:
+    """Milliseconds for a prompt of `tokens` tokens, from the mean lengths and times of at least two classes."""
+    if tokens <= 0:
+        return 0.0
+    above = 0
+    while above < classes and lengths[above] <= tokens:
+        above += 1
+    at = min(max(above, 1), classes - 1)
+    x, y = lengths[at - 1], times[at - 1]
+    slope = max(0.0, (times[at] - y) / (lengths[at] - x))
+    # Before the first class the line may fall below zero; no prompt is that fast.
+    return float(max(y + slope * (tokens - x), times[0] * FLOOR))
 
 
 class StepModel(msgspec.Struct):
@@ -66,10 +88,4 @@ class StepModel(msgspec.Struct):
 
         0 for no tokens. Call only once `learned`.
         """
-        if tokens <= 0:
-            return 0.0
-        at = min(max(bisect_right(self.tokens, tokens), 1), len(self.tokens) - 1)
-        x, y = self.tokens[at - 1], self.ms[at - 1]
-        slope = max(0.0, (self.ms[at] - y) / (self.tokens[at] - x))
-        # Before the first class the line may fall below zero; no prompt is that fast.
-        return max(y + slope * (tokens - x), self.ms[0] * FLOOR)
+        return predict_ms(self.tokens, self.ms, len(self.kinds), tokens)

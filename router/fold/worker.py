@@ -1,5 +1,7 @@
 """One worker as the log describes it: its properties, its in-flight requests, and its prefill times."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from headwater.router.fold.expected_blocks import ExpectedBlocks
@@ -23,6 +25,35 @@ class Active(msgspec.Struct):
     decided_ns: int
     stage: int = DECIDED
     assumed: bytes = b""
+
+
+class Traits(NamedTuple):
+    """What constraints can ask of a worker. Workers with equal traits may take the same requests.
+
+    Of a whole fleet there are few different ones, so filters test those instead of every worker.
+    """
+
+    engine: str
+    role: Role
+    state: WorkerState
+    draining: bool
+    capabilities: tuple[str, ...]
+    pairs_with: str
+    tier: str
+    taints: tuple[str, ...]
+    loras: tuple[str, ...]
+    lora_slots: int
+    tokenizer: str
+
+    @property
+    def serves_whole(self) -> bool:
+        """Can it both prefill and decode a request?"""
+        return "split_only" not in self.capabilities
+
+    @property
+    def takes_requests(self) -> bool:
+        """May new requests be routed to it?"""
+        return self.state == "ready" and not self.draining
 
 
 class Worker(msgspec.Struct):
@@ -66,9 +97,14 @@ class Worker(msgspec.Struct):
         return not self.capabilities or "kv_events" in self.capabilities
 
     @property
+    def traits(self) -> Traits:
+        """What constraints can ask of it."""
+        return Traits(*[getattr(self, name) for name in Traits._fields])
+
+    @property
     def serves_whole(self) -> bool:
         """Can it both prefill and decode a request?"""
-        return "split_only" not in self.capabilities
+        return self.traits.serves_whole
 
     @property
     def takes_requests(self) -> bool:

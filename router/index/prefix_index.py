@@ -48,6 +48,7 @@ class PrefixIndex:
         self.tiers = 1
         self.rows = 0
         self.slots: dict[str, int] = {}
+        self.slots_version = 0
         self.blocks: dict[str, int] = {}
         self.copies: dict[tuple[str, int], dict[int, int]] = {}
         self.scratch: U64 = np.zeros(256, np.uint64)
@@ -87,6 +88,7 @@ class PrefixIndex:
         if slot >= self.words * WORD_BITS:
             self._resize(self.capacity, self.words * 2, self.tiers)
         self.slots[worker] = slot
+        self.slots_version += 1
         self.blocks[worker] = 0
         self._taken |= 1 << slot
 
@@ -178,6 +180,7 @@ class PrefixIndex:
             self.clear(worker)
             self._taken &= ~(1 << self.slots[worker])
             del self.slots[worker], self.blocks[worker]
+            self.slots_version += 1
 
     def find(self, hashes: U64) -> tuple[int, U64]:
         """The overlap of each worker with a prompt: how many leading blocks it holds.
@@ -224,6 +227,7 @@ class PrefixIndex:
         )
         self.table, self.rows, self.words, self.tiers = table, rows, words, tiers
         self._taken = sum(1 << slot for slot in self.slots.values())
+        self.slots_version += 1
         self._measure()
 
     def _take_copies(self, worker: str, tier: int, copies: dict[int, int], hashes: U64) -> U64:

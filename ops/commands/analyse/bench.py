@@ -21,6 +21,12 @@ def bench(
         bool, Meta(description="edge: measure what prompts of 128 k tokens do to other streams and to probes")
     ] = False,
     keys: Annotated[bool, Meta(description="edge: with API keys")] = False,
+    workers: Annotated[
+        str,
+        Meta(
+            description="route: numbers of workers, as 8,64,256: what a decision costs by itself, without NATS"
+        ),
+    ] = "",
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Measure this machine."""
@@ -32,6 +38,13 @@ def bench(
         raise ConfigError("--long-prompt is for bench edge")
     if keys and (what != "edge" or long_prompt):
         raise ConfigError("--keys is for bench edge, without --long-prompt")
+    if workers and what != "route":
+        raise ConfigError("--workers is for bench route")
+    if workers:
+        from headwater.ops.bench.route import decisions
+
+        report.show(decisions.bench(_sizes(workers)), as_json=as_json)
+        return 0
     if what == "whatif":
         from headwater.ops.bench import whatif
 
@@ -55,9 +68,20 @@ def bench(
     return _in_a_fleet(what, long_prompt=long_prompt, keys=keys, as_json=as_json)
 
 
+def _sizes(text: str) -> list[int]:
+    """The numbers of workers to measure. Raises `ConfigError`."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"--workers {text}: give numbers of workers from 1, separated by commas, as 8,64,256"
+        )
+    return [int(part) for part in parts]
+
+
 def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, as_json: bool) -> int:
-    from headwater.ops.bench import edge, log, nixl, report, route, snapshot
+    from headwater.ops.bench import edge, log, nixl, report, snapshot
     from headwater.ops.bench import long_prompt as long_prompts
+    from headwater.ops.bench.route import over_nats
     from headwater.ops.process import logging, signals
 
     logging.configure("warning")
@@ -65,7 +89,7 @@ def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, as_json: bool) -> 
         "edge": edge.bench,
         "log": log.bench,
         "nixl": nixl.bench,
-        "route": route.bench,
+        "route": over_nats.bench,
         "snapshot": snapshot.bench,
     }
     chosen = benches[what]

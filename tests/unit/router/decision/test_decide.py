@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.cost import WorkEstimate, aggregated
+from headwater.router.decision.cost import WorkEstimate, aggregated, cost_weights
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import WorkerDraining
@@ -105,7 +105,7 @@ def test_cost_falls_with_what_is_cached_and_rises_with_load(
 
     def cost(gpu: int, lower: int, more_prefill: int = 0, more_decode: int = 0) -> float:
         work = WorkEstimate(16, blocks * 16 + 1, gpu, lower, prefill + more_prefill, decode + more_decode, 0)
-        return aggregated(Weights(), work)
+        return aggregated(cost_weights(Weights()), work)
 
     assert cost(cached + 1, 0) < cost(cached, 1) < cost(cached, 0)
     assert cost(cached, 0) < cost(cached, 0, more_prefill=1)
@@ -217,6 +217,6 @@ def test_the_chosen_worker_has_the_least_score_of_all_candidates(
         assert one.cached_blocks * 16 < wanted.prompt_tokens
         inputs = {name: getattr(one, name) for name in WorkEstimate._fields if hasattr(one, name)}
         work = WorkEstimate(block_size=16, prompt_tokens=wanted.prompt_tokens, **inputs)
-        assert one.score == aggregated(decision.weights, work)
+        assert one.score == aggregated(cost_weights(decision.weights), work)
     best = min(one.score for one in decision.candidates)
     assert best == next(one.score for one in decision.candidates if one.worker == decision.worker)

@@ -241,5 +241,6 @@ def test_an_answer_continues_only_with_its_own_tokenizer() -> None:
         refused.reason
         == "none of the 3 workers has the tokenizer of the answer so far, so none can continue it"
     )
-    state.loads.workers["s1"].tokenizer = ""
+    without = WorkerJoined("s1", 2, "m", ENGINES["s1"], "both", 16, 1_000, 256)
+    state.apply(record(state.position + 1, without))
     assert ask(state, "r-0-1", tokenizer="bb", hashes=packed(1)).worker == "s1"

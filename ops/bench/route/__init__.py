@@ -1,0 +1,1 @@
+"""`headwater bench route`: how long a routing decision takes, alone and over NATS."""

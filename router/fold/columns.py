@@ -1,0 +1,226 @@
+"""What a decision reads of every worker, as arrays: one row for each, in order of their names.
+
+The fold marks the workers that an event changes, and a row is written again when the next decision needs it. So a decision
+costs no Python per worker, and the fold no more than before. The arrays follow from `Loads` and are no part of the state.
+"""
+
+from hashlib import blake2b
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.router.fold.prefill_time import CLASSES_MAX, StepModel
+from headwater.router.fold.worker import DECIDED, SWAPPED_NS_MAX, UNACCEPTED_NS_MAX, Traits, Worker
+from headwater.router.index.prefix_index import PrefixIndex
+from headwater.schemas.constraints import Constraints
+from headwater.schemas.jit import kernel
+
+WORKER_ROW: Final = np.dtype(
+    [
+        ("key", "u8"),
+        ("kind", "i8"),
+        ("role", "i8"),
+        ("pairs", "i8"),
+        ("serves_whole", "i8"),
+        ("block_size", "i8"),
+        ("total_blocks", "i8"),
+        ("used_blocks", "i8"),
+        ("waiting", "i8"),
+        ("requests", "i8"),
+        ("prefill_tokens", "i8"),
+        ("decode_blocks", "i8"),
+        ("unaccepted_ns", "i8"),
+        ("computing_ns", "i8"),
+        ("computing_tokens", "i8"),
+        ("computing_until_ns", "i8"),
+        ("model", "i8"),
+    ]
+)
+"""One worker. `key` is a digest of its incarnation, `kind` the number of its traits, `pairs` that of its kind of hand-off (0: none).
+
+The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
+is true until `computing_until_ns`. `model` is the row of its step times.
+"""
+
+ROLES: Final = {"both": 0, "prefill": 1, "decode": 2}
+NEVER: Final = 1 << 62
+"""Later than any time in nanoseconds, and more than any count."""
+
+SETTLED_NS: Final = UNACCEPTED_NS_MAX - SWAPPED_NS_MAX
+"""While the oldest unaccepted decision is younger than this, all of a worker's requests count."""
+
+PLACEMENTS_MAX: Final = 1_024
+"""Constraints whose outcome for each kind of worker is remembered."""
+
+Flags = NDArray[np.uint8]
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+
+
+class Fleet(Protocol):
+    """What the rows are written from: `Loads`."""
+
+    workers: dict[str, Worker]
+    steps: dict[str, StepModel]
+
+
+@kernel
+def find_overdue(table: Any, now_ns: int, rows: Any) -> int:
+    """Write the rows whose sums depend on the time to `rows`; returns their count."""
+    count = 0
+    for row in range(table.shape[0]):
+        waits_ns = now_ns - table[row]["unaccepted_ns"]
+        if waits_ns >= SETTLED_NS or now_ns > table[row]["computing_until_ns"]:
+            rows[count] = row
+            count += 1
+    return count
+
+
+class WorkerColumns:
+    """See the module. Call `refresh` before reading `table`, and `refresh_at` before a decision at a time.
+
+    `models` are rows of step times: first each worker's own, then those of whole engines; `classes` is 0 where too little is
+    known. `kinds` are the different traits, `placements` what constraints make of each.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.touched: set[str] = set()
+        self.taught: set[str] = set()
+        self.stale = True
+        self.names: list[str] = []
+        self.rows: dict[str, int] = {}
+        self.workers: list[Worker] = []
+        self.kinds: list[Traits] = []
+        self.placements: dict[Constraints, tuple[Flags, NDArray[np.float64]]] = {}
+        self._numbers: dict[Traits, int] = {}
+        self._pairs: dict[str, int] = {"": 0}
+        self._engines: dict[str, int] = {}
+        self._slots: tuple[PrefixIndex | None, int, I64] = (None, -1, np.zeros(0, np.int64))
+
+    def refresh(self) -> None:
+        """Write the rows that changed."""
+        if self.stale or len(self.kinds) > 2 * len(self.names) + 16:
+            self._rebuild()
+        elif self.touched or self.taught:
+            for name in self.taught:
+                self._write_model(name)
+            for name in self.touched:
+                row = self.rows.get(name)
+                if row is not None:
+                    self._write(row)
+            self.touched.clear()
+            self.taught.clear()
+
+    def refresh_at(self, now_ns: int) -> None:
+        """Write the rows that changed, and those of workers with decisions that no longer count, as of `now_ns`."""
+        self.refresh()
+        for row in self._overdue[: find_overdue(self.table, now_ns, self._overdue)].tolist():
+            worker, found = self.workers[row], self.table[row]
+            found["prefill_tokens"], found["decode_blocks"] = worker.promised(now_ns)
+            found["computing_ns"], found["computing_tokens"] = worker.computing_since(now_ns)
+            self.touched.add(worker.name)
+
+    def slots(self, index: PrefixIndex) -> I64:
+        """The row of the index's bits for each worker; -1 for none."""
+        known, version, slots = self._slots
+        if known is not index or version != index.slots_version or len(slots) != len(self.names):
+            slots = np.array([index.slots.get(name, -1) for name in self.names], np.int64)
+            self._slots = (index, index.slots_version, slots)
+        return slots
+
+    def _rebuild(self) -> None:
+        workers = self._fleet.workers
+        self.names = sorted(workers)
+        self.rows = {name: row for row, name in enumerate(self.names)}
+        self.workers = [workers[name] for name in self.names]
+        self.kinds.clear()
+        self._numbers.clear()
+        self.placements.clear()
+        self._pairs = {"": 0}
+        count = len(self.names)
+        self._engines = {engine: count + at for at, engine in enumerate(self._fleet.steps)}
+        models = count + len(self._engines)
+        self.table: NDArray[Any] = np.zeros(count, WORKER_ROW)
+        self.classes: I64 = np.zeros(models, np.int64)
+        self.lengths: F64 = np.zeros((models, CLASSES_MAX))
+        self.times: F64 = np.zeros((models, CLASSES_MAX))
+        self._overdue: I64 = np.zeros(count, np.int64)
+        self._slots = (None, -1, np.zeros(0, np.int64))
+        for engine, model in self._fleet.steps.items():
+            self._copy_model(self._engines[engine], model)
+        self._keys = [_key_of(worker) for worker in self.workers]
+        for row, worker in enumerate(self.workers):
+            self._copy_model(row, worker.steps)
+            self._write(row)
+        self.touched.clear()
+        self.taught.clear()
+        self.stale = False
+
+    def _write_model(self, name: str) -> None:
+        """A worker's report taught its own step times and its engine's."""
+        row = self.rows.get(name)
+        if row is not None:
+            worker = self._fleet.workers[name]
+            self._copy_model(row, worker.steps)
+            self._copy_model(self._engines[worker.engine], self._fleet.steps[worker.engine])
+
+    def _copy_model(self, at: int, model: StepModel) -> None:
+        count = len(model.kinds)
+        self.classes[at] = count if model.learned else 0
+        self.lengths[at, :count] = model.tokens
+        self.times[at, :count] = model.ms
+
+    def _write(self, row: int) -> None:
+        worker = self.workers[row]
+        traits = worker.traits
+        own = row if worker.steps.learned else self._engines.get(worker.engine, row)
+        unaccepted_ns = NEVER
+        for request in worker.unaccepted:
+            unaccepted_ns = worker.requests[request].decided_ns
+            break
+        since_ns, tokens, until_ns = 0, 0, NEVER
+        for request in worker.computing:
+            active = worker.requests[request]
+            since_ns, tokens = max(active.decided_ns, worker.reported_ns), active.uncached_tokens
+            if active.stage == DECIDED:
+                until_ns = active.decided_ns + UNACCEPTED_NS_MAX
+            break
+        values = (
+            self._keys[row],
+            self._number_of(traits),
+            ROLES[worker.role],
+            self._pairs.setdefault(worker.pairs_with, len(self._pairs)),
+            traits.serves_whole,
+            worker.block_size,
+            worker.total_blocks,
+            worker.used_blocks,
+            worker.waiting,
+            len(worker.requests),
+            worker.prefill_tokens,
+            worker.decode_blocks,
+            unaccepted_ns,
+            since_ns,
+            tokens,
+            until_ns,
+            own,
+        )
+        try:
+            self.table[row] = values
+        except OverflowError:
+            # No worker counts so far; what it wrote must not stop decisions.
+            self.table[row] = (values[0], *(min(max(one, -NEVER), NEVER) for one in values[1:]))
+
+    def _number_of(self, traits: Traits) -> int:
+        number = self._numbers.get(traits)
+        if number is None:
+            number = self._numbers[traits] = len(self.kinds)
+            self.kinds.append(traits)
+            self.placements.clear()
+        return number
+
+
+def _key_of(worker: Worker) -> int:
+    name = f"{worker.name}.{worker.epoch}".encode()
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")

@@ -1,0 +1,184 @@
+"""A routing decision in plain Python, worker by worker: what the evaluation as arrays must equal, bit for bit."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from headwater.router.decision import cost
+from headwater.router.decision.context import ScoringContext
+from headwater.router.decision.engine_draw import weighted_workers
+from headwater.router.decision.filters import filter_workers
+from headwater.router.fold.load import Loads
+from headwater.router.fold.prefill_time import StepModel
+from headwater.router.fold.worker import Worker
+from headwater.schemas.events.route import Candidate
+from headwater.schemas.messages.inference import Leg
+
+
+def score_candidates(scoring: ScoringContext) -> list[Candidate]:
+    """See `candidates.score_candidates`."""
+    wanted = scoring.constraints
+    allowed = filter_workers(weighted_workers(scoring.loads, wanted), wanted)
+    decoders = [worker for worker in allowed if worker.role != "prefill"]
+    weights = cost.cost_weights(scoring.weights)
+    estimates = estimate_work(scoring, allowed)
+    if wanted.leg == "decode":
+        return [
+            _candidate(
+                scoring, worker, estimates, "decode", cost.remote_decode(weights, estimates[worker.name])
+            )
+            for worker in allowed
+        ]
+    # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
+    cheapest: dict[str, tuple[float, float]] = {}
+    for worker in decoders if len(decoders) < len(allowed) else ():
+        work = estimates[worker.name]
+        best = (cost.remote_decode(weights, work), cost.transfer(weights, work))
+        cheapest[worker.pairs_with] = min(best, cheapest.get(worker.pairs_with, best))
+    found: list[Candidate] = []
+    for worker in allowed:
+        work = estimates[worker.name]
+        if wanted.pinned and worker.name != wanted.pinned:
+            continue
+        if worker.serves_whole and (worker.role != "prefill" or not decoders):
+            # Without any decode worker, a prefill worker serves the whole request rather than none.
+            extra = cost.interference(weights, work) if worker.role == "decode" else 0.0
+            score = cost.aggregated(weights, work) + extra
+            found.append(_candidate(scoring, worker, estimates, "", score))
+        elif worker.role == "prefill" and worker.pairs_with and worker.pairs_with in cheapest:
+            score, transfer = cheapest[worker.pairs_with]
+            score += cost.prefill(weights, work)
+            found.append(_candidate(scoring, worker, estimates, "prefill", score, transfer))
+    return found
+
+
+def select_legs(scoring: ScoringContext, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """See `candidates.select_legs`."""
+    aggregated = [candidate for candidate in candidates if not candidate.leg]
+    if not aggregated or len(aggregated) == len(candidates):
+        return candidates
+    cheapest = min(aggregated, key=lambda candidate: candidate.score)
+    block_size = scoring.loads.workers[cheapest.worker].block_size
+    cached = (cheapest.cached_blocks + cheapest.lower_blocks) * block_size
+    if scoring.query.prompt_tokens - cached <= scoring.weights.local_tokens:
+        return aggregated
+    return [candidate for candidate in candidates if candidate.leg] if scoring.weights.apart else candidates
+
+
+def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[str, cost.WorkEstimate]:
+    """The work at each worker. Times are given for all of them, or for none if the step times of one are unknown."""
+    models = [_model(scoring.loads, worker) for worker in workers] if scoring.weights.estimate else []
+    known = bool(models) and all(model.learned for model in models)
+    return {
+        worker.name: _work(scoring, worker, models[number] if known else None)
+        for number, worker in enumerate(workers)
+    }
+
+
+def _model(loads: Loads, worker: Worker) -> StepModel:
+    own = worker.steps
+    return own if own.learned else loads.steps.get(worker.engine, own)
+
+
+def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> cost.WorkEstimate:
+    # An engine computes at least the last token itself, even of a fully cached prompt.
+    prompt_tokens = scoring.query.prompt_tokens
+    usable = max(0, prompt_tokens - 1) // worker.block_size
+    slot = scoring.prefixes.slots.get(worker.name)
+    gpu = any_tier = 0
+    if slot is not None and worker.name not in scoring.cold:
+        gpu = min(int(scoring.depths[0, slot]), usable)
+        any_tier = min(int(scoring.depths[1, slot]), usable)
+    cached = max(gpu, min(scoring.credited.get(worker.name, 0), usable))
+    now_ns = scoring.context.wall_ns
+    prefill_tokens, decode_blocks = worker.promised(now_ns)
+    work = cost.WorkEstimate(
+        worker.block_size,
+        prompt_tokens,
+        cached,
+        max(0, any_tier - cached),
+        prefill_tokens,
+        decode_blocks,
+        len(worker.requests),
+        worker.total_blocks,
+        cached - gpu,
+    )
+    if model is None:
+        return work
+    kinds = model.tokens, model.ms, len(model.kinds)
+    # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
+    work = work._replace(decode_blocks=max(decode_blocks, worker.used_blocks))
+    computed_ms = 0.0
+    if prefill_tokens:
+        since_ns, tokens = worker.computing_since(now_ns)
+        # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
+        computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
+    uncached = cost.uncached_tokens(work)
+    times = cost.estimate_times(*kinds, worker.block_size, uncached, prefill_tokens, computed_ms)
+    return work._replace(timed=True, times=times)
+
+
+def _candidate(
+    scoring: ScoringContext,
+    worker: Worker,
+    estimates: Mapping[str, cost.WorkEstimate],
+    leg: Leg,
+    score: float,
+    transfer: float = 0.0,
+) -> Candidate:
+    work = estimates[worker.name]
+    lora_name = scoring.constraints.lora_name
+    weights = cost.cost_weights(scoring.weights)
+    loads_lora = bool(lora_name) and lora_name not in worker.loras
+    if loads_lora:
+        # With all slots taken, another adapter must be unloaded first.
+        full = len(worker.loras) >= worker.lora_slots
+        score += cost.lora_load(weights, work, 2 if full else 1)
+    times = work.times if work.timed else None
+    if leg == "decode":
+        transfer = cost.transfer(weights, work)
+    return Candidate(
+        worker=worker.name,
+        epoch=worker.epoch,
+        cached_blocks=work.cached_blocks,
+        lower_blocks=work.lower_blocks,
+        prefill_tokens=work.prefill_tokens,
+        decode_blocks=work.decode_blocks,
+        requests=work.requests,
+        score=score,
+        leg=leg,
+        loads_lora=loads_lora,
+        assumed_blocks=work.assumed_blocks,
+        queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
+        prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
+        transfer_ms=transfer if times is not None else 0.0,
+    )
+
+
+def pick_lowest_cost(candidates: Sequence[Candidate], temperature: float, seed: int) -> Candidate:
+    """See `policies.pick_lowest_cost`."""
+    best = min(candidate.score for candidate in candidates)
+    if temperature <= 0:
+        ties = [candidate for candidate in candidates if candidate.score == best]
+        return ties[seed % len(ties)]
+    scale = temperature * max(abs(best), 1e-9)
+    shares = [math.exp((best - candidate.score) / scale) for candidate in candidates]
+    total = 0.0
+    for share in shares:
+        total += share
+    left = seed / 2**64 * total
+    for candidate, share in zip(candidates, shares, strict=True):
+        left -= share
+        if left < 0:
+            return candidate
+    return candidates[-1]
+
+
+def pick_least_loaded(loads: Loads, candidates: Sequence[Candidate], seed: int) -> Candidate:
+    """See `policies.pick_least_loaded`."""
+    found = [
+        (one.decode_blocks + one.prefill_tokens / loads.workers[one.worker].block_size)
+        / loads.workers[one.worker].total_blocks
+        for one in candidates
+    ]
+    ties = [one for one, load in zip(candidates, found, strict=True) if load == min(found)]
+    return ties[seed % len(ties)]

@@ -1,0 +1,236 @@
+"""Scoring all workers as arrays gives what scoring them one by one gives, bit for bit, however the arrays were kept up to date."""
+
+import random
+from typing import Final
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.router.decision.candidates import Candidates, score_candidates, select_legs
+from headwater.router.decision.context import DecisionContext, ScoringContext
+from headwater.router.decision.decide import decide, prompt_of, seed_of
+from headwater.router.decision.policies import POLICIES, Choice
+from headwater.router.fold.state import RouterState
+from headwater.schemas.constraints import Constraints, Preferences
+from headwater.schemas.events.event import Event
+from headwater.schemas.events.fleet import (
+    EnginesWeighted,
+    Role,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerLeft,
+    WorkerState,
+)
+from headwater.schemas.events.kv import BlocksStored, KvGap
+from headwater.schemas.events.load import LoadReported, RequestsHeld
+from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, Weights
+from headwater.schemas.hashing import chain_plain, pack_hashes
+from tests.support.data import plain_candidates as plain
+from tests.support.data.examples import joined, record
+
+NAMES: Final = [f"w{number}" for number in range(7)]
+PROMPTS: Final = [
+    np.array(chain_plain([1] * (number % 4) + [number] * (number + 1), 1, 0), np.uint64)
+    for number in range(8)
+]
+
+
+class RandomFleet:
+    """Workers of every kind, that are told anything in any order; times jump across every limit."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.state = RouterState()
+        self.now_ns = 1_800_000_000_000_000_000
+        self.epochs = dict.fromkeys(NAMES, 0)
+        self.requests: list[tuple[str, str]] = []
+        self.alike = draw.random() < 0.3
+        self.split = draw.random() < 0.5
+        for name in NAMES[: draw.randrange(1, len(NAMES) + 1)]:
+            self.join(name)
+
+    def tell(self, writer: str, epoch: int, event: Event) -> None:
+        """Fold one event."""
+        told = record(self.state.position + 1, event, writer=writer, epoch=epoch, wall_ns=self.now_ns)
+        self.state.apply(told)
+
+    def join(self, name: str) -> None:
+        """A worker (re)starts."""
+        draw = self.draw
+        self.epochs[name] += 1
+        fields = (
+            {}
+            if self.alike
+            else {
+                "role": draw.choice(("both", "prefill", "decode")) if self.split else "both",
+                "pairs_with": draw.choice(("", "nixl", "nixl", "file")),
+                "capabilities": draw.choice(
+                    ((), (), ("kv_events", "guided"), ("lora_on_demand",), ("split_only",))
+                ),
+                "lora_slots": draw.choice((0, 1, 2)),
+                "tier": draw.choice(("", "", "gold")),
+                "taints": draw.choice(((), (), ("spot",), ("spot", "old"))),
+                "engine": draw.choice(("sim", "vllm")),
+                "total_blocks": draw.choice((7, 1_000, 40_000)),
+                "tokenizer": draw.choice(("", "t", "u")),
+                "block_size": draw.choice((16, 16, 64)),
+            }
+        )
+        self.tell(name, self.epochs[name], msgspec.structs.replace(joined(name, self.epochs[name]), **fields))
+
+    def happen(self) -> None:
+        """Something happens to some worker."""
+        draw = self.draw
+        self.now_ns += draw.choice((0, 1_000_000, 400_000_000, 27_000_000_000, 31_000_000_000))
+        name = draw.choice(NAMES)
+        epoch = self.epochs[name]
+        mine = [request for worker, request in self.requests if worker == name]
+        some = tuple(request for request in mine if draw.random() < 0.5)
+        match draw.randrange(11):
+            case 0:
+                self.join(name)
+            case 1:
+                self.tell("r", 1, WorkerLeft(name, epoch, "gone"))
+            case 2:
+                self.tell(name, epoch, WorkerDraining(name, epoch))
+            case 3:
+                role: Role = draw.choice(("both", "prefill", "decode")) if self.split else "both"
+                state: WorkerState = draw.choice(("ready", "ready", "paused"))
+                loras, taints = draw.choice(((), ("a",), ("a", "b"))), draw.choice(((), ("spot",)))
+                self.tell(name, epoch, WorkerChanged(name, epoch, state, role, loras, taints))
+            case 4:
+                self.tell(name, epoch, RequestsHeld(some))
+            case 5 if mine:
+                self.tell("r", 1, DecisionVoided(mine[0], name, epoch))
+            case 6 if draw.random() < 0.3:
+                weights = draw.choice(({}, {}, {"sim": 0.5, "vllm": 0.5}, {"vllm": 1.0}))
+                self.tell("r", 1, EnginesWeighted(weights))
+            case 6:
+                self.tell(name, epoch, KvGap(1))
+            case 7 | 8:
+                names = draw.choice(PROMPTS)
+                stored = names[: draw.randrange(1, len(names) + 1)]
+                self.tell(name, epoch, BlocksStored(0, pack_hashes(stored), draw.choice((0, 0, 1, 2))))
+            case _:
+                self.teach(name, some)
+
+    def teach(self, name: str, requests: tuple[str, ...]) -> None:
+        """A load report, mostly with enough samples to know its step times."""
+        draw = self.draw
+        lengths = [1 << draw.randrange(13) for _ in range(draw.choice((0, 3, 20)))]
+        report = LoadReported(
+            draw.randrange(9),
+            draw.randrange(9),
+            draw.randrange(900),
+            draw.choice((7, 1_000)),
+            requests[0::3],
+            requests[1::3],
+            requests[2::3],
+            prefills=tuple((tokens, tokens * draw.randrange(40, 60)) for tokens in lengths),
+        )
+        self.tell(name, self.epochs[name], report)
+
+    def query(self, number: int) -> RouteQuery:
+        """A request with any constraints."""
+        draw = self.draw
+        names = draw.choice(PROMPTS)
+        excluded = tuple(f"{name}.{self.epochs[name]}" for name in NAMES if draw.random() < 0.1)
+        constraints = Constraints(
+            pinned=draw.choice(NAMES) if draw.random() < 0.1 else "",
+            exclude=excluded,
+            leg="decode" if self.split and draw.random() < 0.2 else "",
+            lora_name=draw.choice(("", "", "a", "c")),
+            needs=draw.choice(((), (), ("guided",))),
+            pairs_with=draw.choice(("", "nixl")),
+            tier=draw.choice(("", "", "", "gold")),
+            engine=draw.choice(("", "", "", "vllm")),
+            tokenizer=draw.choice(("", "", "t")),
+            tolerates=draw.choice(((), ("spot",), ("spot", "old"))),
+        )
+        preferences = Preferences(
+            draw.choice(("kv", "kv", "least_loaded")), draw.choice((0.0, 0.0, 0.5)), "session"
+        )
+        tokens = len(names) * 16 + draw.choice((0, 1, 15, 2_000))
+        return RouteQuery(f"q{number}", tokens, 9, pack_hashes(names), constraints, preferences)
+
+    def weights(self) -> Weights:
+        """Any weights."""
+        draw = self.draw
+        return Weights(
+            prefill=draw.choice((0.0, 1.0, 64.0)),
+            decode=draw.choice((0.0, 0.3, 1.0)),
+            lower_tier=draw.choice((0.0, 0.3)),
+            transfer=draw.choice((0.0, 0.1)),
+            interference=draw.choice((0.0, 1.0)),
+            local_tokens=draw.choice((0, 256, 10_000)),
+            lora_load=draw.choice((0.0, 64.0)),
+            apart=draw.random() < 0.3,
+            estimate=draw.random() < 0.8,
+            crowding=draw.choice((0.0, 0.25)),
+            retain=draw.choice((0.0, 1.5)),
+            memory=draw.choice((0.0, 100.0)),
+        )
+
+
+def chosen_plainly(scoring: ScoringContext, request: str) -> tuple[list[object], object]:
+    """(all candidates, the chosen one), worker by worker."""
+    candidates = plain.score_candidates(scoring)
+    if not candidates:
+        return [], None
+    offered, seed = plain.select_legs(scoring, candidates), seed_of(request)
+    if scoring.preferences.policy == "least_loaded":
+        return list(candidates), plain.pick_least_loaded(scoring.loads, offered, seed)
+    return list(candidates), plain.pick_lowest_cost(offered, scoring.preferences.temperature, seed)
+
+
+@settings(max_examples=60)
+@given(st.randoms(use_true_random=False))
+def test_every_decision_equals_the_plain_one(draw: random.Random) -> None:
+    """The same candidates, the same costs to the last bit, and the same choice, after every event."""
+    fleet = RandomFleet(draw)
+    for number in range(12):
+        for _ in range(draw.randrange(6)):
+            fleet.happen()
+        if draw.random() < 0.3:
+            for name in NAMES:
+                fleet.teach(name, ())
+        query, weights, state = fleet.query(number), fleet.weights(), fleet.state
+        context = DecisionContext(number, state.position, 0, fleet.now_ns, weights, False)
+        prompt = prompt_of(query)
+        _, depths = state.index.find(prompt.hashes)
+        credited = {name: draw.randrange(9) for name in NAMES if draw.random() < 0.3}
+        scoring = ScoringContext(
+            state.index, depths, state.cold, query, context, state.loads, credited, query.preferences
+        )
+        found = score_candidates(scoring)
+        expected, choice = chosen_plainly(scoring, query.request)
+        assert encoded(found) == encoded(expected)
+        if expected:
+            offered = select_legs(scoring, found)
+            picked = POLICIES[query.preferences.policy](Choice(scoring, offered, seed_of(query.request)))
+            assert picked == choice
+        made = decide(state.index, state.loads, state.cold, prompt, query, context)
+        if isinstance(made, Decision):
+            fleet.requests.append((made.worker, made.request))
+            fleet.tell("r", 1, made)
+
+
+def encoded(candidates: Candidates | list[object]) -> bytes:
+    """Their bytes: equal only if every number is, to the last bit."""
+    return msgspec.msgpack.encode(list(candidates))
+
+
+def test_numbers_too_large_for_the_arrays_do_not_stop_decisions() -> None:
+    """A worker that reports nonsense is one that nobody chooses."""
+    state = RouterState()
+    for position, name in enumerate(("w1", "w2"), 1):
+        state.apply(record(position, joined(name), writer=name))
+    nonsense = LoadReported(0, 0, 2**64 - 1, 2**64 - 1)
+    state.apply(record(3, nonsense, writer="w1"))
+    context = DecisionContext(1, 3, 0, 0, Weights(), False)
+    query = RouteQuery("q", 100, 1, b"")
+    assert isinstance(
+        decide(state.index, state.loads, state.cold, prompt_of(query), query, context), Decision
+    )

@@ -1,34 +1,28 @@
 """Operations of SGLang other than generation: LoRA, sleep, pause, profiles, embeddings, clearing the cache."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-import numpy as np
-
 from headwater.engines.engine import (
-    EngineBase,
     EngineDied,
     EngineError,
-    LoraAdapter,
-    NotSupported,
     PauseMode,
     RequestRejected,
 )
+from headwater.engines.ranked.base import RankedEngineBase
 from headwater.engines.sglang.config.signatures import Signatures
 from headwater.engines.sglang.lora import SglangLoras
+from headwater.engines.sglang.pooling import ModelPooling
 from headwater.engines.sglang.process import SglangProcess
 from headwater.engines.sglang.rank import SglangRank
 from headwater.engines.sglang.stream import Stream, finish_of
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest
-from headwater.schemas.tables.capability import Capability
 
 T = TypeVar("T")
 
-EMBED: Final = "embed"
 FLUSH_S: Final = 2.0
 """How long a clear waits for the scheduler to finish the step that it is in."""
 
@@ -36,32 +30,28 @@ KV_CACHE: Final = "kv_cache"
 WEIGHTS: Final = "weights"
 
 
-class SglangControl(EngineBase):
+class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
     """The optional part of the `Engine` protocol for SGLang: base of `SglangEngine`."""
 
     name = "sglang"
 
     def __init__(self) -> None:
+        super().__init__(SglangLoras(None, self._call, 0, 0))
         self._manager: Any = None
         self._process: SglangProcess | None = None
         self._signatures = Signatures({})
-        self._loras = SglangLoras(None, self._call, 0, 0)
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._streams: dict[str, Stream] = {}
-        self._ranks: list[SglangRank] = []
         self._model = ""
         self._input_max = 0
-        self._asleep = 0
         self._keeps_weights = False
-        self._clear_lock = asyncio.Lock()
+        self._pooling = ModelPooling()
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
         from sglang.srt.managers.io_struct import EmbeddingReqInput
 
         self._needs("embed")
-        if request.task != EMBED:
-            raise RequestRejected(f"{request.task!r} is not supported by this model; supported: {EMBED}")
+        self._pooling.check(request.task, request.segments)
         self._loras.check(request.lora_name)
         prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
         for tokens in prompts:
@@ -82,7 +72,7 @@ class SglangControl(EngineBase):
                 vector = chunk["embedding"]
             if vector is None:
                 raise EngineError("SGLang returned no vector")
-            return np.asarray(vector, "<f4").tobytes()
+            return self._pooling.finish(vector).astype("<f4").tobytes()
 
         async def all_of_them() -> tuple[bytes, ...]:
             return tuple(await asyncio.gather(*map(one, prompts)))
@@ -97,29 +87,11 @@ class SglangControl(EngineBase):
             task.cancel()
             self._tasks.pop(request.request, None)
 
-    async def load_lora(self, adapter: LoraAdapter) -> None:
-        """See `Engine.load_lora`."""
-        self._needs("lora")
-        await self._loras.load(adapter)
-
-    async def unload_lora(self, name: str) -> None:
-        """See `Engine.unload_lora`."""
-        self._needs("lora")
-        await self._loras.unload(name)
-
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`. The cache is empty from then on, before SGLang reports it. Requests that arrive wait."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
-        self._needs("sleep")
-        if level not in (1, 2):
-            raise EngineError(f"sleep level {level}: 1 keeps the weights in host memory, 2 drops them")
-        if self._tasks:
-            raise EngineError(
-                f"{len(self._tasks)} requests are running: drain or abort them before it sleeps"
-            )
-        if self._asleep:
-            raise EngineError(f"it is already asleep, at level {self._asleep}")
+        self._check_sleep(level)
         if level == 1 and not self._keeps_weights:
             raise EngineError(
                 "sleep level 1 needs a copy of the weights: start it with --enable-weights-cpu-backup"
@@ -214,17 +186,3 @@ class SglangControl(EngineBase):
             result = await self._call(self._manager.flush_cache(**given))
             if not result.success:
                 raise EngineError("requests use blocks, and SGLang clears all or nothing: drain it first")
-
-    @asynccontextmanager
-    async def _clearing(self) -> AsyncIterator[None]:
-        """Around a call that empties SGLang's cache: the event is published when the call returns, not later."""
-        async with self._clear_lock:
-            for rank in self._ranks:
-                rank.socket.expect_clear()
-            yield
-            for rank in self._ranks:
-                rank.socket.confirm_clear()
-
-    def _needs(self, capability: Capability) -> None:
-        if capability not in self.capabilities:
-            raise NotSupported(self.name, capability)

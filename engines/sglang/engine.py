@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -15,14 +14,11 @@ from uuid import uuid4
 import msgspec
 import structlog
 
+from headwater.engines import first_failure
 from headwater.engines.engine import (
-    DEFAULT_FIELDS,
     Emit,
-    EngineDied,
     EngineInfo,
-    EngineLoad,
     EngineUnavailable,
-    KvEvent,
     Pinned,
     RequestRejected,
     SplitOnly,
@@ -31,18 +27,20 @@ from headwater.engines.engine import (
 )
 from headwater.engines.handoff_params import Unusable
 from headwater.engines.heap import freeze_heap
+from headwater.engines.kv_events import endpoints
+from headwater.engines.ranked.base import default_sampling
 from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
-from headwater.engines.sglang.control import EMBED, SglangControl
+from headwater.engines.sglang.control import SglangControl
 from headwater.engines.sglang.handoff import SglangHandoffs
 from headwater.engines.sglang.lora import SglangLoras
+from headwater.engines.sglang.pooling import pooling_of
 from headwater.engines.sglang.process import STOPPED, SglangProcess
-from headwater.engines.sglang.rank import endpoints, of_engine
+from headwater.engines.sglang.rank import of_engine
 from headwater.engines.sglang.stream import TEXT_MAX, Stream
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import GenerateRequest
@@ -85,9 +83,11 @@ class SglangEngine(SglangControl):
         mode = disaggregation.mode_of(self._settings.role, given)
         if mode is not None:
             self._meet(mode, cpu=cpu)
-        arguments = keyword_arguments(self._settings, given, *endpoints(self._folder), cpu=cpu)
+        arguments = keyword_arguments(self._settings, given, *endpoints.in_folder(self._folder), cpu=cpu)
         self._processors = _pickled(self._settings.processors)
-        process = self._process = SglangProcess.start(arguments, self._on_failure)
+        process = self._process = SglangProcess.start(
+            arguments, self._on_failure, first_failure.prepare(self._folder)
+        )
         self._manager = process.manager
         config = _resolved(process.engine.server_args)
         found = process.engine._scheduler_init_result.scheduler_infos[0]
@@ -101,6 +101,7 @@ class SglangEngine(SglangControl):
         reader = getattr(self._manager, "load_snapshot_reader", None)
         self._ranks = of_engine(events, self.ranks, page_size, tokens, reader)
         generates = bool(self._manager.is_generation)
+        self._pooling = pooling_of(self._manager.model_config.hf_config)
         self.capabilities = capabilities(
             config, generates=generates, processors=self._processors, signatures=self._signatures
         )
@@ -120,10 +121,10 @@ class SglangEngine(SglangControl):
             pairs_with=handoff.pairs_with(mode, version, self._settings.name, config),
             lora_slots=slots,
             lora_rank_max=rank_max,
-            tasks=() if generates else (EMBED,),
+            tasks=() if generates else self._pooling.tasks,
             processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
             vocabulary=int(self._manager.model_config.vocab_size),
-            default_sampling=_default_sampling(self._manager.model_config),
+            default_sampling=default_sampling(self._manager.model_config.get_default_sampling_params()),
         )
 
     def submit(
@@ -281,39 +282,14 @@ class SglangEngine(SglangControl):
         for task in list(self._tasks.values()):
             task.cancel()
 
-    def abort(self, request: str) -> None:
-        """See `Engine.abort`."""
-        task = self._tasks.get(request)
-        if task is not None:
-            # `_generate` then stops it in the scheduler, and `_ended` emits the final step.
-            task.cancel()
-
-    async def kv_events(self, *, rank: int = 0) -> AsyncIterator[list[KvEvent]]:
-        """See `Engine.kv_events`."""
-        if not self._ranks:
-            raise EngineDied("SGLang is not started")
-        async for events in self._ranks[rank].socket.events():
-            yield events
-
-    def held_blocks(self, *, rank: int = 0) -> list[BlocksStored]:
-        """See `Engine.held_blocks`. After permanently lost events: the blocks announced since."""
-        self._ranks[rank].socket.discard_pending()
-        return self._ranks[rank].translator.held()
-
-    def load(self, *, rank: int = 0) -> EngineLoad:
-        """See `Engine.load`."""
-        return self._ranks[rank].load()
-
     async def check(self) -> None:
         """See `Engine.check`."""
-        if self._process is not None and self._process.failure:
-            raise EngineDied(f"SGLang died: {self._process.failure}")
+        if self._process is not None:
+            self._process.check()
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._cancel_requests()
         if self._process is not None:
             process, self._process = self._process, None
             await process.stop()
@@ -362,9 +338,3 @@ def _pickled(processors: Any) -> dict[str, str]:
 
 def _seed() -> int:
     return secrets.randbits(63)
-
-
-def _default_sampling(config: Any) -> dict[str, float]:
-    """The model's defaults, from its generation_config.json, unless --sampling-defaults says otherwise."""
-    given: dict[str, Any] = config.get_default_sampling_params()
-    return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}

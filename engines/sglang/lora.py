@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.engines.engine import EngineDied, EngineError, LoraAdapter, RequestRejected
+from headwater.engines.control_rules import check_loaded
+from headwater.engines.engine import EngineDied, EngineError, LoraAdapter
 
 HEADER_BYTES_MAX: Final = 64 << 20
 FUSED: Final = ("q_proj", "v_proj")
@@ -31,9 +32,7 @@ class SglangLoras:
 
     def check(self, name: str) -> None:
         """Raises `RequestRejected` for an adapter that is not loaded."""
-        if name and name not in self._loaded:
-            names = ", ".join(sorted(self._loaded)) or "none"
-            raise RequestRejected(f"no LoRA adapter {name!r} is loaded here; loaded are: {names}")
+        check_loaded(name, self._loaded)
 
     async def load(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. Idempotent for the same folder."""

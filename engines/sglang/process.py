@@ -19,7 +19,9 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from headwater.engines import first_failure
 from headwater.engines.engine import EngineDied, EngineUnavailable
+from headwater.engines.sglang import subprocesses
 
 EXIT_S: Final = 10.0
 """How long its scheduler may take to free its memory before it is killed."""
@@ -37,8 +39,9 @@ _log = structlog.get_logger("headwater.sglang")
 class SglangProcess:
     """A started engine. `on_failure` is called once, on the event loop, with the reason of its death."""
 
-    def __init__(self, engine: Any, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, engine: Any, on_failure: Callable[[str], None], failure_file: str) -> None:
         self.engine = engine
+        self._failure_file = failure_file
         self.manager: Any = engine.tokenizer_manager
         self.failure = ""
         self._dead = asyncio.Event()
@@ -50,26 +53,35 @@ class SglangProcess:
         self._handling = self._loop.create_task(self.manager.handle_loop(), name="SGLang's messages")
         self._handling.add_done_callback(self._on_loop_end)
         # Its processes, and the thread that watches them, report a death by this signal.
-        self._loop.add_signal_handler(signal.SIGQUIT, self._fail, "one of SGLang's processes failed")
+        self._loop.add_signal_handler(signal.SIGQUIT, self._on_signal)
 
     @classmethod
-    def start(cls, arguments: dict[str, Any], on_failure: Callable[[str], None]) -> "SglangProcess":
-        """Start it: blocks until the model is loaded. Raises `EngineUnavailable`."""
+    def start(
+        cls, arguments: dict[str, Any], on_failure: Callable[[str], None], failure_file: str
+    ) -> "SglangProcess":
+        """Start it: blocks until the model is loaded. Raises `EngineUnavailable`.
+
+        The first cause of a death is in `failure_file`: see `first_failure`.
+        """
         from sglang.srt.entrypoints.engine import Engine
+
+        class ObservedEngine(Engine):  # type: ignore[misc]
+            run_scheduler_process_func = staticmethod(subprocesses.run_scheduler)
+            run_detokenizer_process_func = staticmethod(subprocesses.run_detokenizer)
 
         root = logging.getLogger()
         handlers, level = root.handlers[:], root.level
         before = signal.getsignal(signal.SIGQUIT)
         try:
             # A process that fails signals this one; the start then ends with an exception of its own.
-            engine = Engine(**arguments, custom_sigquit_handler=_ignore)
+            engine = ObservedEngine(**arguments, custom_sigquit_handler=_ignore)
         except SystemExit as error:
             raise EngineUnavailable(
                 f"SGLang ended its own start ({error.code}); see the log above"
             ) from error
         except Exception as error:  # whatever SGLang raises while it starts, it did not start
             _log.error("sglang_start_failed", exc_info=True)
-            reason = str(error) or type(error).__name__
+            reason = first_failure.read(failure_file, ()) or str(error) or type(error).__name__
             raise EngineUnavailable(
                 f"SGLang cannot start with {arguments['model_path']}: {reason}"
             ) from error
@@ -77,7 +89,17 @@ class SglangProcess:
             signal.signal(signal.SIGQUIT, before)
             root.handlers[:], root.level = handlers, level
         atexit.unregister(engine.shutdown)
-        return cls(engine, on_failure)
+        return cls(engine, on_failure, failure_file)
+
+    def check(self) -> None:
+        """Notice the death of a process that SGLang itself does not watch: a scheduler of several ranks. Raises `EngineDied`."""
+        if not self.failure:
+            for pid in self._pids:
+                if not _runs(pid):
+                    self._fail(self._first_cause() or f"its process {pid} ended")
+                    break
+        if self.failure:
+            raise EngineDied(f"SGLang died: {self.failure}")
 
     async def call(self, awaitable: Awaitable[T]) -> T:
         """The result of one of its calls, which would wait indefinitely for an answer of dead processes. Raises `EngineDied`."""
@@ -99,6 +121,13 @@ class SglangProcess:
         if error is not None:
             _log.error("sglang_messages_failed", exc_info=error)
         self._fail(f"its message loop ended: {error!r}")
+
+    def _on_signal(self) -> None:
+        self._fail(self._first_cause() or "one of its processes failed")
+
+    def _first_cause(self) -> str:
+        watchdog = getattr(self.manager, "_subprocess_watchdog", None)
+        return first_failure.read(self._failure_file, getattr(watchdog, "_processes", ()))
 
     def _fail(self, reason: str) -> None:
         if not self.failure:

@@ -1,18 +1,13 @@
 """One data-parallel rank of an SGLang: its events, cached blocks and load. Without data parallelism there is one rank."""
 
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
 from headwater.engines.engine import EngineLoad
+from headwater.engines.kv_events.endpoints import reachable
 from headwater.engines.kv_events.socket import KvSocket
 from headwater.engines.kv_events.translator import KvTranslator
-
-EVENTS: Final = "inproc-events"
-REPLAY: Final = "inproc-replay"
-"""Names of the sockets in the engine's own folder. SGLang derives an endpoint for each rank from the given one, for tcp and
-inproc only, which it detects by these words: with this name it adds a suffix to Unix sockets."""
 
 _log = structlog.get_logger("headwater.sglang")
 
@@ -50,12 +45,6 @@ class SglangRank:
         return EngineLoad(int(found.num_running_reqs), int(found.num_waiting_reqs), min(used, total), total)
 
 
-def endpoints(folder: str) -> tuple[str, str]:
-    """Endpoints for SGLang's events and their replay. Unix sockets: no port conflicts, no access from outside."""
-    events, replay = (f"ipc://{Path(folder, name)}" for name in (EVENTS, REPLAY))
-    return events, replay
-
-
 def of_engine(
     config: dict[str, Any], count: int, page_size: int, total_tokens: int, reader: Any
 ) -> list[SglangRank]:
@@ -65,19 +54,11 @@ def of_engine(
     return [
         SglangRank(
             number,
-            _reachable(ZmqEventPublisher.offset_endpoint_port(config["endpoint"], number)),
-            _reachable(ZmqEventPublisher.offset_endpoint_port(config["replay_endpoint"], number)),
+            reachable(ZmqEventPublisher.offset_endpoint_port(config["endpoint"], number)),
+            reachable(ZmqEventPublisher.offset_endpoint_port(config["replay_endpoint"], number)),
             page_size,
             total_tokens,
             reader,
         )
         for number in range(count)
     ]
-
-
-def _reachable(endpoint: str) -> str:
-    """Where to connect to what is bound to `endpoint` on this machine."""
-    for everywhere in ("tcp://*:", "tcp://0.0.0.0:"):
-        if endpoint.startswith(everywhere):
-            return "tcp://127.0.0.1:" + endpoint.removeprefix(everywhere)
-    return endpoint

@@ -41,6 +41,9 @@ class Stream:
             self.send(Step((), finish, detail=detail))
             return
         tokens = tuple(chunk["output_ids"])
+        if not tokens and not finish and self._reported_cached:
+            # A diffusion model returns most of its steps empty, and whole blocks at once.
+            return
         at = next((place for place, token in enumerate(tokens) if token in self._stops), None)
         if at is not None:
             tokens, finish = tokens[: at + 1], "stop"

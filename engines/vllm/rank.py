@@ -1,16 +1,11 @@
 """One data-parallel rank of a vLLM: its events, cached blocks and load. Without data parallelism there is one rank."""
 
-from pathlib import Path
 from typing import Any
 
 from headwater.engines.engine import EngineLoad
+from headwater.engines.kv_events.endpoints import reachable
 from headwater.engines.kv_events.socket import KvSocket
 from headwater.engines.kv_events.translator import KvTranslator
-
-EVENTS = "inproc-events"
-REPLAY = "inproc-replay"
-"""Names of the sockets in the engine's own folder. vLLM derives an endpoint for each rank from the given one, for tcp and
-inproc only, which it detects by these words: with this name it adds a suffix to Unix sockets."""
 
 
 class EngineRank:
@@ -27,12 +22,6 @@ class EngineRank:
     def load(self) -> EngineLoad:
         """Current load. Idle engines do not report, so without running requests the load is zero."""
         return self.last if self.running else self.idle
-
-
-def endpoints(folder: str) -> tuple[str, str]:
-    """Endpoints for vLLM's events and their replay. Unix sockets: no port conflicts, no access from outside."""
-    events, replay = (f"ipc://{Path(folder, name)}" for name in (EVENTS, REPLAY))
-    return events, replay
 
 
 def of_engine(engine: Any, count: int) -> list[EngineRank]:
@@ -55,13 +44,5 @@ def of_engine(engine: Any, count: int) -> list[EngineRank]:
             native = config.kv_events_config
             at = ZmqEventPublisher.offset_endpoint_port(native.endpoint, number)
             replay = ZmqEventPublisher.offset_endpoint_port(native.replay_endpoint, number)
-        made.append(EngineRank(number, _reachable(at), _reachable(replay), block_size, total))
+        made.append(EngineRank(number, reachable(at), reachable(replay), block_size, total))
     return made
-
-
-def _reachable(endpoint: str) -> str:
-    """Where to connect to what is bound to `endpoint` on this machine."""
-    for everywhere in ("tcp://*:", "tcp://0.0.0.0:"):
-        if endpoint.startswith(everywhere):
-            return "tcp://127.0.0.1:" + endpoint.removeprefix(everywhere)
-    return endpoint

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwater.engines.vllm import first_failure
+from headwater.engines import first_failure
 
 
 class Extension:
@@ -59,6 +59,9 @@ def fix_mixed_batches() -> None:
         module.__dict__["bgmv_shrink"] = shrink_and_skip
 
 
+FATAL = ("fatal error", "failed to start", "hit an exception")
+"""What vLLM logs before a process ends."""
+
 # Workers import this module before they load a model.
-first_failure.keep()
+first_failure.keep("vllm", FATAL)
 fix_mixed_batches()

@@ -20,6 +20,7 @@ from tests.support.ports.buses import BusCase, memory_bus, nats_bus
 from tests.support.ports.engines import (
     EngineCase,
     MakeEngine,
+    MakeRealEngine,
     full_sglang_engine,
     full_vllm_engine,
     nixl_engine,
@@ -169,6 +170,14 @@ def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
     if request.param == "sglang":
         return partial(sglang_engine, request.getfixturevalue("sglang_model"))
     return partial(sim_engine, ZERO if request.param == "sim-zero" else StepTime())
+
+
+@pytest.fixture(params=[SGLANG if environment.HERE else VLLM])
+def make_real_engine(request: pytest.FixtureRequest) -> MakeRealEngine:
+    """Makes the real engine that is installed here."""
+    if request.param == "sglang":
+        return partial(sglang_engine, request.getfixturevalue("sglang_model"))
+    return partial(vllm_engine, request.getfixturevalue("vllm_model"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["sim", VLLM])

@@ -1,6 +1,8 @@
 """Data-parallel ranks of one vLLM or SGLang: engines of their own, started and stopped once."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import cast
@@ -10,7 +12,16 @@ import pytest_asyncio
 
 from headwater.engines import data_parallel
 from headwater.engines.data_parallel import RankedEngine
-from tests.support.ports.engines import EngineCase, family, rebuilt, sglang_engine, started, vllm_engine
+from headwater.engines.sglang.engine import SglangEngine
+from tests.support.ports.engines import (
+    EngineCase,
+    death_of,
+    family,
+    rebuilt,
+    sglang_engine,
+    started,
+    vllm_engine,
+)
 from tests.support.ports.waiting import eventually
 from tests.support.sglang import environment
 
@@ -26,20 +37,23 @@ pytestmark = [
 RANKS = 2
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cases(request: pytest.FixtureRequest) -> AsyncIterator[list[EngineCase]]:
-    """Both ranks of one engine, of the one that is installed here."""
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> RankedEngine:
+    """The engine that is installed here, with two ranks."""
     if environment.HERE:
-        engine = sglang_engine(request.getfixturevalue("sglang_model"), max_model_len=512, ranks=RANKS)
+        made = sglang_engine(request.getfixturevalue("sglang_model"), max_model_len=512, ranks=RANKS)
     else:
         model = request.getfixturevalue("vllm_model")
-        engine = vllm_engine(model, max_model_len=512, kv_cache_mib=64, ranks=RANKS)
+        made = vllm_engine(model, max_model_len=512, kv_cache_mib=64, ranks=RANKS)
+    return cast(RankedEngine, made)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cases(engine: RankedEngine) -> AsyncIterator[list[EngineCase]]:
+    """Both ranks of it."""
     before = set(family())
     async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(started(rank))
-            for rank in data_parallel.split(cast(RankedEngine, engine))
-        ]
+        yield [await stack.enter_async_context(started(rank)) for rank in data_parallel.split(engine)]
     await eventually(lambda: not set(family()) - before)
 
 
@@ -106,8 +120,10 @@ async def test_pause_waits_for_every_rank(cases: list[EngineCase]) -> None:
     await second.idle()
 
 
-async def test_engine_lives_until_its_last_rank_stops(cases: list[EngineCase]) -> None:
-    """A stopped rank ends its own requests only. The last test of this engine."""
+async def test_engine_lives_until_its_last_rank_stops_or_one_dies(
+    engine: RankedEngine, cases: list[EngineCase]
+) -> None:
+    """A stopped rank ends its own requests only; a killed one is told to the other. The last test of this engine."""
     first, second = cases
     mine = first.submit(first.request(first.prompt(0.5), max_tokens=400))
     other = second.submit(second.request(second.prompt(0.5), max_tokens=30))
@@ -118,3 +134,17 @@ async def test_engine_lives_until_its_last_rank_stops(cases: list[EngineCase]) -
     assert mine.finish == "abort"
     assert (await other.ended()).finish == "length"
     await second.engine.check()
+    if isinstance(engine, SglangEngine):
+        await kill_a_scheduler(engine, second)
+
+
+async def kill_a_scheduler(engine: SglangEngine, case: EngineCase) -> None:
+    """SGLang itself watches the controller of its ranks only: the adapter notices the death of a rank's process."""
+    assert engine._process is not None
+    pid = next(pid for pid, name in family().items() if pid in engine._process._pids and "::sch" in name)
+    running = case.submit(case.request(case.prompt(0.5), max_tokens=400))
+    await running.begun()
+    os.kill(pid, signal.SIGKILL)
+    assert f"process {pid} ended" in await death_of(case.engine)
+    await running.ended()
+    assert running.finish == "error"

@@ -17,6 +17,9 @@ class OnlyToken(CustomLogitProcessor):  # type: ignore[misc]
         """Change the rows of the requests that use it."""
         for row, params in enumerate(custom_param_list or []):
             token = int(sampling.arguments(params)["token"])
+            if token < 0:
+                # A mistake in a user's class ends the engine.
+                raise LookupError(f"no token {token}")
             kept = logits[row, token].clone()
             logits[row] = float("-inf")
             logits[row, token] = kept

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from headwater.ops.worker import default_model
 
@@ -41,17 +42,30 @@ NAME = "tiny-llama-4"
 
 def ensure() -> Path:
     """The model's folder."""
+    return _made(NAME, {}, {})
+
+
+def ensure_scorer() -> Path:
+    """The same model with a head for one class: a score of its prompt."""
+    import numpy as np
+
+    head = (np.random.default_rng(11).standard_normal((1, HIDDEN)) * SCALE).astype(np.float32)
+    config = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    return _made(f"{NAME}-scorer", config, {"score.weight": head})
+
+
+def _made(folder_name: str, config: dict[str, Any], weights: dict[str, Any]) -> Path:
     source = default_model.ensure()
-    folder = source.parent / NAME
+    folder = source.parent / folder_name
     if folder.is_dir():
         return folder
-    making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=source.parent))
+    making = Path(tempfile.mkdtemp(prefix=f"{folder_name}-", dir=source.parent))
     vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
-    (making / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocabulary}))
+    (making / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocabulary, **config}))
     for name in COPIED:
         if (source / name).exists():
             shutil.copy(source / name, making / name)
-    _write_weights(making, vocabulary)
+    _write_weights(making, vocabulary, weights)
     try:
         os.rename(making, folder)
     except OSError:
@@ -60,7 +74,7 @@ def ensure() -> Path:
     return folder
 
 
-def _write_weights(folder: Path, vocabulary: int) -> None:
+def _write_weights(folder: Path, vocabulary: int, more: dict[str, Any]) -> None:
     # Not torch: its threads would be missing in the engines that are forked from this process, which wait for them.
     import numpy as np
     from safetensors.numpy import save_file
@@ -86,4 +100,4 @@ def _write_weights(folder: Path, vocabulary: int) -> None:
         weights[f"{at}.mlp.down_proj.weight"] = matrix(hidden, inner)
         weights[f"{at}.input_layernorm.weight"] = np.ones(hidden, np.float32)
         weights[f"{at}.post_attention_layernorm.weight"] = np.ones(hidden, np.float32)
-    save_file(weights, folder / "model.safetensors")
+    save_file(weights | more, folder / "model.safetensors")

@@ -1,7 +1,9 @@
 """The engines of the contract tests. An engine under test is an `EngineCase`, as `headwater check-engine` has it."""
 
+import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from headwater.engines.conformance.case import (
     rebuilt,
     started,
 )
-from headwater.engines.engine import Engine
+from headwater.engines.engine import Engine, EngineDied
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.process.sockets import free_range
 from headwater.schemas.clock import SystemClock
+from tests.support.sglang import environment
 
 __all__ = [
     "Answer",
@@ -31,6 +34,12 @@ __all__ = [
     "rebuilt",
     "started",
 ]
+
+ONLY_TOKEN = f"tests.support.engines.only_token{'_sglang' if environment.HERE else ''}:OnlyToken"
+"""A logits processor for the real engine that is installed here."""
+
+MakeRealEngine = Callable[..., Engine]
+"""Makes a real engine that is not started, with these fields of its settings."""
 
 EOS = 2
 """The small model's end of an answer, and the simulated engine's."""
@@ -64,7 +73,7 @@ def full_vllm_engine(model: str) -> Engine:
         model,
         max_model_len=1024,
         kv_cache_mib=128,
-        processors={"only": "tests.support.engines.only_token:OnlyToken"},
+        processors={"only": ONLY_TOKEN},
         overrides={"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "scheduling_policy": "priority"},
     )
 
@@ -102,7 +111,7 @@ def full_sglang_engine(model: str) -> Engine:
     return sglang_engine(
         model,
         max_model_len=1024,
-        processors={"only": "tests.support.engines.only_token_sglang:OnlyToken"},
+        processors={"only": ONLY_TOKEN},
         overrides={
             "skip_tokenizer_init": False,
             "enable_priority_scheduling": True,
@@ -152,3 +161,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def death_of(engine: Engine, within_s: float = 30.0) -> str:
+    """Wait until `check` says that the engine died; returns what it says."""
+    async with asyncio.timeout(within_s):
+        while True:
+            try:
+                await engine.check()
+            except EngineDied as error:
+                return str(error)
+            await asyncio.sleep(0.01)

@@ -24,6 +24,8 @@ PRELOADS: Final = (
     "sglang.srt.entrypoints.engine",
     "sglang.srt.models.registry",
     "sglang.srt.models.llama",
+    "sglang.srt.models.llama_reward",
+    "sglang.srt.models.sdar",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.layers.attention.torch_native_backend",
@@ -40,7 +42,7 @@ ENVIRONMENT: Final = {
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # two ranks, if there are two
 }
 
-MODELS: Final = frozenset({"llama", "llama_embedding"})
+MODELS: Final = frozenset({"llama", "llama_embedding", "llama_reward", "sdar"})
 """Modules of models that tests load; the others take four seconds."""
 
 

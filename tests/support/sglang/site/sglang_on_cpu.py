@@ -1,19 +1,22 @@
 """Makes SGLang's published package run on a CPU. Imported at the start of every Python of the tests' environment.
 
 PyPI has SGLang with its CUDA kernels only. On a CPU its models compute in PyTorch and need none of them, but its modules
-use four things that do not work there:
+use five things that do not work there:
 
 * torchvision's compiled operators, linked against CUDA's libtorch: their schemas are declared, which is all that an
   import of torchvision asks for;
 * `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called;
 * `pin_memory`, which needs an accelerator: host memory is the device's here;
-* NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory.
+* NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory;
+* the registration of host memory with CUDA and the kernel that copies blocks between the tiers of its cache: nothing has
+  to be registered, and PyTorch copies.
 
 The production adapter does none of this: without it, SGLang on a CPU ends with an error that says what is missing.
 """
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import types
@@ -23,6 +26,7 @@ from typing import Any
 KERNELS = "sgl_kernel"
 LORA = "sglang.srt.lora.layers"
 TRANSFER = "sglang.srt.disaggregation.nixl.conn"
+HOST_POOLS = ("sglang.srt.mem_cache.pool_host.common", "sglang.srt.mem_cache.pool_host.mha")
 MISSING = frozenset({"sgl_kernel.scalar_type"})
 """Parts of the kernels that must fail to import: SGLang then uses its own."""
 
@@ -60,10 +64,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._library: Any = None
         self._unpinned = False
         self._in_host_memory = False
+        self._loading: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if name in self._loading:
+            return None
         if name == "torchvision" and self._library is None:
             self._library = _declare_operators()
         if name == TRANSFER and not self._in_host_memory:
@@ -72,9 +79,45 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name == LORA and not self._unpinned:
             self._unpinned = True
             _ignore_pinning()
+        if name in HOST_POOLS:
+            return self._completed(name)
         if name == KERNELS or (name.startswith(f"{KERNELS}.") and name not in MISSING):
             return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
         return None
+
+    def _completed(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        self._loading.add(name)
+        spec = importlib.util.find_spec(name)
+        self._loading.discard(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TierLoader(spec.loader)
+        return spec
+
+
+class _TierLoader(importlib.abc.Loader):
+    """Loads a module of host memory's tier, and gives it what it has only with CUDA."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        module.__dict__.update(_cuda_host_register=_register_nothing, transfer_kv_direct=_copy_blocks)
+
+
+def _register_nothing(*_: Any, **__: Any) -> None:
+    """Host memory is the device's here."""
+
+
+def _copy_blocks(
+    *, src_layers: Any, dst_layers: Any, src_indices: Any, dst_indices: Any, page_size: int
+) -> None:
+    """Copy the tokens at these places, layer by layer."""
+    for source, destination in zip(src_layers, dst_layers, strict=True):
+        destination[dst_indices] = source[src_indices]
 
 
 def _declare_operators() -> Any:

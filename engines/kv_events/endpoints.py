@@ -1,0 +1,23 @@
+"""Where an engine publishes its KV events on this machine."""
+
+from pathlib import Path
+from typing import Final
+
+EVENTS: Final = "inproc-events"
+REPLAY: Final = "inproc-replay"
+"""Names of the sockets in the engine's own folder. vLLM and SGLang derive an endpoint for each rank from the given one, for tcp
+and inproc only, which they detect by these words: with this name they add a suffix to Unix sockets."""
+
+
+def in_folder(folder: str) -> tuple[str, str]:
+    """Endpoints for events and their replay. Unix sockets: no port conflicts, no access from outside."""
+    events, replay = (f"ipc://{Path(folder, name)}" for name in (EVENTS, REPLAY))
+    return events, replay
+
+
+def reachable(endpoint: str) -> str:
+    """Where to connect to what is bound to `endpoint` on this machine."""
+    for everywhere in ("tcp://*:", "tcp://0.0.0.0:"):
+        if endpoint.startswith(everywhere):
+            return "tcp://127.0.0.1:" + endpoint.removeprefix(everywhere)
+    return endpoint

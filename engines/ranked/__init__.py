@@ -1,0 +1,1 @@
+"""What engines of Python libraries with data-parallel ranks have in common."""

@@ -1,0 +1,27 @@
+"""What SGLang's own processes run: SGLang's functions, which write down why they fail.
+
+Imports nothing of SGLang before it runs: the process that starts these is not the one that needs it.
+"""
+
+from typing import Any, Final
+
+from headwater.engines import first_failure
+
+FATAL: Final = ("hit an exception",)
+"""What SGLang logs before a process ends."""
+
+
+def run_scheduler(*arguments: Any, **named: Any) -> None:
+    """A scheduler with its part of the model."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    first_failure.keep("sglang", FATAL)
+    run_scheduler_process(*arguments, **named)
+
+
+def run_detokenizer(*arguments: Any, **named: Any) -> None:
+    """The process that turns tokens into text, through which all answers pass."""
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    first_failure.keep("sglang", FATAL)
+    run_detokenizer_process(*arguments, **named)

@@ -6,6 +6,7 @@ import time
 from headwater.engines.conformance.case import ANSWER_TOKENS, Answer, EngineCase, eventually
 from headwater.engines.conformance.check import check, raises
 from headwater.engines.engine import NotSupported, RequestRejected
+from headwater.engines.loop_watch import BLOCKED_S, LoopWatch
 from headwater.schemas.messages.inference import Guide
 
 ABORT_S = 5.0
@@ -131,6 +132,23 @@ async def request_that_can_never_work_is_rejected(case: EngineCase) -> None:
 
 
 @check("generate")
+async def event_loop_stays_free(case: EngineCase) -> None:
+    """Code that blocks it belongs into a thread or a process: the worker could neither renew its lease nor answer."""
+    watch = LoopWatch(case.engine.name, blocked_s=BLOCKED_S)
+    watch.start()
+    try:
+        answers = [case.submit(case.request(case.prompt(2.5), max_tokens=8)) for _ in range(2)]
+        for answer in answers:
+            await answer.ended()
+    finally:
+        watch.stop()
+    # The watch may end with the block that it reports.
+    await asyncio.sleep(BLOCKED_S / 4)
+    for one in watch.blocks:
+        raise AssertionError(f"blocked for {one.seconds:.1f} s by {one.function}, {one.file}:{one.line}")
+
+
+@check("generate")
 async def load_shows_running_and_then_idle(case: EngineCase) -> None:
     """What runs is counted with its blocks while it runs, and not any more afterwards."""
     assert case.engine.load()[:2] == (0, 0)
@@ -233,6 +251,7 @@ CHECKS = (
     request_aborted_at_once_still_gets_its_last_step,
     abort_of_the_unknown_and_the_ended_is_ignored,
     request_that_can_never_work_is_rejected,
+    event_loop_stays_free,
     load_shows_running_and_then_idle,
     logprobs_are_those_of_the_tokens,
     random_choice_has_its_own_logprob,

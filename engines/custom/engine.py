@@ -30,6 +30,7 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.engines.loop_watch import LoopWatch, folder_of
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest
@@ -79,9 +80,11 @@ class CustomEngine(CustomControl):
         self._slots = asyncio.Semaphore(1)
         self._failure: BaseException | None = None
         self._started = False
+        self._watch = LoopWatch(name, folder_of(type(engine)))
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`."""
+        self._watch.start()
         info = await self._call(self._engine.start, self._setup)
         self._info = self._checked(info)
         self._started = True
@@ -251,6 +254,7 @@ class CustomEngine(CustomControl):
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
+        self._watch.stop()
         self._abort_all()
         if self._reader is not None:
             self._reader.cancel()

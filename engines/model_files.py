@@ -12,7 +12,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 class ModelFiles(NamedTuple):
     """The parts of a model that an edge uses. `chat_template` is empty for a base model.
 
-    `response_template` is the JSON text of what `tokenizer_config.json` says about parsing answers, "" if nothing.
+    `vocabulary` is how many logits the model has, 0 if its configuration does not say. `response_template` is the JSON text of what `tokenizer_config.json` says about parsing answers, "" if nothing.
     """
 
     tokenizer: bytes
@@ -22,6 +22,7 @@ class ModelFiles(NamedTuple):
     context_length: int
     name: str
     response_template: str = ""
+    vocabulary: int = 0
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -47,6 +48,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         int(config.get("max_position_embeddings", 4096)),
         folder.name,
         json.dumps(template) if isinstance(template := settings.get("response_template"), dict) else "",
+        int(config.get("vocab_size", 0)),
     )
 
 

@@ -1,7 +1,14 @@
 """Releases of engines, and their published vulnerabilities."""
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import structlog
+
+from headwater.engines.engine import EngineUnavailable
+
+_log = structlog.get_logger("headwater.engine")
 
 Release = tuple[int, int, int]
 
@@ -19,3 +26,29 @@ def release(version: str) -> Release | None:
     """The numbers of a version ("0.14.1rc2+cpu" is 0.14.1), None without any, as of a build from source."""
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def check_release(
+    engine: str, version: str, holes: Sequence[Hole], *, allow: bool, flag: str, oldest: Release = (0, 0, 0)
+) -> None:
+    """Log the vulnerabilities of an installed release, and whether it is older than what the adapter was written for.
+
+    Raises `EngineUnavailable` if one of them is refused, unless `allow`, which `flag` sets.
+    """
+    found = release(version)
+    # Versions like 0.0.0 are builds from source without release number.
+    if found is None or found < (0, 1, 0):
+        return
+    open_ = [hole for hole in holes if found < hole.fixed]
+    for hole in open_:
+        _log.warning("vulnerable_version", engine=engine, version=version, cve=hole.cve, what=hole.what)
+    refused = [hole for hole in open_ if hole.refused]
+    if refused and not allow:
+        worst = max(refused, key=lambda hole: hole.fixed)
+        needed = ".".join(map(str, worst.fixed))
+        raise EngineUnavailable(
+            f"{engine} {version} has known vulnerabilities ({', '.join(hole.cve for hole in refused)}; {worst.cve}: it "
+            f"{worst.what}): install {needed} or newer, or start with {flag}"
+        )
+    if found < oldest:
+        _log.warning("old_version", engine=engine, version=version, oldest=".".join(map(str, oldest)))

@@ -1,12 +1,14 @@
 """TensorRT-LLM's `LLM` with the PyTorch backend as an `Engine`: tokens in, tokens out."""
 
 import asyncio
+import secrets
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
 
 import structlog
+from tokenizers import Tokenizer
 
 from headwater.engines.engine import (
     Emit,
@@ -23,10 +25,12 @@ from headwater.engines.engine import (
 from headwater.engines.tensorrt_llm import handoff, polling
 from headwater.engines.tensorrt_llm.config import checks
 from headwater.engines.tensorrt_llm.config.arguments import TRANSFER_TIMEOUT_MS, arguments, attention_ranks
-from headwater.engines.tensorrt_llm.config.recorded import accepted, takes
+from headwater.engines.tensorrt_llm.config.capabilities import capabilities
+from headwater.engines.tensorrt_llm.config.recorded import accepted
 from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
 from headwater.engines.tensorrt_llm.leg import Leg
 from headwater.engines.tensorrt_llm.library import load_library
+from headwater.engines.tensorrt_llm.metrics import LibraryMetrics
 from headwater.engines.tensorrt_llm.operations import TensorRtControl
 from headwater.engines.tensorrt_llm.polling import RankState
 from headwater.engines.tensorrt_llm.sampling import sampling_params
@@ -35,7 +39,6 @@ from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
-from headwater.schemas.tables.capability import Capability
 
 FIRST_ANSWER_S_MAX: Final = 600.0
 STOP_S_MAX: Final = 30.0
@@ -64,6 +67,7 @@ class TensorRtEngine(TensorRtControl):
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog: Watchdog | None = None
         self._failure = ""
+        self._tokenizer: Tokenizer | None = None
         self._full_since_s: float | None = None
 
     async def start(self) -> EngineInfo:
@@ -76,7 +80,10 @@ class TensorRtEngine(TensorRtControl):
                 f"TensorRT-LLM cannot start with {self._settings.model}: {error}"
             ) from error
         given = self._arguments
-        self.capabilities = self._capabilities()
+        self.capabilities = capabilities(self._settings, given, self._llm)
+        self._metrics = LibraryMetrics(self._settings.name)
+        if "bad_words" in self.capabilities:
+            self._tokenizer = Tokenizer.from_buffer(self._settings.tokenizer)
         slots = int(given.get("max_batch_size") or 2048)
         size = int(given["kv_cache_config"]["tokens_per_block"])
         self._ranks = [RankState(number, size, slots) for number in range(self.ranks)]
@@ -100,36 +107,13 @@ class TensorRtEngine(TensorRtControl):
             lora_slots=int(lora.get("max_loras") or 0),
             lora_rank_max=int(lora.get("max_lora_rank") or 0),
             processors=tuple(self._settings.processors) if "processors" in self.capabilities else (),
+            vocabulary=self._settings.vocabulary,
         )
         return self._info
 
-    def _capabilities(self) -> frozenset[Capability]:
-        given, generate = self._arguments, self._llm.generate_async
-        found: set[Capability] = {"generate", "logprobs", "seed"}
-        cache = given["kv_cache_config"]
-        if cache.get("enable_block_reuse") and int(cache.get("event_buffer_max_size") or 0) > 0:
-            found |= {"kv_events", "kv_dump"}
-        if takes(generate, "cache_salt"):
-            found.add("cache_salt")
-        if takes(generate, "priority"):
-            found.add("priority")
-        if given.get("guided_decoding_backend"):
-            found.add("guide")
-        if self._settings.processors:
-            found.add("processors")
-        if given.get("enable_lora") and given.get("lora_config"):
-            found.add("lora")
-        if (given.get("cache_transceiver_config") or {}).get("backend"):
-            found.add("handoff")
-        if hasattr(self._llm, "_collective_rpc"):
-            found.add("sleep")
-        return frozenset(found)
-
     async def _first_answer(self) -> None:
         """One token: before the first request there are neither statistics nor events."""
-        params = sampling_params(
-            self._api, Sampling(1, temperature=0.0, ignore_eos=True), self._settings.eos_token_ids, {}
-        )
+        params = sampling_params(self._api, Sampling(1, temperature=0.0, ignore_eos=True), self._settings)
         async with asyncio.timeout(FIRST_ANSWER_S_MAX):
             await self._llm.generate_async([1], sampling_params=params).aresult()
             while not self._ranks[0].total_blocks:
@@ -150,6 +134,7 @@ class TensorRtEngine(TensorRtControl):
 
     def _take_stats(self, stats: dict[str, Any]) -> None:
         self._ranks[self._rank_of(stats, "attentionDpRank")].take_stats(stats)
+        self._metrics.take_iteration(stats)
 
     def _take_event(self, event: dict[str, Any]) -> None:
         self._ranks[self._rank_of(event, "attention_dp_rank")].take_event(event)
@@ -185,9 +170,10 @@ class TensorRtEngine(TensorRtControl):
         params = sampling_params(
             self._api,
             request.sampling,
-            self._settings.eos_token_ids,
-            self._settings.processors,
+            self._settings,
+            prompt=len(tokens),
             prefill=request.leg == "prefill",
+            tokenizer=self._tokenizer,
         )
         leg = Leg(request, emit, rank, transfer if request.leg == "decode" else None)
         self._legs[request.request] = leg
@@ -243,7 +229,9 @@ class TensorRtEngine(TensorRtControl):
             given["scheduling_params"] = api.SchedulingParams(
                 attention_dp_rank=leg.rank, attention_dp_relax=False
             )
-        if request.cache_salt:
+        if leg.scores_prompt:
+            given["cache_salt"] = secrets.token_hex(16) if "cache_salt" in self.capabilities else None
+        elif request.cache_salt:
             given["cache_salt"] = request.cache_salt
         if "priority" in self.capabilities:
             # A canary, which no edge sent, passes all others: it measures the engine, not the queue.
@@ -285,8 +273,13 @@ class TensorRtEngine(TensorRtControl):
             except StopAsyncIteration:
                 leg.finish(Step((), "error", detail="TensorRT-LLM ended the request without a reason"))
                 return
+            try:
+                await leg.score_prompt(result)
+            except EngineError as error:
+                leg.fail(str(error))
             leg.take(result, self._transfer_s, as_opaque=self._settings.handoff == "opaque")
             if leg.done:
+                self._metrics.take_result(result)
                 return
 
     async def _await_kv(self, leg: Leg, waiting: "asyncio.Future[Any]") -> None:

@@ -3,10 +3,11 @@
 import asyncio
 from typing import Any, Final
 
-from headwater.engines.engine import Emit, Finish, Pinned, Step, Transfer
+from headwater.engines.engine import Emit, EngineError, Finish, Pinned, Step, Transfer
 from headwater.engines.tensorrt_llm import handoff
-from headwater.engines.tensorrt_llm.sampling import token_logprobs
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.engines.tensorrt_llm.sampling import prompt_logprobs, token_logprobs
+from headwater.schemas import hashing
+from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 
 FINISHES: Final[dict[str, Finish]] = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
@@ -31,6 +32,23 @@ class Leg:
         self._outputs = 0
         self._is_pinned = False
         self._stopping = False
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Are log probabilities of the prompt to be returned?"""
+        return self.request.sampling.prompt_logprobs is not None and self.request.leg != "decode"
+
+    async def score_prompt(self, result: Any) -> None:
+        """Compute the prompt's log probabilities, with the first output that has its logits. Raises `EngineError`."""
+        if not self.scores_prompt or self._outputs:
+            return
+        logits = result.context_logits
+        if logits is None:
+            raise EngineError("TensorRT-LLM returned no logits of the prompt")
+        tokens: list[int] = hashing.unpack_tokens(self.request.tokens).tolist()
+        count = self.request.sampling.prompt_logprobs or 0
+        self._prompt_logprobs = await asyncio.to_thread(prompt_logprobs, tokens, logits, count)
 
     def blocks(self, size: int) -> int:
         """Blocks that it needs at least, once it runs."""
@@ -52,6 +70,11 @@ class Leg:
         # Before its KV has come an abort would leave the transfer half done.
         if self.transfer is None or self._outputs:
             self.handle.abort()
+
+    def fail(self, detail: str) -> None:
+        """End it now with an error; TensorRT-LLM is to follow."""
+        self.finish(Step((), "error", detail=detail))
+        self._stopping = True
 
     def finish(self, step: Step) -> None:
         """Emit the last step, unless there was one."""
@@ -77,7 +100,9 @@ class Leg:
         count = self.request.sampling.logprobs
         logprobs = () if count is None else token_logprobs(tokens, output.logprobs[self.sent :], count)
         self.sent += len(tokens)
-        step = Step(tokens, "", known, logprobs)
+        step = Step(tokens, "", known, logprobs, prompt_logprobs=self._prompt_logprobs)
+        if tokens:
+            self._prompt_logprobs = ()
         if self.done:
             self.finish(_ended(step, reason))
         elif tokens and not self.ended:
@@ -91,7 +116,7 @@ class Leg:
             first = tuple(output.disaggregated_params.first_gen_tokens or ()) if as_opaque else ()
             params = handoff.pack(self.request, output.disaggregated_params)
             pinned = Pinned(params, keep_s * LEASE_SHARE, first)
-        return Step((), "length", cached, pinned=pinned)
+        return Step((), "length", cached, pinned=pinned, prompt_logprobs=self._prompt_logprobs)
 
 
 def _ended(step: Step, reason: str | None) -> Step:

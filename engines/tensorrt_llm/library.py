@@ -17,6 +17,7 @@ NAMES: Final = {
     "SchedulingParams": "tensorrt_llm.scheduling_params",
     "LoRARequest": "tensorrt_llm.executor.request",
     "__version__": "tensorrt_llm",
+    "from_numpy": "torch",
 }
 
 

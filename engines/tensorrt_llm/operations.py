@@ -31,6 +31,10 @@ class TensorRtControl(EngineBase):
         {
             "generate",
             "logprobs",
+            "prompt_logprobs",
+            "logit_bias",
+            "allowed_tokens",
+            "bad_words",
             "seed",
             "priority",
             "cache_salt",

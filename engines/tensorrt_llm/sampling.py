@@ -3,23 +3,36 @@
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
-from headwater.engines.engine import RequestRejected
+from headwater.engines.engine import EngineError, RequestRejected
 from headwater.engines.tensorrt_llm.config.recorded import accepted
+from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
+from headwater.engines.tensorrt_llm.logits import BannedSequences, banned_sequences, bias_of
 from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
+
+PROMPT_ROWS: Final = 64
+"""Positions of a prompt whose logits are in memory as float32 at a time: 32 MB with a vocabulary of 128k tokens."""
 
 
 def sampling_params(
-    api: Any, sampling: Sampling, eos: Sequence[int], processors: Mapping[str, str], *, prefill: bool = False
+    api: Any,
+    sampling: Sampling,
+    settings: TensorRtSettings,
+    *,
+    prompt: int = 1,
+    prefill: bool = False,
+    tokenizer: Any = None,
 ) -> Any:
     """A `SamplingParams`. Raises `RequestRejected` for a processor that is not known.
 
     Without a tokenizer TensorRT-LLM needs `end_id`; further end tokens are stop tokens, which it would cut off. Of a
-    prefill leg only one token is generated.
+    prefill leg only one token is generated. `prompt` is the prompt's length, `tokenizer` the model's, for bad words.
     """
+    eos = settings.eos_token_ids
     stops = [*sampling.stop_token_ids]
     if not sampling.ignore_eos:
         stops += [token for token in eos[1:] if token not in stops]
@@ -53,10 +66,17 @@ def sampling_params(
         wanted["logprobs"] = sampling.logprobs
     if sampling.guide is not None:
         wanted["guided_decoding"] = api.GuidedDecodingParams(**_guided(sampling.guide))
-    if sampling.processors:
-        wanted["logits_processor"] = [
-            _processor(name, arguments, processors) for name, arguments in sampling.processors.items()
-        ]
+    if sampling.prompt_logprobs is not None and sampling.prompt_logprobs >= 0:
+        # Its own `prompt_logprobs` may lack the token that is in the prompt.
+        wanted["return_context_logits"] = True
+    bias = bias_of(sampling, settings.vocabulary)
+    if bias is not None:
+        wanted["embedding_bias"] = api.from_numpy(bias)
+    applied = [_processor(name, given, settings.processors) for name, given in sampling.processors.items()]
+    if sampling.bad_words:
+        applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))
+    if applied:
+        wanted["logits_processor"] = applied
     return api.SamplingParams(**accepted(api.SamplingParams, wanted))
 
 
@@ -96,6 +116,30 @@ def _decoded(guide: Guide, kind: Any) -> Any:
         return msgspec.json.decode(guide.value.encode(), type=kind)
     except msgspec.DecodeError as error:
         raise RequestRejected(f"guide {guide.kind}: {error}") from error
+
+
+def prompt_logprobs(tokens: Sequence[int], logits: Any, count: int) -> tuple[TokenLogprob | None, ...]:
+    """Log probabilities of a prompt's tokens from its logits (a tensor of positions × vocabulary), None for the first.
+
+    Row n predicts token n + 1. Takes milliseconds per row: not for an event loop. Raises `EngineError` for too few rows.
+    """
+    if len(logits.shape) == 3:
+        logits = logits[0]
+    rows = len(tokens) - 1
+    if logits.shape[0] < rows:
+        raise EngineError(
+            f"TensorRT-LLM returned the logits of {logits.shape[0]} of {len(tokens)} prompt tokens"
+        )
+    found: list[TokenLogprob | None] = [None]
+    for at in range(0, rows, PROMPT_ROWS):
+        part = logits[at : min(at + PROMPT_ROWS, rows)].float().cpu().numpy()
+        shifted = part - part.max(axis=-1, keepdims=True)
+        scores = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        likeliest = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+        for row, (values, top) in enumerate(zip(scores, likeliest, strict=True)):
+            chosen = float(values[tokens[at + row + 1]])
+            found.append(TokenLogprob(chosen, tuple((int(one), float(values[one])) for one in top)))
+    return tuple(found)
 
 
 def token_logprobs(tokens: Sequence[int], entries: Sequence[Any], count: int) -> tuple[TokenLogprob, ...]:

@@ -271,6 +271,9 @@ class TensorRtOptions(NamedTuple):
     allow_faults: Annotated[
         bool, Meta(description="start combinations of arguments that are known to hang or to end the engine")
     ] = False
+    allow_vulnerable_engine: Annotated[
+        bool, Meta(description="start a TensorRT-LLM with known vulnerabilities")
+    ] = False
 
 
 class SimOptions(NamedTuple):

@@ -213,6 +213,8 @@ def _tensorrt_llm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]
         name=files.name,
         context_length=files.context_length,
         eos_token_ids=files.eos_token_ids,
+        vocabulary=files.vocabulary,
+        tokenizer=files.tokenizer,
     )
     engine = TensorRtEngine(own, SystemClock(), gpus=len(plan.visible_gpus(os.environ)))
     return engine, served(settings.worker, files)

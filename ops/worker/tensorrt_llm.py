@@ -3,7 +3,7 @@
 import importlib.util
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.tensorrt_llm.config import checks
+from headwater.engines.tensorrt_llm.config import checks, versions
 from headwater.engines.tensorrt_llm.config.arguments import arguments, gpus_needed
 from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
 from headwater.engines.tensorrt_llm.library import not_installed
@@ -31,6 +31,7 @@ def settings_of(settings: EngineProcess, worker: str) -> TensorRtSettings:
 
 def check(settings: EngineProcess, role: Role) -> None:
     """The checks of one worker's arguments, and whether it is installed. Raises `EngineUnavailable`."""
+    versions.check(versions.installed(), allow=settings.tensorrt_llm.allow_vulnerable_engine)
     own = settings_of(settings, "")._replace(role=role)
     checks.check(own, arguments(own))
     if importlib.util.find_spec("tensorrt_llm") is None:

@@ -49,6 +49,7 @@ def _defaults(settings: TensorRtSettings) -> dict[str, Any]:
         # Tokens in, tokens out: only guided decoding needs a tokenizer.
         "skip_tokenizer_init": True,
         "enable_iter_perf_stats": True,
+        "return_perf_metrics": True,
         "kv_cache_config": {
             "enable_block_reuse": True,
             # With a logits processor the events freeze the engine (TensorRT-LLM 3857): see `checks`.

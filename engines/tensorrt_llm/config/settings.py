@@ -14,7 +14,8 @@ the prefill generated handed over apart from the opaque state.
 
 
 class TensorRtSettings(NamedTuple):
-    """`context_length` is the model's own. `file` and `overrides` are TensorRT-LLM's own arguments: a YAML file, and values that replace its own.
+    """`context_length` and `vocabulary` (tokens, 0 if unknown) are the model's own; `tokenizer` is its `tokenizer.json`.
+    `file` and `overrides` are TensorRT-LLM's own arguments: a YAML file, and values that replace its own.
 
     `processors` are logits processors that requests may name: NAME to MODULE:CLASS. `allow_faults` starts combinations of
     arguments that are known to hang or to end the engine.
@@ -28,6 +29,8 @@ class TensorRtSettings(NamedTuple):
     max_model_len: int = 0
     context_length: int = 4096
     eos_token_ids: tuple[int, ...] = ()
+    vocabulary: int = 0
+    tokenizer: bytes = b""
     file: str = ""
     overrides: dict[str, Any] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
     handoff: HandoffMode = "context-first"

@@ -2,18 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from math import exp, log
+from typing import Any
 
+import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from headwater.engines import data_parallel
 from headwater.engines.conformance.case import rebuilt, started
 from headwater.engines.conformance.suite import ConformanceRun
 from headwater.engines.engine import Engine, LoraAdapter, RequestRejected, Transfer
+from headwater.engines.sim.model import tokenizer
 from headwater.engines.sim.step_time import ZERO
 from headwater.engines.tensorrt_llm.config.settings import HandoffMode, TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
+from headwater.ops.process.metrics import Labelled
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed
+from tests.support.tensorrt_llm.metrics import MetricsCollector
+from tests.support.tensorrt_llm.tensors import VOCABULARY, Tensor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,8 +37,6 @@ UNSUPPORTED = {
     "clear_kv",
     "embed",
     "pause",
-    "logit_bias",
-    "allowed_tokens",
 }
 """What TensorRT-LLM's API has no call for, among what the suite checks."""
 
@@ -42,12 +48,36 @@ def world() -> Iterator[World]:
         yield made
 
 
-def engine(world: World, mode: HandoffMode = "context-first", **overrides: object) -> TensorRtEngine:
+def engine(
+    world: World,
+    mode: HandoffMode = "context-first",
+    processors: dict[str, str] | None = None,
+    **overrides: object,
+) -> TensorRtEngine:
     """An engine that can hand over."""
     settings = TensorRtSettings(
-        "model", "model", "w0", eos_token_ids=(2,), handoff=mode, overrides={**DISAGGREGATED, **overrides}
+        "model",
+        "model",
+        "w0",
+        eos_token_ids=(2,),
+        vocabulary=VOCABULARY,
+        tokenizer=tokenizer().to_str().encode(),
+        handoff=mode,
+        processors=processors or {},
+        overrides={**DISAGGREGATED, **overrides},
     )
     return TensorRtEngine(settings, world.clock)
+
+
+class Only:
+    """A logits processor: one token and no other."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, req_id: int, logits: Any, *_: Any) -> None:
+        """See TensorRT-LLM's `LogitsProcessor`."""
+        logits[..., self.token] += 1000.0
 
 
 @pytest.mark.parametrize("mode", ["context-first", "opaque"])
@@ -132,3 +162,110 @@ async def test_prompts_beyond_max_num_tokens_are_rejected_unless_chunked(world: 
             else:
                 with pytest.raises(RequestRejected, match=r"max_num_tokens \(64\)"):
                     case.submit(long)
+
+
+async def test_bias_and_allowed_tokens_outside_the_vocabulary_are_rejected(world: World) -> None:
+    async with started(engine(world)) as case:
+        wrong: list[dict[str, Any]] = [
+            {"logit_bias": {VOCABULARY: 1.0}},
+            {"allowed_token_ids": (VOCABULARY,)},
+        ]
+        for given in wrong:
+            with pytest.raises(
+                RequestRejected, match=f"token {VOCABULARY} is not in the vocabulary"
+            ) as caught:
+                case.submit(case.request(case.prompt(1), **given))
+            assert caught.value.param in given
+        both: dict[str, Any] = {"logit_bias": {9: 50.0}, "allowed_token_ids": (8, 9)}
+        assert (await case.generate(case.prompt(1), **both)).tokens == [9] * 8
+
+
+async def test_processors_and_bad_words_need_an_engine_without_kv_events(world: World) -> None:
+    """By name; a word of several tokens is allowed up to its last one. Events and processors freeze the engine (3857)."""
+    assert engine(world).possible >= {"bad_words", "processors"}
+    async with started(engine(world)) as case:
+        assert not case.engine.capabilities & {"bad_words", "processors"}
+    world.sim["script"] = tuple(tokenizer().encode("where a river begins ").ids)
+    only = {"only": f"{__name__}:Only"}
+    async with started(engine(world, processors=only)) as case:
+        assert "kv_events" not in case.engine.capabilities
+        assert case.info.processors == ("only",)
+        prompt = case.prompt(1.5)
+        assert (await case.generate(prompt, processors={"only": {"token": 77}})).tokens == [77] * 8
+        with pytest.raises(RequestRejected, match="known are: only"):
+            case.submit(case.request(prompt, processors={"other": {}}))
+        free = (await case.generate(prompt)).tokens
+        word = tokenizer().decode(free[2:4])
+        assert len(tokenizer().encode(word, add_special_tokens=False).ids) > 1
+        banned = (await case.generate(prompt, bad_words=(word,))).tokens
+        assert banned[:3] == free[:3]
+        assert banned[3] != free[3]
+
+
+async def test_prompt_logprobs_are_those_of_the_prompts_own_tokens(world: World) -> None:
+    """Also of a prompt that is in the cache: its tokens are computed again, under a salt that nobody else has."""
+    async with started(engine(world)) as case:
+        prompt = [token + 256 for token in case.prompt(2.5)]
+        await case.generate(prompt)
+        for count in (0, 2):
+            answer = await case.generate(prompt, prompt_logprobs=count)
+            [step] = [one for one in answer.steps if one.prompt_logprobs]
+            assert step is answer.steps[0]
+            first, *others = step.prompt_logprobs
+            assert first is None
+            total = log(exp(6) + exp(5) + VOCABULARY - 2)
+            for token, one in zip(prompt[1:], others, strict=True):
+                assert one is not None
+                assert one.logprob == pytest.approx(5 - total, abs=1e-4)
+                assert [number for number, _ in one.top] == [7, token][:count]
+        assert answer.cached_tokens == 0
+        world.sim["script"] = ()
+        without = await case.generate(prompt)
+        assert without.cached_tokens > 0, "the cache was not in the way: the test shows nothing"
+
+
+async def test_missing_logits_fail_the_request_and_not_the_engine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tests.support.tensorrt_llm.double.logits_of", lambda request: Tensor(np.zeros((3, 9)))
+    )
+    async with started(engine(world)) as case:
+        answer = await case.generate(case.prompt(2), prompt_logprobs=1)
+        assert (answer.finish, answer.tokens) == ("error", [])
+        assert "the logits of 3 of 64 prompt tokens" in answer.steps[-1].detail
+        await case.engine.check()
+        assert (await case.generate(case.prompt(1))).finish == "length"
+
+
+async def test_its_own_metrics_are_next_to_ours_with_the_workers_labels(world: World) -> None:
+    """Of iterations and of ended requests, from the registry of this process."""
+    async with started(engine(world)) as case:
+        await case.generate(case.prompt(1))
+
+        def samples() -> dict[str, Any]:
+            families = Labelled(lambda: {"worker": "w0"}).collect()
+            return {one.name: one.labels for family in families for one in family.samples}
+
+        await eventually(lambda: "trtllm_request_success_total" in samples())
+        found = samples()
+    assert found["trtllm_request_success_total"] | {"finished_reason": "length"} == {
+        "worker": "w0",
+        "model_name": "model",
+        "engine_type": "trtllm",
+        "finished_reason": "length",
+    }
+    assert found["trtllm_kv_cache_utilization"]["worker"] == "w0"
+
+
+async def test_metrics_that_fail_cost_the_metrics_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("kvCacheStats")
+
+    monkeypatch.setattr(MetricsCollector, "log_iteration_stats", fail)
+    async with started(engine(world)) as case:
+        with capture_logs() as lines:
+            await case.generate(case.prompt(1))
+        assert (await case.generate(case.prompt(1))).finish == "length"
+        await case.engine.check()
+    assert [line["event"] for line in lines].count("engine_metrics_failed") <= 1

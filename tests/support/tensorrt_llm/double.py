@@ -20,32 +20,14 @@ from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
 from tests.support.tensorrt_llm import signatures
 from tests.support.tensorrt_llm.events import EventBuffer
+from tests.support.tensorrt_llm.faults import Faults
+from tests.support.tensorrt_llm.metrics import MetricsCollector
+from tests.support.tensorrt_llm.tensors import Tensor, logits_of, picked
 
 VERSION = "1.2.1"
 GENERATES = signatures.signature_of(recorded.GENERATE_ASYNC, first="inputs")
 
 _numbers = count(1)
-
-
-class Faults:
-    """What the double does wrong, for all its instances. Each is a reported fault of TensorRT-LLM."""
-
-    def __init__(self) -> None:
-        self.dead = ""
-        """It has died of this: its health check says no."""
-        self.hangs_health = threading.Event()
-        """While set, its health check does not return."""
-        self.kv_never_arrives = False
-        self.leaks = False
-        """All blocks stay in use, with health still good."""
-        self.loses_events = 0
-        """So many events are dropped from the buffer."""
-        self.iteration: Exception | None = None
-        """Raised while an output is awaited."""
-        self.hangs_shutdown = False
-        self.stats: Exception | None = None
-        self.aborts: list[tuple[str, bool]] = []
-        """(request type, had it output anything?) of each abort."""
 
 
 class World:
@@ -91,12 +73,15 @@ class Result:
         self.outputs = [Output()]
         self.finished = False
         self.cached_tokens = 0
+        self.context_logits: Tensor | None = None
+        self.metrics_dict: dict[str, Any] | None = None
         self._llm = llm
         self._engine = llm.engines[rank]
         self.request = request
         self._streaming = streaming
         self._kind = kind
         self._top = top
+        self.params: Any = None
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
 
     def take(self, step: Step) -> None:
@@ -131,7 +116,12 @@ class Result:
 
     def _apply(self, step: Step) -> None:
         output = self.outputs[0]
+        tokens = tuple(picked(token, self.params, self.request, output.token_ids) for token in step.tokens)
+        step = step._replace(tokens=tokens)
         output.token_ids += step.tokens
+        if self.params.return_context_logits and self.context_logits is None:
+            # Only of what was computed.
+            self.context_logits = logits_of(self.request)[max(step.cached_tokens, 0) :]
         if self._top is not None:
             output.logprobs += [
                 {token: Logprob(-0.1)} | {1_000 + n: Logprob(-1.0 - n) for n in range(max(self._top - 1, 0))}
@@ -144,6 +134,7 @@ class Result:
         if step.finish:
             self.finished = True
             output.finish_reason = {"abort": "cancelled", "error": "timeout"}.get(step.finish, step.finish)
+            self.metrics_dict = {"finished_reason": output.finish_reason}
             self._llm.left(self)
 
 
@@ -234,6 +225,7 @@ class LLM:
         if lora is not None:
             self.engines[rank]._loras[lora.lora_name] = LoraAdapter(lora.lora_name, lora.lora_path, 1)
         result = Result(self, rank, request, bool(given.get("streaming")), kind, params.logprobs)
+        result.params = params
         result.disagg = disagg  # type: ignore[attr-defined]
         self._active.add(result)
         events = self._events[rank]
@@ -373,6 +365,8 @@ def installed(world: World) -> Iterator[World]:
             "tensorrt_llm.scheduling_params",
             "tensorrt_llm.executor",
             "tensorrt_llm.executor.request",
+            "tensorrt_llm.metrics",
+            "torch",
         )
     }
     top = modules["tensorrt_llm"]
@@ -385,6 +379,8 @@ def installed(world: World) -> Iterator[World]:
     disagg.DisaggScheduleStyle = signatures.DisaggScheduleStyle  # type: ignore[attr-defined]
     modules["tensorrt_llm.scheduling_params"].SchedulingParams = signatures.SchedulingParams  # type: ignore[attr-defined]
     modules["tensorrt_llm.executor.request"].LoRARequest = signatures.LoRARequest  # type: ignore[attr-defined]
+    modules["tensorrt_llm.metrics"].MetricsCollector = MetricsCollector  # type: ignore[attr-defined]
+    modules["torch"].from_numpy = lambda array: array  # type: ignore[attr-defined]
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:

@@ -41,7 +41,11 @@ def generated(name: str, fields: Iterable[str], defaults: dict[str, Any] | None 
     return made
 
 
-SamplingParams = generated("SamplingParams", sorted(recorded.SAMPLING_PARAMS), {"max_tokens": 32, "n": 1})
+SamplingParams = generated(
+    "SamplingParams",
+    sorted(recorded.SAMPLING_PARAMS),
+    {"max_tokens": 32, "n": 1, "return_context_logits": False},
+)
 GuidedDecodingParams = generated("GuidedDecodingParams", sorted(recorded.GUIDED_DECODING_PARAMS))
 DisaggregatedParams = generated("DisaggregatedParams", recorded.DISAGGREGATED_PARAMS)
 SchedulingParams = generated("SchedulingParams", recorded.SCHEDULING_PARAMS, {"attention_dp_relax": True})

@@ -125,6 +125,22 @@ def test_each_worker_sees_all_gpus_its_own_first() -> None:
         workers.plan(own, devices=devices)
 
 
+def test_gpus_of_tensorrt_llm_follow_from_its_arguments() -> None:
+    """Tensor, pipeline and context parallelism; experts and attention ranks are spread over the same GPUs."""
+    spread = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "moe_expert_parallel_size": 2,
+        "enable_attention_dp": True,
+    }
+    settings = made({"worker.engine": "tensorrt_llm", "fleet.workers": 2, "tensorrt_llm.overrides": spread})
+    devices = tuple(map(str, range(8)))
+    found = workers.plan(settings, devices=devices)
+    assert [plan.gpus[:4] for plan in found] == [devices[:4], devices[4:]], "its own first"
+    with pytest.raises((ConfigError, EngineUnavailable), match="8"):
+        workers.plan(settings, devices=devices[:7])
+
+
 def test_the_users_choice_of_gpus_is_the_machine() -> None:
     """In the user's order."""
     assert workers.visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}) == ("3", "GPU-x")

@@ -1,6 +1,13 @@
-"""What all tests share: log lines that cost nothing, how many examples a property gets, and which tests run together."""
+"""What all tests share: log lines that cost nothing, how many examples a property gets, which tests run together, and the
+stack of a worker that crashed.
+"""
 
+import faulthandler
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import structlog
@@ -13,6 +20,12 @@ settings.register_profile("ci", max_examples=30, deadline=None)
 settings.register_profile("soak", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
+STACKS = pytest.StashKey[TemporaryDirectory[str]]()
+"""The folder where the processes of pytest-xdist, if any, write their stacks when they crash."""
+
+# UCX would take the signals of a crash from faulthandler, and print to the output that pytest captures and loses.
+os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
+
 SHARING = ("contract", "docs", "durability", "faults", "packaging", "sglang", "system", "tidy", "vllm")
 """Folders whose modules share servers, fleets or parsed sources: each module runs in one worker, so that none is made twice."""
 
@@ -20,11 +33,18 @@ SHORT = ("tidy", "unit")
 """Folders of tests that take less than a second each."""
 
 
-def pytest_configure() -> None:
-    """Log as structlog does unless told otherwise, but for tracebacks.
+@pytest.hookimpl(trylast=True)  # after pytest's own faulthandler
+def pytest_configure(config: pytest.Config) -> None:
+    """Log as structlog does unless told otherwise, but for tracebacks; a crashing worker of pytest-xdist leaves its stack.
 
-    With rich installed (vLLM brings it) each would be drawn with the local variables of every frame: one second.
+    With rich installed (vLLM brings it) each traceback would be drawn with the local variables of every frame: one second.
     """
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        stack = Path(worker["stacks"], worker["workerid"]).open("w", encoding="utf-8")  # noqa: SIM115 (until the worker ends)
+        faulthandler.enable(stack)
+        config.add_cleanup(faulthandler.disable)
+        config.add_cleanup(stack.close)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -35,6 +55,24 @@ def pytest_configure() -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of pytest-xdist the folder for its stack."""
+    stash = node.config.stash
+    if STACKS not in stash:
+        stash[STACKS] = TemporaryDirectory(prefix="headwater-stacks-")
+        node.config.add_cleanup(stash[STACKS].cleanup)
+    node.workerinput["stacks"] = stash[STACKS].name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+    """Report the stack of the worker that crashed during a test."""
+    for stack in Path(sched.config.stash[STACKS].name).iterdir():
+        if f"'{stack.name}'" in str(report.longrepr):
+            report.sections.append((f"Stack of {stack.name}", stack.read_text(encoding="utf-8")))
 
 
 @pytest.fixture(autouse=True)

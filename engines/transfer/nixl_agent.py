@@ -19,9 +19,11 @@ def digest_of(metadata: bytes) -> bytes:
 
 
 class NixlAgent:
-    """An agent with one registered slab. NIXL's agents are not thread-safe: create and use it on one thread.
+    """An agent with one registered slab. NIXL's agents are not thread-safe: create, use and end it on one thread.
 
-    `name` must be unique for all time. Raises `TransferUnavailable` where NIXL cannot start.
+    NIXL destroys an agent when the last reference to it goes, and a traceback or a handle is one: nothing of NIXL's leaves this
+    class but handles, which `end` must outlive. `name` must be unique for all time. Raises `TransferUnavailable` where NIXL
+    cannot start.
     """
 
     def __init__(self, name: str, memory: Memory) -> None:
@@ -48,7 +50,7 @@ class NixlAgent:
         except Exception as error:
             raise TransferUnavailable(
                 f"NIXL cannot register {memory.nbytes} B of {memory.kind}: {error!r}"
-            ) from error
+            ) from _without_frames(error)
 
     def meet(self, place: NixlPlace, metadata: bytes) -> None:
         """Register a peer's slab, and start to connect. Idempotent. Raises `PeerGone`, `TransferFailed`."""
@@ -59,9 +61,11 @@ class NixlAgent:
         try:
             name = self._agent.add_remote_agent(metadata).decode()  # bytes, whatever its annotation says
         except self._backend_error as error:
-            raise PeerGone(f"{place.agent} is unreachable: {error}") from error
+            raise PeerGone(f"{place.agent} is unreachable: {error}") from _without_frames(error)
         except Exception as error:
-            raise TransferFailed(f"NIXL rejects the metadata of {place.agent}: {error!r}") from error
+            raise TransferFailed(
+                f"NIXL rejects the metadata of {place.agent}: {error!r}"
+            ) from _without_frames(error)
         self._peers.add(name)
         if name != place.agent:
             self.forget(name)
@@ -115,9 +119,9 @@ class NixlAgent:
 
     def end(self) -> None:
         """Deregister the slab and end the agent."""
-        for handle in self._stuck:
-            with contextlib.suppress(Exception):  # freed at the end of the process
-                handle.release()
+        while self._stuck:
+            with contextlib.suppress(Exception):  # NIXL's own finalizer tries once more
+                self._stuck.pop().release()
         for peer in list(self._peers):
             self.forget(peer)
         with contextlib.suppress(Exception):  # memory that cannot be deregistered is left
@@ -126,12 +130,18 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def _errors(self, peer: str) -> Any:
-        # Without tracebacks, which would keep handles alive beyond the agent that has to free them.
         try:
             yield
         except self._disconnected as error:
-            raise PeerGone(f"the process of {peer} has ended") from error.with_traceback(None)
+            raise PeerGone(f"the process of {peer} has ended") from _without_frames(error)
         except Exception as error:
-            raise TransferFailed(f"NIXL could not read from {peer}: {error!r}") from error.with_traceback(
-                None
-            )
+            raise TransferFailed(f"NIXL could not read from {peer}: {error!r}") from _without_frames(error)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The error without its tracebacks, whose frames hold NIXL's objects."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error

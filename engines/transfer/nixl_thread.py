@@ -154,6 +154,8 @@ class NixlThread:
     # The methods below run on the thread.
 
     def _post(self, future: "asyncio.Future[Any]", result: Any) -> None:
+        if isinstance(result, Exception):
+            result.__traceback__ = None  # its frames hold NIXL's objects, which only this thread may free
         try:
             self._loop.call_soon_threadsafe(_settle, future, result)
         except RuntimeError:
@@ -175,8 +177,8 @@ class NixlThread:
                 break
             job(agent)
             self._look(agent)
-        for reading in self._readings:
-            agent.end_reading(reading.handle)
+        while self._readings:
+            self._give_up(self._readings[0], agent)
         agent.end()
 
     def _pause_s(self) -> float:
@@ -197,7 +199,9 @@ class NixlThread:
     def _give_up(self, reading: _Reading, agent: NixlAgent) -> None:
         if reading in self._readings:
             self._readings.remove(reading)
-            agent.end_reading(reading.handle)
+            # The caller keeps the reading, perhaps in a traceback, and a handle keeps NIXL's agent.
+            handle, reading.handle = reading.handle, None
+            agent.end_reading(handle)
 
     def _look(self, agent: NixlAgent) -> None:
         if not self._readings:

@@ -13,8 +13,9 @@ import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from headwater.schemas.messages.transfer import (
     OfferClaim,
     OfferReleased,
 )
+from tests.support.ports.waiting import eventually
 from tests.support.worlds.clock import SkippingClock
 
 SLAB = 160 << 20
@@ -246,14 +248,29 @@ async def nixl_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator
         stdout=asyncio.subprocess.PIPE,
     )
     owner = RemoteHost(process)
+    before = listening()
     reader = await nixl_host("reader", slab, claim_s)
+    assert listening() > before
     try:
         yield Case(owner, reader)
     finally:
         await reader.close()
+        # Whatever the test still holds, its errors' tracebacks among it, the agent has ended, and on its own thread.
+        await eventually(lambda: listening() <= before)
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def listening() -> set[str]:
+    """The TCP sockets on which this process listens, which here are those of NIXL's agents."""
+    tables = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    listeners = {fields[9] for table in tables for fields in map(str.split, table) if fields[3] == "0A"}
+    opened = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of this listing
+            opened.add(os.readlink(f"/proc/self/fd/{number}").removeprefix("socket:[").removesuffix("]"))
+    return listeners & opened
 
 
 async def nixl_host(name: str, slab: int, claim_s: float) -> Host:

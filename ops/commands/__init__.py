@@ -48,6 +48,7 @@ COMMANDS: Final = {
         "Analyse",
         {
             "whatif": "simulate a trace or a recorded log with other settings, in columns",
+            "compare": "send the same prompts to two engines of a model, and show how their answers diverge",
             "tune": "search for routing weights on a trace or a recorded log",
             "sim": "run a simulated fleet under faults from a seed, on virtual time",
             "bench": "measure this machine",

@@ -81,10 +81,10 @@ async def pool_of(ports: Ports, model: str) -> str:
     found = sorted(card.pool for card in cards if model in (card.name, card.pool, *card.aliases))
     if not found:
         known = ", ".join(sorted({card.name for card in cards})) or "none"
-        raise ConfigError(f"ctl weights: there is no model {model!r}; models are: {known}")
+        raise ConfigError(f"there is no model {model!r}; models are: {known}")
     if len(found) > 1:
         raise ConfigError(
-            f"ctl weights: {model} is served by {len(found)} pools ({', '.join(found)}), each with its own weights: "
+            f"{model} is served by {len(found)} pools ({', '.join(found)}), each with its own weights: "
             "name a pool instead. Engines share a pool if their block sizes are equal"
         )
     return found[0]

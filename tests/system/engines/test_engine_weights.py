@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from headwater.actors.worker.actor import WorkerActor
@@ -69,7 +70,16 @@ async def command(up: FleetProcess, *words: str, code: int = 0) -> str:
 
 async def test_requests_move_between_engines_as_weights_say(tmp_path: Path) -> None:
     """Show, set, switch, refuse what makes no sense, explain, replay; the restarted router still has the weights."""
-    flags = ("--engine", "sim", "--workers", "1", "--client-policies", "kv,direct")
+    flags = (
+        "--engine",
+        "sim",
+        "--workers",
+        "1",
+        "--client-policies",
+        "kv,direct",
+        "--record-payloads",
+        "full",
+    )
     async with fleet(tmp_path, *flags) as up, other_worker(up), up.client() as client:
         assert "not set" in await command(up, "ctl", "weights", "sim")
         text = await command(up, "ctl", "weights", "sim", "sim=0", "other=1")
@@ -94,4 +104,9 @@ async def test_requests_move_between_engines_as_weights_say(tmp_path: Path) -> N
         assert ": equal" in text
         assert "weights" in await command(up, "log", "--audit")
         await command(up, "ctl", "weights", "sim", "remove")
+        text = await command(up, "compare", "sim", "--url", up.url, "--max-tokens", "3", "--json")
+        document = msgspec.json.decode(text.splitlines()[-1])
+        assert [(one["engine"], one["failed"]) for one in document["engines"]] == [("other", 0), ("sim", 0)]
+        assert document["compared"] == len(document["prompts"]) == 1
+        assert document["prompts"][0]["tokens"] == [3, 3]
         assert "not set" in await command(up, "ctl", "weights", "sim")

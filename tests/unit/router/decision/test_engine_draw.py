@@ -153,6 +153,8 @@ def test_an_engine_with_weight_0_gets_no_new_request() -> None:
 def test_an_engine_without_a_weight_has_weight_0() -> None:
     """One that joins a pool whose weights do not name it waits for a weight."""
     assert shares(fleet({"vllm": 1.0}), 50) == {"vllm": 50}
+    state = fleet({"vllm": 1.0}, WorkerDraining("v1", 1), WorkerDraining("v2", 1))
+    assert isinstance(reply(state, "r-0-1"), RouteRefused)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Two engines of one model, compared by their answers to the same prompts."""

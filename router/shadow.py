@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from headwater.events.log import Record, Unreadable
-from headwater.router.decision.decide import CannotRecompute, recompute, with_policy
-from headwater.router.decision.engine_draw import of_drawn_engine
+from headwater.router.decision.candidates import Candidates
+from headwater.router.decision.decide import CannotRecompute, Evaluation, reevaluate, with_policy
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
@@ -29,7 +29,7 @@ VIEWS_MAX: Final = 16
 PENDING_MAX: Final = 20_000
 """Decisions kept until their prompt is computed; the oldest is dropped first."""
 
-Recompute = Callable[[PrefixIndex, Loads, set[str], Decision], Decision | RouteRefused]
+Reevaluate = Callable[[PrefixIndex, Loads, set[str], Decision], Evaluation | RouteRefused]
 
 
 class Errors(msgspec.Struct):
@@ -74,14 +74,14 @@ class ShadowFold(Replay):
         judge: str,
         *,
         done: Iterable[str] = (),
-        recompute: Recompute = recompute,
+        reevaluate: Reevaluate = reevaluate,
     ) -> None:
         super().__init__(state, [])
         self.tally = Tally()
         self._policy = policy
         self._judge = judge
         self._done = set(done)
-        self._recompute = recompute
+        self._reevaluate = reevaluate
         self._found: list[Shadowed] = []
         self._pending: OrderedDict[tuple[str, int, str], tuple[Recorded, int]] = OrderedDict()
 
@@ -159,16 +159,15 @@ class ShadowFold(Replay):
         judged = own if self._judge == self._policy else self._decide_by(self._judge, loads, decision)
         if own is None or judged is None:
             return None
-        score = _score(judged, own)
+        score = _score(judged, own.decision)
         chosen_score = _score(judged, decision)
         if score is None or chosen_score is None:
             return None
-        offered = of_drawn_engine(loads, judged.draw, judged.candidates)
-        least = min(candidate.score for candidate in offered)
+        least = float(of_drawn_engine(judged).scores.min())
         return Shadowed(
             decision.request,
             self._policy,
-            own.worker,
+            own.decision.worker,
             decision.worker,
             self._judge,
             score,
@@ -176,9 +175,9 @@ class ShadowFold(Replay):
             least,
         )
 
-    def _decide_by(self, policy: str, loads: Loads, decision: Decision) -> Decision | None:
+    def _decide_by(self, policy: str, loads: Loads, decision: Decision) -> Evaluation | None:
         try:
-            reply = self._recompute(self.state.index, loads, self.state.cold, with_policy(decision, policy))
+            reply = self._reevaluate(self.state.index, loads, self.state.cold, with_policy(decision, policy))
         except CannotRecompute:
             return None
         return None if isinstance(reply, RouteRefused) else reply
@@ -202,7 +201,13 @@ class ShadowFold(Replay):
                 )
 
 
-def _score(judged: Decision, choice: Decision) -> float | None:
+def of_drawn_engine(judged: Evaluation) -> Candidates:
+    """All candidates, or with a draw those of the engine that it used."""
+    draw = judged.decision.draw
+    return judged.candidates if draw is None else judged.candidates.of_engine(draw.used)
+
+
+def _score(judged: Evaluation, choice: Decision) -> float | None:
     """The judge's score of a choice; None if the judge has no such candidate."""
     same = [candidate for candidate in judged.candidates if candidate.worker == choice.worker]
     of_leg = [candidate.score for candidate in same if candidate.leg == choice.leg]

@@ -8,11 +8,16 @@ import msgspec
 
 from headwater.actors.runtime.ports import Ports
 from headwater.events.log import Log
+from headwater.events.snapshots.store import SnapshotStore
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.operator.replay import decisions_after, first_state, pieces_after
 from headwater.ops.process.text_table import table
+from headwater.router.fold.state import in_order
+from headwater.router.reconstruction import Reconstructed, Reconstruction
+from headwater.router.replay import Incarnation
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported
@@ -27,21 +32,28 @@ LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode
 
 
 class Explained(NamedTuple):
-    """A decision, stored at a log position; what the log knew of it later; and the engine of each worker by then."""
+    """A decision of a router, stored at a log position; what the log knew of it later; and the engine of each worker by then."""
 
+    router: Incarnation
     position: int
     decision: Decision
     after: list[str]
     engines: Mapping[str, str]
 
 
-async def explain(nats: NatsSettings, pool: str, request: str) -> int:
-    """Print every decision made for a request, as a table. 1 if the log holds none."""
+async def explain(nats: NatsSettings, pool: str, request: str, *, every: bool = False) -> int:
+    """Print every decision made for a request, as a table. 1 if the log holds none.
+
+    With `every`, all candidates: those that the log does not keep are recomputed.
+    """
     if not request.strip():
         raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
     async with operator_ports(nats, "explain") as ports:
-        log = await ports.pool_log(await choose_pool(ports, pool))
+        pool = await choose_pool(ports, pool)
+        log = await ports.pool_log(pool)
         found = await decisions_for(log, request)
+        if every and any(is_summarized(one.decision) for one in found):
+            found = await with_all_candidates(log, SnapshotStore(ports.blobs, pool), request, found)
         for one in found:
             print(describe(one.decision, one.position, one.after, one.engines))
         left_by = await _print_life(ports, request)
@@ -62,10 +74,44 @@ async def decisions_for(log: Log, request: str) -> list[Explained]:
                 if isinstance(event, WorkerJoined):
                     engines[event.worker] = event.engine
                 if isinstance(event, Decision) and is_about(event, request):
-                    found.append(Explained(record.position, event, [], dict(engines)))
+                    router = record.batch.writer, record.batch.epoch
+                    found.append(Explained(router, record.position, event, [], dict(engines)))
                 for one in found:
                     one.after.extend(afterwards(one.decision, event))
     return found
+
+
+def is_summarized(decision: Decision) -> bool:
+    """Does its record keep only a few of the candidates?"""
+    return decision.scored > len(decision.candidates)
+
+
+async def with_all_candidates(
+    log: Log, snapshots: SnapshotStore, request: str, found: Sequence[Explained]
+) -> list[Explained]:
+    """The decisions with all their candidates. Folds the log up to where the last of them was made."""
+    state = await first_state(snapshots, log)
+    if state is None:
+        return list(found)
+    start = state.position
+    run = Reconstruction(state, await decisions_after(log, start), lambda one: is_about(one, request))
+    run.start()
+    async for piece in pieces_after(log, start):
+        for message in in_order(piece):
+            run.step(message)
+        if not run.left:
+            break
+    return [_completed(one, run.found.get((one.router, one.decision.number))) for one in found]
+
+
+def _completed(one: Explained, all_of_it: Reconstructed | None) -> Explained:
+    if all_of_it is None or all_of_it.problem:
+        reason = (
+            all_of_it.problem if all_of_it is not None else "this log does not hold all that it was made on"
+        )
+        return one._replace(after=[f"the other candidates cannot be recomputed: {reason}", *one.after])
+    whole = msgspec.structs.replace(one.decision, candidates=all_of_it.candidates)
+    return one._replace(decision=whole)
 
 
 def is_about(decision: Decision, request: str) -> bool:
@@ -98,6 +144,7 @@ def describe(
     mixed = len({engines.get(candidate.worker) for candidate in decision.candidates}) > 1
     split = any(candidate.leg for candidate in decision.candidates)
     timed = any(candidate.prefill_ms for candidate in decision.candidates)
+    assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
     rows = [
         (
             "->" if candidate.worker == decision.worker else "",
@@ -106,7 +153,7 @@ def describe(
             *((LEGS[candidate.leg],) if split else ()),
             *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
             f"{candidate.cached_blocks} of {decision.blocks}",
-            *((candidate.assumed_blocks,) if any(one.assumed_blocks for one in decision.candidates) else ()),
+            *((candidate.assumed_blocks,) if assumed else ()),
             candidate.lower_blocks,
             candidate.prefill_tokens,
             candidate.decode_blocks,
@@ -116,7 +163,6 @@ def describe(
         )
         for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
     ]
-    assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
     columns = (
         "",
         "worker",
@@ -143,10 +189,17 @@ def describe(
     lines = [
         head,
         table(columns, rows),
+        *_rest(decision),
         *drawn,
         f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
     ]
     return "\n".join(lines + [f"  later: {line}" for line in after])
+
+
+def _rest(decision: Decision) -> list[str]:
+    """How many candidates the table does not have."""
+    rest = decision.scored - len(decision.candidates)
+    return [f"and {rest:,} more of {decision.scored:,} candidates: --all shows them"] if rest > 0 else []
 
 
 def why_engine(draw: EngineDraw, decision: Decision) -> str:

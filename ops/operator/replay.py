@@ -12,6 +12,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
+from headwater.router.decision.decide import ALGORITHM
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.replay import Difference, Recorded, Replay
 from headwater.schemas.events.route import Decision, RouteRefused
@@ -25,22 +26,16 @@ async def replay(nats: NatsSettings, pool: str, *, verify: bool, bookmark: str =
     async with operator_ports(nats, "replay") as ports:
         pool = await choose_pool(ports, pool)
         log = await ports.pool_log(pool)
-        bounds = await log.bounds()
-        state = RouterState()
-        if bookmark:
-            state = await _at(SnapshotStore(ports.blobs, pool), bookmark, log)
-        elif bounds.first > 1:
-            oldest = await _oldest(SnapshotStore(ports.blobs, pool), log)
-            if oldest is None:
-                print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
-                return 1
-            state = oldest
+        snapshots = SnapshotStore(ports.blobs, pool)
+        state = await _at(snapshots, bookmark, log) if bookmark else await first_state(snapshots, log)
+        if state is None:
+            return 1
         start = state.position
-        decisions = await _decisions(log, start)
+        decisions = await decisions_after(log, start)
         run = Replay(state, decisions)
         events = 0
         difference = run.start() if verify else None
-        async for piece in _pieces(log, start):
+        async for piece in pieces_after(log, start):
             if difference is not None:
                 break
             for message in in_order(piece):
@@ -63,8 +58,25 @@ async def replay(nats: NatsSettings, pool: str, *, verify: bool, bookmark: str =
             print(f"verified {run.verified} of {total} decisions: equal")
             if run.unverifiable:
                 print(f"{run.unverifiable} could not be checked: decisions before them are not in this log")
-            return 0 if run.verified + run.unverifiable == total else 1
+            for version, count in sorted(run.other_algorithms.items()):
+                print(
+                    f"{count} cannot be recomputed: version {version} of the decision algorithm made them, and this release has "
+                    f"version {ALGORITHM}; use the release that made them"
+                )
+            skipped = run.unverifiable + run.other_algorithms.total()
+            return 0 if run.verified + skipped == total else 1
         return 0
+
+
+async def first_state(snapshots: SnapshotStore, log: Log) -> RouterState | None:
+    """The state from which most of the log can be folded; None, with a message, if the log's start is purged and none continues it."""
+    bounds = await log.bounds()
+    if bounds.first <= 1:
+        return RouterState()
+    oldest = await _oldest(snapshots, log)
+    if oldest is None:
+        print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
+    return oldest
 
 
 async def _at(store: SnapshotStore, bookmark: str, log: Log) -> RouterState:
@@ -102,16 +114,18 @@ async def _oldest(store: SnapshotStore, log: Log) -> RouterState | None:
     return None
 
 
-async def _decisions(log: Log, after: int) -> list[Recorded]:
+async def decisions_after(log: Log, after: int) -> list[Recorded]:
+    """All decisions that the log stores after a position."""
     found: list[Recorded] = []
-    async for piece in _pieces(log, after):
+    async for piece in pieces_after(log, after):
         for record in piece.records:
             life = (record.batch.writer, record.batch.epoch)
             found += [Recorded(life, event) for event in record.batch.events if isinstance(event, Decision)]
     return found
 
 
-async def _pieces(log: Log, after: int) -> AsyncIterator[Slice]:
+async def pieces_after(log: Log, after: int) -> AsyncIterator[Slice]:
+    """The log after a position; prints what is missing of it."""
     async for piece in log.read(after, follow=False):
         if piece.gap is not None:
             print(
@@ -139,9 +153,14 @@ def _explain(difference: Difference) -> str:
         for name in msgspec.structs.asdict(recorded)
         if getattr(recorded, name) != getattr(again, name) and name != "candidates"
     ]
-    then = {candidate.worker: candidate for candidate in recorded.candidates}
-    now = {candidate.worker: candidate for candidate in again.candidates}
-    for worker in sorted(then.keys() | now.keys()):
-        if then.get(worker) != now.get(worker):
-            rows.append((worker, then.get(worker, "-"), now.get(worker, "-")))
-    return f"{head}\n{table(('what', 'recorded', 'now'), rows)}"
+    before = {candidate.worker: candidate for candidate in recorded.candidates}
+    after = {candidate.worker: candidate for candidate in again.candidates}
+    for worker in sorted(before.keys() | after.keys()):
+        if before.get(worker) != after.get(worker):
+            rows.append((worker, before.get(worker, "-"), after.get(worker, "-")))
+    shown = [(name, _shown(then), _shown(now)) for name, then, now in rows]
+    return f"{head}\n{table(('what', 'recorded', 'now'), shown)}"
+
+
+def _shown(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value

@@ -197,6 +197,9 @@ def _setup(pool: _Pool, size: int, step_time: StepTime) -> Setup:
     """The settings of the run, as far as the log has them; the rest are the simulator's defaults."""
     decisions = list(pool.decisions.values())
     seen = {candidate.worker for decision in decisions for candidate in decision.candidates}
+    if any(decision.scored > len(decision.candidates) for decision in decisions):
+        # Decisions of a large fleet name a few of its workers.
+        seen |= pool.joined.keys()
     roles = Counter(pool.roles.get(worker, "both") for worker in seen)
     joined = [pool.joined[worker] for worker in seen if worker in pool.joined] or list(pool.joined.values())
     return Setup(

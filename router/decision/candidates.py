@@ -31,14 +31,26 @@ _LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
 class Candidates(Sequence[Candidate]):
     """Scored candidates in order of worker names. Each is built when it is asked for; the arrays hold a value for every worker.
 
-    `rows` are the candidates' rows in the arrays: the workers of the fold as it was, so use them before it changes.
+    `rows` are the candidates' rows in the arrays: the workers of the fold as it was, so use them before it changes. `excluded` are
+    those of workers that the query left out by name; `mixed`: some would serve the whole request, others a leg of it.
     """
 
-    def __init__(self, workers: Sequence[Worker], counts: I64, costs: F64, rows: I64) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        counts: I64,
+        costs: F64,
+        rows: I64,
+        *,
+        mixed: bool = False,
+        excluded: Sequence[int] = (),
+    ) -> None:
         self._workers = workers
         self._counts = counts
         self._costs = costs
         self.rows = rows
+        self.mixed = mixed
+        self.excluded = excluded
         self.scores: F64 = costs[cost.SCORE, rows]
 
     def __len__(self) -> int:
@@ -50,18 +62,22 @@ class Candidates(Sequence[Candidate]):
     def __getitem__(self, at: slice) -> list[Candidate]: ...
     def __getitem__(self, at: int | slice) -> Candidate | list[Candidate]:
         if isinstance(at, slice):
-            return [self._at(row) for row in self.rows[at].tolist()]
+            return self._built(self.rows[at])
         return self._at(int(self.rows[at]))
 
     def _at(self, row: int) -> Candidate:
         return _candidate(self._workers[row], self._counts[:, row].tolist(), self._costs[:, row].tolist())
 
     def __iter__(self) -> Iterator[Candidate]:
-        columns = zip(
-            self._counts[:, self.rows].T.tolist(), self._costs[:, self.rows].T.tolist(), strict=True
-        )
-        for row, (counts, costs) in zip(self.rows.tolist(), columns, strict=True):
-            yield _candidate(self._workers[row], counts, costs)
+        return iter(self._built(self.rows))
+
+    def at(self, places: Sequence[int]) -> list[Candidate]:
+        """Those at some places: faster than one by one."""
+        return self._built(self.rows[places])
+
+    def _built(self, rows: I64) -> list[Candidate]:
+        columns = zip(self._counts[:, rows].T.tolist(), self._costs[:, rows].T.tolist(), strict=True)
+        return [_candidate(self._workers[row], *one) for row, one in zip(rows.tolist(), columns, strict=True)]
 
     def worker_of(self, at: int) -> Worker:
         """The worker of a candidate."""
@@ -89,7 +105,7 @@ class Candidates(Sequence[Candidate]):
 
     def only(self, places: NDArray[np.bool_]) -> "Candidates":
         """Those at which `places` is true."""
-        return Candidates(self._workers, self._counts, self._costs, self.rows[places])
+        return Candidates(self._workers, self._counts, self._costs, self.rows[places], mixed=self.mixed)
 
 
 def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
@@ -121,8 +137,11 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     count = len(columns.names)
     counts: I64 = np.empty((8, count), np.int64)
     costs: F64 = np.empty((4, count))
+    excluded = _excluded(columns, wanted)
     allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
-    cost.score_workers(
+    if excluded:
+        allowed[excluded] = 0
+    whole, legs = cost.score_workers(
         columns.table,
         (columns.classes, columns.lengths, columns.times),
         allowed,
@@ -141,11 +160,14 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         counts,
         costs,
     )
-    return Candidates(columns.workers, counts, costs, counts[cost.LEG].nonzero()[0])
+    rows = counts[cost.LEG].nonzero()[0]
+    return Candidates(columns.workers, counts, costs, rows, mixed=bool(whole and legs), excluded=excluded)
 
 
 def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
     """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
+    if not candidates.mixed:
+        return candidates
     whole = candidates.quantity(cost.LEG) == cost.WHOLE
     count = int(whole.sum())
     if not count or count == len(candidates):
@@ -184,12 +206,18 @@ def _allowed(
         weighted = [engine_weights.get(traits.engine, 0.0) > 0 for traits in columns.kinds]
         passing = passing & np.array(weighted, np.uint8)
     allowed: Flags = passing[kinds]
+    return allowed, known[1][kinds]
+
+
+def _excluded(columns: WorkerColumns, wanted: Constraints) -> list[int]:
+    """The rows of the workers that the query leaves out by name."""
+    rows: list[int] = []
     for incarnation in wanted.exclude:
         name, _, epoch = incarnation.rpartition(".")
         row = columns.rows.get(name)
         if row is not None and str(columns.workers[row].epoch) == epoch:
-            allowed[row] = 0
-    return allowed, known[1][kinds]
+            rows.append(row)
+    return rows
 
 
 def _slot_changes(traits: Traits, lora_name: str) -> int:

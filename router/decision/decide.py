@@ -1,7 +1,8 @@
 """`decide(state, …) -> Decision`, pure, and `recompute`, the same from a decision's record.
 
 A record keeps a few numbers of its prompt: the count of blocks, the deepest hash that any worker has, and some of those after it.
-The matched path is in the index, by parents, so `recompute` on the same state gives the same decision, bit for bit.
+The matched path is in the index, by parents, so `recompute` on the same state gives the same decision, bit for bit. Of its candidates it
+keeps a summary (`summary`); `reevaluate` gives all of them.
 """
 
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from headwater.router.decision.candidates import score_candidates, select_legs
+from headwater.router.decision.candidates import Candidates, score_candidates, select_legs
 from headwater.router.decision.context import DecisionContext, ScoringContext
 from headwater.router.decision.engine_draw import (
     draw_engine,
@@ -19,6 +20,7 @@ from headwater.router.decision.engine_draw import (
 )
 from headwater.router.decision.filters import explain_no_worker
 from headwater.router.decision.policies import POLICIES, Choice, PolicyError
+from headwater.router.decision.summary import NAMED_MAX, pack_rows, summarize, unpack_rows
 from headwater.router.fold.expected_blocks import sample_positions
 from headwater.router.fold.load import Loads
 from headwater.router.index.prefix_index import PrefixIndex
@@ -27,6 +29,10 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
+ALGORITHM: Final = 1
+"""Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
+change by which a recorded decision would come out otherwise."""
+
 RECOMPUTED: Final = FlowControl()
 """A recomputed query does not wait: it was admitted when it was recorded."""
 
@@ -39,8 +45,19 @@ class Prompt(NamedTuple):
     last: int
 
 
+class Evaluation(NamedTuple):
+    """A decision and what it was made from: all candidates, and those that the policy was offered.
+
+    Read the candidates before the fold changes.
+    """
+
+    decision: Decision
+    candidates: Candidates
+    offered: Candidates
+
+
 class CannotRecompute(ValueError):
-    """The index does not hold the path that the decision matched."""
+    """The state is not the one that the decision was made on, or this release lacks its algorithm."""
 
 
 def prompt_of(query: RouteQuery) -> Prompt:
@@ -72,6 +89,19 @@ def decide(
     context: DecisionContext,
 ) -> Decision | RouteRefused:
     """Choose a worker by the query's policy, or else the router's. Random draws use the recorded seed."""
+    found = evaluate(index, loads, cold, prompt, query, context)
+    return found.decision if isinstance(found, Evaluation) else found
+
+
+def evaluate(
+    index: PrefixIndex,
+    loads: Loads,
+    cold: set[str],
+    prompt: Prompt,
+    query: RouteQuery,
+    context: DecisionContext,
+) -> Evaluation | RouteRefused:
+    """`decide`, with all candidates."""
     wanted = query.preferences
     preferences = Preferences(
         wanted.policy or context.policy,
@@ -94,11 +124,17 @@ def decide(
     draw = draw_engine(loads, query.constraints, preferences.session, seed, candidates.engines)
     offered = candidates if draw is None else candidates.of_engine(draw.used)
     try:
-        chosen = policy(Choice(scoring, select_legs(scoring, offered), seed))
+        offered = select_legs(scoring, offered)
+        chosen = policy(Choice(scoring, offered, seed))
     except PolicyError as error:
         return RouteRefused(str(error), status=400)
-    hashes = prompt.hashes
-    return Decision(
+    hashes, columns, constraints = prompt.hashes, loads.columns, query.constraints
+    summary = summarize(candidates, offered, chosen, columns)
+    excluded = b""
+    if len(candidates.excluded) > NAMED_MAX:
+        excluded = pack_rows(list(candidates.excluded), len(columns.names))
+        constraints = msgspec.structs.replace(constraints, exclude=())
+    decision = Decision(
         number=context.number,
         position=context.position,
         seen=context.seen,
@@ -110,20 +146,25 @@ def decide(
         deepest=int(hashes[deepest - 1]) if deepest else 0,
         following=int(hashes[deepest]) if deepest < len(hashes) else 0,
         last=prompt.last,
-        constraints=query.constraints,
+        constraints=constraints,
         preferences=preferences,
         weights=context.weights,
         seed=seed,
         worker=chosen.worker,
         epoch=chosen.epoch,
-        candidates=tuple(candidates),
+        candidates=summary.candidates,
         degraded=context.degraded,
         leg=chosen.leg,
         pairs_with=_pairs_with(loads, chosen),
         assumed=pack_hashes(np.array([block for _, block in sample], np.uint64)),
         waited_ms=context.waited_ms,
         draw=draw,
+        algorithm=ALGORITHM,
+        scored=summary.scored,
+        digest=summary.digest,
+        excluded=excluded,
     )
+    return Evaluation(decision, candidates, offered)
 
 
 def _refuse(loads: Loads, query: RouteQuery) -> RouteRefused:
@@ -146,7 +187,40 @@ def _pairs_with(loads: Loads, chosen: Candidate) -> str:
 def recompute(
     index: PrefixIndex, loads: Loads, cold: set[str], recorded: Decision
 ) -> Decision | RouteRefused:
-    """Decide again from the record alone. Raises `CannotRecompute` if the index lacks the matched path."""
+    """Decide again from the record alone; the result has the form of the record. Raises `CannotRecompute`."""
+    found = reevaluate(index, loads, cold, recorded)
+    if isinstance(found, RouteRefused):
+        return found
+    if recorded.scored:
+        return found.decision
+    # A release that recorded all candidates, and every excluded worker by name.
+    return msgspec.structs.replace(
+        found.decision,
+        candidates=tuple(found.candidates),
+        constraints=recorded.constraints,
+        scored=0,
+        digest=b"",
+        excluded=b"",
+    )
+
+
+def reevaluate(
+    index: PrefixIndex, loads: Loads, cold: set[str], recorded: Decision
+) -> Evaluation | RouteRefused:
+    """Decide again from the record alone, with all candidates. Raises `CannotRecompute`."""
+    if recorded.algorithm != ALGORITHM:
+        raise CannotRecompute(
+            f"it was made by version {recorded.algorithm} of the algorithm, and this release has version {ALGORITHM}"
+        )
+    constraints = recorded.constraints
+    if recorded.excluded:
+        columns = loads.columns
+        columns.refresh()
+        rows = unpack_rows(recorded.excluded, len(columns.names))
+        if rows is None:
+            raise CannotRecompute(f"it leaves out workers of another fleet than these {len(columns.names)}")
+        excluded = tuple(f"{columns.names[row]}.{columns.workers[row].epoch}" for row in rows)
+        constraints = msgspec.structs.replace(constraints, exclude=excluded)
     path: U64 = np.zeros(0, np.uint64)
     if recorded.deepest:
         found = index.path(recorded.deepest, recorded.blocks)
@@ -165,7 +239,7 @@ def recompute(
         prompt_tokens=recorded.prompt_tokens,
         max_tokens=recorded.max_tokens,
         hashes=b"",
-        constraints=recorded.constraints,
+        constraints=constraints,
         preferences=recorded.preferences,
         flow=RECOMPUTED,
     )
@@ -179,7 +253,7 @@ def recompute(
         waited_ms=recorded.waited_ms,
     )
     prompt = Prompt(recorded.blocks, hashes, recorded.last)
-    return decide(index, loads, cold, prompt, query, context)
+    return evaluate(index, loads, cold, prompt, query, context)
 
 
 def with_policy(recorded: Decision, policy: str) -> Decision:
@@ -189,12 +263,16 @@ def with_policy(recorded: Decision, policy: str) -> Decision:
 
 
 __all__ = [
+    "ALGORITHM",
     "CannotRecompute",
     "DecisionContext",
+    "Evaluation",
     "Prompt",
     "decide",
+    "evaluate",
     "prompt_of",
     "recompute",
+    "reevaluate",
     "seed_of",
     "with_policy",
 ]

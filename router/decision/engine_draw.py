@@ -16,7 +16,7 @@ from headwater.router.decision.filters import explain_no_worker
 from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import Worker
 from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.route import Candidate, EngineDraw
+from headwater.schemas.events.route import EngineDraw
 
 
 def find_invalid_weight(weights: Mapping[str, float], workers: Sequence[Worker]) -> str:
@@ -97,12 +97,3 @@ def explain_weights(loads: Loads, wanted: Constraints) -> str:
         f"{engine}={weight:g}" for engine, weight in sorted(weights_for(loads, wanted).items())
     )
     return f"none of the {len(loads.workers)} workers runs an engine with a weight above 0 ({shares})"
-
-
-def of_drawn_engine(
-    loads: Loads, draw: EngineDraw | None, candidates: Sequence[Candidate]
-) -> Sequence[Candidate]:
-    """The candidates that a policy picks from: all, or with a draw those of the engine that it used."""
-    if draw is None:
-        return candidates
-    return [one for one in candidates if loads.workers[one.worker].engine == draw.used]

@@ -18,7 +18,6 @@ from headwater.schemas.jit import kernel
 
 WORKER_ROW: Final = np.dtype(
     [
-        ("key", "u8"),
         ("kind", "i8"),
         ("role", "i8"),
         ("pairs", "i8"),
@@ -37,7 +36,7 @@ WORKER_ROW: Final = np.dtype(
         ("model", "i8"),
     ]
 )
-"""One worker. `key` is a digest of its incarnation, `kind` the number of its traits, `pairs` that of its kind of hand-off (0: none).
+"""One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
 
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
 is true until `computing_until_ns`. `model` is the row of its step times.
@@ -80,7 +79,7 @@ def find_overdue(table: Any, now_ns: int, rows: Any) -> int:
 class WorkerColumns:
     """See the module. Call `refresh` before reading `table`, and `refresh_at` before a decision at a time.
 
-    `models` are rows of step times: first each worker's own, then those of whole engines; `classes` is 0 where too little is
+    `keys` are digests of the workers' incarnations. `models` are rows of step times: first each worker's own, then those of whole engines; `classes` is 0 where too little is
     known. `kinds` are the different traits, `placements` what constraints make of each.
     """
 
@@ -150,7 +149,7 @@ class WorkerColumns:
         self._slots = (None, -1, np.zeros(0, np.int64))
         for engine, model in self._fleet.steps.items():
             self._copy_model(self._engines[engine], model)
-        self._keys = [_key_of(worker) for worker in self.workers]
+        self.keys: NDArray[np.uint64] = np.array([_key_of(worker) for worker in self.workers], np.uint64)
         for row, worker in enumerate(self.workers):
             self._copy_model(row, worker.steps)
             self._write(row)
@@ -188,7 +187,6 @@ class WorkerColumns:
                 until_ns = active.decided_ns + UNACCEPTED_NS_MAX
             break
         values = (
-            self._keys[row],
             self._number_of(traits),
             ROLES[worker.role],
             self._pairs.setdefault(worker.pairs_with, len(self._pairs)),
@@ -210,7 +208,7 @@ class WorkerColumns:
             self.table[row] = values
         except OverflowError:
             # No worker counts so far; what it wrote must not stop decisions.
-            self.table[row] = (values[0], *(min(max(one, -NEVER), NEVER) for one in values[1:]))
+            self.table[row] = tuple(min(max(one, -NEVER), NEVER) for one in values)
 
     def _number_of(self, traits: Traits) -> int:
         number = self._numbers.get(traits)

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.router.decision.filters import allows
 from headwater.router.fold.load import Loads
+from headwater.router.fold.worker import Traits
+from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 
 Choose = Callable[[RouteQuery], Decision | RouteRefused]
@@ -16,9 +19,13 @@ Choose = Callable[[RouteQuery], Decision | RouteRefused]
 
 
 class Saturated(NamedTuple):
-    """Every worker that could take the query is saturated. `fallback` is the decision with saturation ignored."""
+    """Every worker that could take the query is saturated. `fallback` is the decision with saturation ignored.
+
+    `workers` are the saturated incarnations that could take it, or more.
+    """
 
     fallback: Decision
+    workers: frozenset[str] = frozenset()
 
 
 Verdict = Decision | RouteRefused | Saturated
@@ -36,12 +43,28 @@ def find_placement(choose: Choose, loads: Loads, query: RouteQuery, saturated: S
     unrestricted = choose(query)
     if isinstance(unrestricted, RouteRefused) or not saturated:
         return unrestricted
-    if isinstance(narrowed, Decision) and all(
-        not candidate.leg and loads.workers[candidate.worker].role == "prefill"
-        for candidate in unrestricted.candidates
-    ):
+    if isinstance(narrowed, Decision) and _decodes_on_prefill_worker(loads, unrestricted):
+        # Then there is no decode worker at all.
         return narrowed
-    return Saturated(unrestricted)
+    return Saturated(unrestricted, _passing(loads, query.constraints, saturated))
+
+
+def _passing(loads: Loads, wanted: Constraints, incarnations: Sequence[str]) -> frozenset[str]:
+    """Those of the incarnations that pass the filters."""
+    if wanted.pinned:
+        return frozenset(one for one in incarnations if one.rpartition(".")[0] == wanted.pinned)
+    passing: dict[Traits, bool] = {}
+    found: list[str] = []
+    for incarnation in incarnations:
+        worker = loads.workers.get(incarnation.rpartition(".")[0])
+        if worker is None:
+            continue
+        traits = worker.traits
+        if traits not in passing:
+            passing[traits] = allows(traits, wanted)
+        if passing[traits]:
+            found.append(incarnation)
+    return frozenset(found)
 
 
 class LoadSnapshot(NamedTuple):
@@ -64,7 +87,7 @@ class LoadSnapshot(NamedTuple):
 
 
 class BlockedKey(NamedTuple):
-    """Why queries of one placement key were not placed: with this fingerprint, all `workers` allowed were saturated."""
+    """Why queries of one placement key were not placed: with this fingerprint, all that could take them were among these saturated `workers`."""
 
     fingerprint: int
     workers: frozenset[str]
@@ -72,8 +95,7 @@ class BlockedKey(NamedTuple):
     @classmethod
     def of(cls, snapshot: LoadSnapshot, verdict: Saturated) -> "BlockedKey":
         """From a verdict on that snapshot."""
-        workers = frozenset(f"{one.worker}.{one.epoch}" for one in verdict.fallback.candidates)
-        return cls(snapshot.fingerprint, workers)
+        return cls(snapshot.fingerprint, verdict.workers)
 
     def still_blocks(self, snapshot: LoadSnapshot, saturated: Set[str]) -> bool:
         """Is the key known to be blocked still, without deciding again?"""

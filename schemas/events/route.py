@@ -103,6 +103,11 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     the request ends. `degraded`: the router knew that it lagged behind the log. The worker does the `leg`; after
     "prefill" the edge sends a query for the "decode" leg, with `pairs_with` as its constraint. The query waited `waited_ms` in
     the admission queue. With a `draw`, the policy picked among the candidates of the engine that it `used`.
+
+    `algorithm` is the version of the router's decision algorithm. `scored` candidates were compared, `digest` is one of the costs
+    of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen one, the
+    cheapest, the fastest, and the one that holds most of the prompt. Where `scored` is 0, an earlier release recorded all.
+    `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record.
     """
 
     number: int
@@ -129,6 +134,10 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     assumed: bytes = b""
     waited_ms: int = 0
     draw: EngineDraw | None = None
+    algorithm: int = 1
+    scored: int = 0
+    digest: bytes = b""
+    excluded: bytes = b""
 
     @property
     def chosen(self) -> Candidate:

@@ -103,8 +103,8 @@ MUTATIONS = (
     ),
     Mutation(
         "router/decision/candidates.py",
-        "allowed[row] = 0",
-        "allowed[row] = 1",
+        "allowed[excluded] = 0",
+        "allowed[excluded] = 1",
         "a request returns to the worker that failed it",
         DECISION,
     ),

@@ -61,9 +61,10 @@ LOGS = [
     ("pool-v2.log.gz", "d4bb6d209530bc5041a723df311e9302", 11143978192293227892),
     ("pool-v2-decided.log.gz", "20728b7994e9d505df2e7c41f993621e", 8743994246817469863),
     ("pool-v2-constraints.log.gz", "20728b7994e9d505df2e7c41f993621e", 8743994246817469863),
+    ("pool-v2-summary.log.gz", "20728b7994e9d505df2e7c41f993621e", 8743994246817469863),
 ]
-# One fleet's log, as written with decisions of the first form and of the second (constraints as one struct).
-RECOMPUTED = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz"]
+# One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), and with a digest of the costs.
+RECOMPUTED = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -145,12 +146,15 @@ PINNED_APPENDED: dict[str, str] = json.loads((GOLDEN / "events-v2-appended.json"
 """With the fields that were appended since."""
 PINNED_CONSTRAINTS: dict[str, str] = json.loads((GOLDEN / "events-v2-constraints.json").read_text())
 """With decisions that carry their constraints and preferences as structs."""
+PINNED_ENGINES: dict[str, str] = json.loads((GOLDEN / "events-v2-engines.json").read_text())
+"""With engine weights, and with the tokenizers of workers."""
 PINNED_NOW = {
     **PINNED_APPENDED,
     **PINNED_CONSTRAINTS,
-    **json.loads((GOLDEN / "events-v2-engines.json").read_text()),
+    **PINNED_ENGINES,
+    **json.loads((GOLDEN / "events-v2-summary.json").read_text()),
 }
-"""With engine weights, and with the tokenizers of workers."""
+"""With decisions that keep a few candidates and a digest of the costs of all."""
 
 
 @pytest.mark.parametrize(("tokens", "size", "parent", "names"), HASHES)
@@ -204,9 +208,13 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
     assert read == next(event for event in EVENTS_NOW if isinstance(event, Decision))
 
 
-@pytest.mark.parametrize("pinned", [PINNED_APPENDED, PINNED_CONSTRAINTS], ids=["appended", "constraints"])
-def test_events_without_engines_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
-    """Bytes from before workers had tokenizers and decisions had draws."""
+@pytest.mark.parametrize(
+    "pinned",
+    [PINNED_APPENDED, PINNED_CONSTRAINTS, PINNED_ENGINES],
+    ids=["appended", "constraints", "engines"],
+)
+def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
+    """Bytes from before workers had tokenizers, and decisions had draws or digests."""
     for event in EVENTS_NOW:
         if type(event).__name__ in pinned:
             assert decode_batch(bytes.fromhex(pinned[type(event).__name__])).events == (event,)
@@ -256,7 +264,11 @@ def test_decisions_of_every_form_are_recomputed(name: str) -> None:
 
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
-    """Today's writers append the same events; their bytes may have fields more."""
+    """Today's writers append the same events; their bytes may have fields more, and decisions tell how they were made."""
     log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / "pool-v2-constraints.log.gz").read_bytes()))
-    written = [decode_batch(data).events for *_, data in constrained_log(7, 240)]
-    assert written == [decode_batch(data).events for *_, data in log]
+    written = [event for *_, data in constrained_log(7, 240) for event in decode_batch(data).events]
+    former = [
+        msgspec.structs.replace(event, scored=0, digest=b"") if isinstance(event, Decision) else event
+        for event in written
+    ]
+    assert former == [event for *_, data in log for event in decode_batch(data).events]

@@ -10,7 +10,7 @@ from headwater.actors.bus.port import Message
 from headwater.actors.shadow.actor import HOLD_S, ShadowActor
 from headwater.events.log import Record
 from headwater.ops.sim.fleet import NAMESPACE, POOL
-from headwater.router.decision.decide import recompute, with_policy
+from headwater.router.decision.decide import Evaluation, reevaluate, with_policy
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
@@ -28,13 +28,14 @@ from tests.support.worlds.virtual import Stage, events_of, play, until
 from tests.unit.actors.router.test_actor import asked
 
 
-def worst(index: PrefixIndex, loads: Loads, cold: set[str], decision: Decision) -> Decision | RouteRefused:
+def worst(index: PrefixIndex, loads: Loads, cold: set[str], decision: Decision) -> Evaluation | RouteRefused:
     """A policy that takes the dearest worker; any other name is the real one."""
-    again = recompute(index, loads, cold, with_policy(decision, "kv"))
+    again = reevaluate(index, loads, cold, with_policy(decision, "kv"))
     if decision.preferences.policy != "worst" or isinstance(again, RouteRefused):
         return again
     dearest = max(again.candidates, key=lambda candidate: candidate.score)
-    return msgspec.structs.replace(again, worker=dearest.worker, leg=dearest.leg)
+    made = msgspec.structs.replace(again.decision, worker=dearest.worker, leg=dearest.leg)
+    return again._replace(decision=made)
 
 
 def through(shadow: ShadowFold, records: list[Record], ahead: int = 5) -> list[Shadowed]:
@@ -90,7 +91,7 @@ def test_another_policy_is_judged_by_the_judge() -> None:
     state, records = three()
     decision = made(state, 1, 1, 2, 3, 4)
     records.append(record(6, decision, writer="router"))
-    shadow = ShadowFold(RouterState(), "worst", "kv", recompute=worst)
+    shadow = ShadowFold(RouterState(), "worst", "kv", reevaluate=worst)
     [one] = through(shadow, records)
     scores = {candidate.worker: candidate.score for candidate in decision.candidates}
     assert (one.chosen, one.worker) == ("w1", "w3")

@@ -70,6 +70,12 @@ def test_the_reason_is_the_one_that_counted() -> None:
     assert "not handed over" in told(worker="w2")
 
 
+def test_of_a_large_fleet_the_number_of_candidates_is_told() -> None:
+    """Its record keeps a few; the others are recomputed on demand."""
+    assert "more of" not in told()
+    assert "and 1,022 more of 1,024 candidates: --all shows them" in told(scored=1_024)
+
+
 def test_what_the_log_knew_later_is_told() -> None:
     """Cached tokens as the engine found them, and what a shadow would have done."""
     report = LoadReported(1, 0, 0, 9, prefilled=("other", DECISION.request), cached=(3, 512))

@@ -37,7 +37,7 @@ from headwater.engines.sglang.control import SglangControl
 from headwater.engines.sglang.handoff import SglangHandoffs
 from headwater.engines.sglang.lora import SglangLoras
 from headwater.engines.sglang.pooling import pooling_of
-from headwater.engines.sglang.process import STOPPED, SglangProcess
+from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang
 from headwater.engines.sglang.rank import of_engine
 from headwater.engines.sglang.stream import TEXT_MAX, Stream
 from headwater.schemas import hashing
@@ -75,7 +75,7 @@ class SglangEngine(SglangControl):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         version = versions.installed()
-        cpu = _import()
+        cpu = import_sglang()
         self._signatures = signatures.of_release(version)
         # A private folder: no other user can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
@@ -297,24 +297,6 @@ class SglangEngine(SglangControl):
             one.socket.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _import() -> bool:
-    """Import SGLang; is it to run on a CPU? Raises `EngineUnavailable`."""
-    try:
-        import sglang.srt.entrypoints.engine  # noqa: F401
-        from sglang.srt.utils import is_cpu
-    except ImportError as error:
-        if versions.installed():
-            raise EngineUnavailable(
-                f"SGLang is installed here and cannot be imported: {error}. Its published packages need an NVIDIA "
-                "GPU; on a CPU install its CPU build, with the kernels compiled for it"
-            ) from error
-        raise EngineUnavailable(
-            "SGLang is not installed here: install headwater's `sglang` extra, give --sglang-python a Python that "
-            "has it, or use another --engine"
-        ) from error
-    return bool(is_cpu())
 
 
 def _resolved(arguments: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import structlog
 from headwater.engines import first_failure
 from headwater.engines.engine import EngineDied, EngineUnavailable
 from headwater.engines.sglang import subprocesses
+from headwater.engines.sglang.config import versions
 
 EXIT_S: Final = 10.0
 """How long its scheduler may take to free its memory before it is killed."""
@@ -63,33 +64,7 @@ class SglangProcess:
 
         The first cause of a death is in `failure_file`: see `first_failure`.
         """
-        from sglang.srt.entrypoints.engine import Engine
-
-        class ObservedEngine(Engine):  # type: ignore[misc]
-            run_scheduler_process_func = staticmethod(subprocesses.run_scheduler)
-            run_detokenizer_process_func = staticmethod(subprocesses.run_detokenizer)
-
-        root = logging.getLogger()
-        handlers, level = root.handlers[:], root.level
-        before = signal.getsignal(signal.SIGQUIT)
-        try:
-            # A process that fails signals this one; the start then ends with an exception of its own.
-            engine = ObservedEngine(**arguments, custom_sigquit_handler=_ignore)
-        except SystemExit as error:
-            raise EngineUnavailable(
-                f"SGLang ended its own start ({error.code}); see the log above"
-            ) from error
-        except Exception as error:  # whatever SGLang raises while it starts, it did not start
-            _log.error("sglang_start_failed", exc_info=True)
-            reason = first_failure.read(failure_file, ()) or str(error) or type(error).__name__
-            raise EngineUnavailable(
-                f"SGLang cannot start with {arguments['model_path']}: {reason}"
-            ) from error
-        finally:
-            signal.signal(signal.SIGQUIT, before)
-            root.handlers[:], root.level = handlers, level
-        atexit.unregister(engine.shutdown)
-        return cls(engine, on_failure, failure_file)
+        return cls(launch(arguments, failure_file), on_failure, failure_file)
 
     def check(self) -> None:
         """Notice the death of a process that SGLang itself does not watch: a scheduler of several ranks. Raises `EngineDied`."""
@@ -177,6 +152,51 @@ class SglangProcess:
         for value in vars(ports).values() if ports is not None else ():
             if isinstance(value, str) and value.startswith("ipc://"):
                 Path(value.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def import_sglang() -> bool:
+    """Import SGLang; is it to run on a CPU? Raises `EngineUnavailable`."""
+    try:
+        import sglang.srt.entrypoints.engine  # noqa: F401
+        from sglang.srt.utils import is_cpu
+    except ImportError as error:
+        if versions.installed():
+            raise EngineUnavailable(
+                f"SGLang is installed here and cannot be imported: {error}. Its published packages need an NVIDIA "
+                "GPU; on a CPU install its CPU build, with the kernels compiled for it"
+            ) from error
+        raise EngineUnavailable(
+            "SGLang is not installed here: install headwater's `sglang` extra, give --sglang-python a Python that "
+            "has it, or use another --engine"
+        ) from error
+    return bool(is_cpu())
+
+
+def launch(arguments: dict[str, Any], failure_file: str) -> Any:
+    """SGLang's `Engine`, started, without its hold on this process. Raises `EngineUnavailable`."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    class ObservedEngine(Engine):  # type: ignore[misc]
+        run_scheduler_process_func = staticmethod(subprocesses.run_scheduler)
+        run_detokenizer_process_func = staticmethod(subprocesses.run_detokenizer)
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    before = signal.getsignal(signal.SIGQUIT)
+    try:
+        # A process that fails signals this one; the start then ends with an exception of its own.
+        engine = ObservedEngine(**arguments, custom_sigquit_handler=_ignore)
+    except SystemExit as error:
+        raise EngineUnavailable(f"SGLang ended its own start ({error.code}); see the log above") from error
+    except Exception as error:  # whatever SGLang raises while it starts, it did not start
+        _log.error("sglang_start_failed", exc_info=True)
+        reason = first_failure.read(failure_file, ()) or str(error) or type(error).__name__
+        raise EngineUnavailable(f"SGLang cannot start with {arguments['model_path']}: {reason}") from error
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+        root.handlers[:], root.level = handlers, level
+    atexit.unregister(engine.shutdown)
+    return engine
 
 
 def _ignore(*_: object) -> None:

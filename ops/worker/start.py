@@ -27,6 +27,7 @@ def run(settings: EngineProcess) -> int:
 
 
 def _run(settings: EngineProcess) -> int:
+    from headwater.engines.sglang.config import cli_arguments as sglang_arguments
     from headwater.engines.vllm.config import checks
     from headwater.ops.process import signals
     from headwater.ops.worker import engine, make_engine, plan, preflight
@@ -34,6 +35,8 @@ def _run(settings: EngineProcess) -> int:
     is_vllm = settings.worker.engine == "vllm"
     if is_vllm and checks.is_follower(settings.vllm.native):
         return _headless(settings)
+    if settings.worker.engine == "sglang" and sglang_arguments.is_follower(settings.sglang.native):
+        return _sglang_follower(settings)
     if is_vllm and make_engine.on_cpu():
         from headwater.ops.worker import vllm_forks
 
@@ -67,6 +70,24 @@ def _headless(settings: EngineProcess) -> int:
     if make_engine.on_cpu():
         forkserver.preload(online=any(source.startswith("hf://") for source in settings.lora.sources))
     headless.run(make_engine.vllm_settings(alone, name, folder=folder, name=folder.name))
+    return 0
+
+
+def _sglang_follower(settings: EngineProcess) -> int:
+    """Run a further node of an engine whose first node is a worker elsewhere."""
+    from headwater.engines.sglang import follower
+    from headwater.ops.process import metrics
+    from headwater.ops.worker import make_engine, plan, preflight
+
+    plans = plan.plan(_one(settings))
+    preflight.check(settings, plans)
+    folder = make_engine.model_folder(settings.worker.model)
+    name = settings.name or "follower"
+    if settings.metrics.port:
+        labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": "0"}
+        metrics.serve(settings.metrics, lambda: labels)
+    alone = plan.of_worker(settings, plans[0])
+    follower.run(make_engine.sglang_settings(alone, name, folder=folder, name=folder.name))
     return 0
 
 

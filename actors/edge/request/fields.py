@@ -49,7 +49,6 @@ class ReservedFields(msgspec.Struct, kw_only=True):
     bootstrap_pair_key: msgspec.Raw = NOT_SENT
     nvext: msgspec.Raw = NOT_SENT
     # Code, paths and arguments of the engine's own functions.
-    custom_logit_processor: msgspec.Raw = NOT_SENT
     custom_params: msgspec.Raw = NOT_SENT
     vllm_xargs: msgspec.Raw = NOT_SENT
     extra_args: msgspec.Raw = NOT_SENT
@@ -62,7 +61,6 @@ class ReservedFields(msgspec.Struct, kw_only=True):
     rid: msgspec.Raw = NOT_SENT
     request_id: msgspec.Raw = NOT_SENT
     session_id: msgspec.Raw = NOT_SENT
-    session_params: msgspec.Raw = NOT_SENT
     data_parallel_rank: msgspec.Raw = NOT_SENT
     routed_dp_rank: msgspec.Raw = NOT_SENT
     disagg_prefill_dp_rank: msgspec.Raw = NOT_SENT
@@ -123,6 +121,9 @@ NEUTRAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": (None, [], ["text"]),
     "web_search_options": _NOTHING,
     "moderation": _NOTHING,
+    # SGLang's: a pickled class, and a conversation that the engine keeps and puts before the prompt.
+    "custom_logit_processor": _NOTHING,
+    "session_params": _NOTHING,
 }
 """Values that mean the same as leaving the field out."""
 
@@ -132,6 +133,8 @@ _unsupported_of: Final = attrgetter(*NEUTRAL_VALUES)
 _HINTS: Final = {
     "chat_template": "the operator sets it (--chat-template)",
     "functions": "use tools",
+    "custom_logit_processor": "name one of the model's own in logits_processors",
+    "session_params": "send the whole conversation: what an engine has cached of it is found again",
 }
 
 
@@ -154,6 +157,8 @@ class UnsupportedFields(ReservedFields, kw_only=True):
     modalities: Any = None
     web_search_options: Any = None
     moderation: Any = None
+    custom_logit_processor: Any = None
+    session_params: Any = None
 
     def refuse_unsupported(self) -> None:
         """Raises `ApiError` 400 for the first field that would change the answer. Subclasses refuse more."""

@@ -38,8 +38,6 @@ CPU: Final[Mapping[str, Any]] = {
 OWNED: Final[Mapping[str, str]] = {
     "incremental_streaming_output": "the adapter reads new tokens only",
     "tokenizer_worker_num": "the adapter is the only one that sends requests",
-    "node_rank": "workers of several nodes are not implemented",
-    "nnodes": "workers of several nodes are not implemented",
     "grpc_port": "Headwater's edge replaces SGLang's servers",
     "sidecar": "Headwater's edge replaces SGLang's servers",
     "config": "Headwater reads SGLang's arguments from a table of its own file (--config-key)",
@@ -81,6 +79,7 @@ def keyword_arguments(
     """
     _reject_owned(given)
     _agree(settings, given)
+    _check_nodes(settings, given)
     mode = disaggregation.mode_of(settings.role, given)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
@@ -123,6 +122,26 @@ def _reject_owned(given: Mapping[str, Any]) -> None:
     for name, reason in OWNED.items():
         if name in given:
             raise EngineUnavailable(f"--{name.replace('_', '-')} is not supported here: {reason}; omit it")
+
+
+def _check_nodes(settings: SglangSettings, given: Mapping[str, Any]) -> None:
+    """Raise for what an engine of several nodes cannot do here."""
+    nodes = int(given.get("nnodes") or 1)
+    if nodes == 1:
+        return
+    if not given.get("dist_init_addr"):
+        raise EngineUnavailable(
+            f"--nnodes {nodes} without --dist-init-addr: give all nodes HOST:PORT of the first one, with a free port"
+        )
+    if settings.ranks > 1:
+        raise EngineUnavailable(
+            f"--dp-size {settings.ranks} with --nnodes {nodes} is not implemented, since each rank publishes its KV events "
+            "on its own node: start one worker for each rank"
+        )
+    if settings.role != "both":
+        raise EngineUnavailable(
+            f"--role {settings.role} with --nnodes {nodes} is not implemented: prefill and decode workers have one node each"
+        )
 
 
 def _agree(settings: SglangSettings, given: Mapping[str, Any]) -> None:

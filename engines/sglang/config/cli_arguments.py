@@ -39,6 +39,11 @@ def number(words: Sequence[str], name: str, default: int) -> int:
     return default
 
 
+def is_follower(words: Sequence[str]) -> bool:
+    """Is this a node other than the first of an engine of several? It has no requests of its own."""
+    return number(words, "node_rank", 0) > 0
+
+
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """The values that these words set, by `ServerArgs`' names, parsed by SGLang's own parser.
 

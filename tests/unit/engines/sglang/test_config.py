@@ -172,3 +172,18 @@ def test_capabilities_follow_the_configuration() -> None:
     }
     assert of({"disable_radix_cache": True}, generates=False) == {"embed", "pause", "profile"}
     assert not of({}) & {"seed", "guide", "lora", "sleep", "priority", "thinking_budget"}
+
+
+def test_nodes_of_one_engine() -> None:
+    """The first one is the worker; what several cannot do is named."""
+    assert not cli_arguments.is_follower(("--nnodes", "2"))
+    assert not cli_arguments.is_follower(("--nnodes", "2", "--node-rank=0"))
+    assert cli_arguments.is_follower(("--nnodes", "2", "--node-rank", "1"))
+    nodes: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "h:1"}
+    assert made(**nodes, node_rank=1)["node_rank"] == 1
+    with pytest.raises(EngineUnavailable, match="--nnodes 2 without --dist-init-addr"):
+        made(nnodes=2)
+    with pytest.raises(EngineUnavailable, match="--dp-size 2 with --nnodes 2 is not implemented"):
+        made(SETTINGS._replace(ranks=2), **nodes)
+    with pytest.raises(EngineUnavailable, match="--role prefill with --nnodes 2 is not implemented"):
+        made(SETTINGS._replace(role="prefill"), **nodes)

@@ -14,9 +14,11 @@ from headwater.actors.edge.request.fields import (
     NAMES,
     FieldChecker,
     ReservedFields,
+    UnsupportedFields,
     is_reserved,
     without_reserved,
 )
+from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import GenerateRequest
 from tests.support.worlds.edge import EdgeWorld
 
@@ -159,6 +161,20 @@ def test_an_attempt_is_logged_once_for_each_name(monkeypatch: pytest.MonkeyPatch
     checker = FieldChecker()
     for _ in range(3):
         checker.count(ReservedFields(extra_body={"lora_path": 1}))
-    checker.count(ReservedFields(), {"lora_path": 1, "session_params": 1})
-    for name in ("lora_path", "session_params"):
+    checker.count(ReservedFields(), {"lora_path": 1, "session_id": 1})
+    for name in ("lora_path", "session_id"):
         assert sum(name in line for line in logged) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        ("custom_logit_processor", "gASV", "name one of the model's own in logits_processors"),
+        ("session_params", {"id": "s"}, "send the whole conversation"),
+    ],
+)
+def test_what_only_sglang_has_is_refused_with_what_to_do(field: str, value: Any, hint: str) -> None:
+    """A pickled class would be run, and a conversation that one engine keeps is part of the prompt nowhere else."""
+    with pytest.raises(ApiError, match=f"{field} is not supported by this release; {hint}"):
+        FieldChecker().check(msgspec.convert({field: value}, UnsupportedFields))
+    FieldChecker().check(msgspec.convert({field: None}, UnsupportedFields))

@@ -1,0 +1,66 @@
+"""A node of an SGLang engine other than the first: it computes its part of the model, and is no worker.
+
+The first node is the worker, and represents all of them in the fleet. Without this SGLang would keep the process busy with
+an HTTP server, and ignore SIGTERM.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from typing import Any, Final
+
+from headwater.engines import first_failure
+from headwater.engines.engine import EngineDied
+from headwater.engines.kv_events import endpoints
+from headwater.engines.sglang.config import cli_arguments
+from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
+from headwater.engines.sglang.process import import_sglang, launch
+
+BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
+POLL_S: Final = 0.2
+
+
+class _Stopped(Exception):
+    """SIGTERM or SIGINT came."""
+
+
+def run(settings: SglangSettings) -> None:
+    """Run until SIGTERM or SIGINT, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
+    cpu = import_sglang()
+    given = cli_arguments.parse(settings.native)
+    folder = tempfile.mkdtemp(prefix="headwater-")
+    failure = first_failure.prepare(folder)
+    # Else the constructor returns when the schedulers have ended.
+    os.environ[BLOCK] = "0"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        launch(keyword_arguments(settings, given, *endpoints.in_folder(folder), cpu=cpu), failure)
+        _watch(multiprocessing.active_children(), failure)
+    except _Stopped:
+        return
+    finally:
+        # Also of a start that was interrupted. Those of this process only: the first node notices that its peer is gone.
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _watch(processes: list[Any], failure: str) -> None:
+    """Return when all have ended, as they do when the first node stops. Raises `EngineDied`."""
+    while any(process.is_alive() for process in processes):
+        if cause := first_failure.read(failure, processes):
+            raise EngineDied(f"SGLang died: {cause}")
+        with contextlib.suppress(InterruptedError):
+            time.sleep(POLL_S)
+    if cause := first_failure.read(failure, processes):
+        raise EngineDied(f"SGLang died: {cause}")
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped

@@ -1,7 +1,8 @@
 """Routing hints: what a client's headers and fields say about routing, checked, and on its way into the route query.
 
-    x-headwater-session, x-session-id    session affinity, under a policy that uses it; without either, a digest of
-                                         OpenAI's `prompt_cache_key` field, or else of its `user` field
+    x-headwater-session, x-session-id    session affinity, under a policy that uses it, and for engine weights; without
+                                         either, a digest of OpenAI's `prompt_cache_key` field, the conversation's
+                                         id, or else the `user` field
     x-headwater-policy                   routing policy instead of the router's default, of those that clients may choose
     x-headwater-router-temperature       randomness of the choice, from 0 up to a configured bound
     x-headwater-worker                   only this worker (policy direct), where clients may choose one

@@ -3,6 +3,7 @@
 import hashlib
 from typing import NamedTuple
 
+import structlog
 from msgspec.structs import replace
 
 from headwater.actors.runtime.ports import Ports
@@ -12,6 +13,8 @@ from headwater.engines.model_files import ModelFiles
 from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
 from headwater.schemas.tables.card import ModelCard
+
+_log = structlog.get_logger("headwater.worker")
 
 
 class Served(NamedTuple):
@@ -63,6 +66,8 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
     card = with_engines_of(card, present)
     if present is not None and replace(present, created_s=0) == replace(card, created_s=0):
         return present
+    if present is not None and present.tokenizer != card.tokenizer:
+        _log.warning("tokenizer_differs", pool=card.pool, before=present.tokenizer, now=card.tokenizer)
     await table.put_model(card)
     return card
 

@@ -59,7 +59,7 @@ def generation_request(
         stream=stream,
         hints=Hints(
             user=fields.user or fields.safety_identifier,
-            session=fields.prompt_cache_key,
+            session=fields.prompt_cache_key or fields.conversation_id or None,
             priority=fields.priority,
             cache_salt=fields.cache_salt or "",
         ),

@@ -4,10 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from headwater.actors.worker.lifecycle.model_card import Served, publish_card
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.log import Gap
-from headwater.ops.sim.fleet import NAMESPACE, POOL
+from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import EnginesWeighted, WorkerJoined
 from headwater.schemas.messages.engine_weights import EngineStatus, WeightsReply, WeightsRequest
@@ -116,5 +118,23 @@ def test_a_worker_publishes_the_tokenizer_of_its_model_card() -> None:
         [joined] = events_of(await stage.records(), WorkerJoined)
         assert joined.tokenizer == actor.status.tokenizer
         assert len(joined.tokenizer) == 64
+
+    play(run)
+
+
+def test_a_card_with_another_tokenizer_is_named_in_the_log() -> None:
+    """The pool has one card: a worker with other files changes how all its requests are read."""
+
+    async def run(stage: Stage) -> None:
+        await stage.engine("w1")
+        with capture_logs() as logs:
+            await stage.engine("w2")
+            assert not [one for one in logs if one["event"] == "tokenizer_differs"]
+            _, ports = stage.world("w3")
+            files = FILES._replace(tokenizer=FILES.tokenizer + b" ")
+            engine = SimEngine(SETTINGS, ports.clock)
+            card = await publish_card(ports, Served(MODEL, files), engine, await engine.start())
+        [found] = [one for one in logs if one["event"] == "tokenizer_differs"]
+        assert found["now"] == card.tokenizer != found["before"]
 
     play(run)

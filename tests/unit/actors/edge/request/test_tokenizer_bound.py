@@ -12,6 +12,7 @@ from headwater.actors.edge.request.saga_types import (
 )
 from headwater.schemas.events.route import RouteRefused
 from headwater.schemas.messages.inference import FrameEntry, Sampling
+from tests.support.worlds.edge import EdgeWorld
 from tests.unit.actors.edge.request.test_saga import DECODING, MAX_TOKENS, OPENED, run
 
 
@@ -32,3 +33,14 @@ def test_an_answer_that_has_begun_is_bound_to_its_tokenizer() -> None:
     assert finish.error is not None
     assert refused.reason in str(finish.error)
     assert saga.end == "error"
+
+
+def test_an_edge_states_the_tokenizer_of_the_model_that_it_serves() -> None:
+    """That of the card by which it has read the prompt and writes the text."""
+    with EdgeWorld() as edge:
+        edge.breaks_after.append(1)
+        answer = edge.ask("/v1/completions", {"model": "m", "prompt": "Hello.", "max_tokens": 4})
+        assert answer.status == 200
+        first, moved = edge.queries
+        assert first.constraints.tokenizer == ""
+        assert moved.constraints.tokenizer == edge.models.get("m").card.tokenizer != ""

@@ -249,3 +249,21 @@ def test_a_request_that_needs_the_store_is_refused_without_it(edge: EdgeWorld) -
     finally:
         _with_table(edge, edge.world.stored)
     assert len(edge.given) == before
+
+
+def test_a_conversation_is_a_session(edge: EdgeWorld) -> None:
+    """Its requests go where its earlier ones went; a prompt_cache_key says it more exactly."""
+    made = edge.ask("/v1/conversations", {}).document["id"]
+    sessions = []
+    for fields in (
+        {"conversation": made},
+        {"conversation": {"id": made}, "user": "u"},
+        {"prompt_cache_key": "k"},
+        {},
+    ):
+        assert create(edge, **fields).status == 200
+        sessions.append(edge.queries[-1].preferences.session)
+    assert sessions[0] == sessions[1] != sessions[2]
+    assert sessions[0].startswith("cache-")
+    assert made not in sessions[0]
+    assert sessions[3] == ""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headwater.engines.engine import Engine, EngineInfo, KvEvent, Step, Transfer
+from headwater.engines.engine import Engine, EngineInfo, KvEvent, LoraAdapter, Step, Transfer
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
@@ -34,6 +34,15 @@ async def eventually(condition: Callable[[], bool], *, within_s: float = 30.0) -
     while not condition():
         assert loop.time() < deadline, f"not within {within_s} s: {condition}"
         await asyncio.sleep(POLL_S)
+
+
+MakeAdapter = Callable[[str, int, int], LoraAdapter]
+"""Makes the LoRA adapter of this name, with the weights of this variant and of this rank."""
+
+
+def _named_adapter(name: str, variant: int, rank: int) -> LoraAdapter:
+    """An adapter without files."""
+    return LoraAdapter(name, "", rank)
 
 
 Copies = Counter[tuple[int, int, int]]
@@ -120,11 +129,21 @@ def apply(held: Copies, event: KvEvent) -> None:
 class EngineCase:
     """A started engine with a reader of its KV events. `prompt` never repeats itself."""
 
-    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, make_adapter: MakeAdapter = _named_adapter) -> None:
         self.engine = engine
         self.info = info
+        self._make_adapter = make_adapter
         self.kv = KvFold()
         self._random = random.Random(7)
+
+    @property
+    def has_adapter_files(self) -> bool:
+        """Do its LoRA adapters have files?"""
+        return self._make_adapter is not _named_adapter
+
+    def adapter(self, name: str, variant: int, rank: int = 0) -> LoraAdapter:
+        """A LoRA adapter: of another variant it has other weights."""
+        return self._make_adapter(name, variant, rank or min(4, self.info.lora_rank_max))
 
     def prompt(self, blocks: float) -> list[int]:
         """Random token ids, some blocks long: no two prompts share a block."""
@@ -210,9 +229,9 @@ class MakeEngine(Protocol):
 
 
 @asynccontextmanager
-async def started(engine: Engine) -> AsyncIterator[EngineCase]:
+async def started(engine: Engine, make_adapter: MakeAdapter = _named_adapter) -> AsyncIterator[EngineCase]:
     """The engine, started, with a reader of its KV events; stopped at the end of the block."""
-    case = EngineCase(engine, await engine.start())
+    case = EngineCase(engine, await engine.start(), make_adapter)
     reader = asyncio.create_task(case.kv.run(engine))
     try:
         yield case

@@ -55,6 +55,8 @@ async def _paused(case: EngineCase, mode: PauseMode) -> None:
     assert (len(running.steps), late.steps) == (reached, [])
     await engine.resume()
     assert (await late.ended()).tokens == whole[:4]
+    if "kv_events" in engine.capabilities:
+        assert late.cached_tokens == 2 * case.info.block_size, "the cache was not kept"
     if mode == "keep":
         await eventually(lambda: len(running.tokens) >= 40 or bool(running.finish))
         assert running.tokens[:40] == whole
@@ -130,6 +132,10 @@ async def vectors_are_those_of_the_tokens(case: EngineCase) -> None:
         with raises(RequestRejected, "tokens"):
             await case.engine.embed(EmbedRequest("e4", (hashing.pack_tokens(wrong),)))
     assert "embed" in case.info.tasks
+    if "generate" not in case.engine.capabilities:
+        with raises(NotSupported, "generate"):
+            case.submit(case.request(prompts[0]))
+    await case.idle()
 
 
 CHECKS = (

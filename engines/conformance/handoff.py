@@ -3,6 +3,7 @@
 from headwater.engines.conformance.case import Answer, EngineCase, Inapplicable
 from headwater.engines.conformance.check import check, raises
 from headwater.engines.engine import Pinned, RequestRejected, Transfer
+from headwater.schemas.messages.inference import Leg
 
 TOKENS = 5
 
@@ -19,9 +20,9 @@ async def _prefilled(case: EngineCase, prompt: list[int]) -> tuple[str, Pinned]:
     return request.request, pinned[0]
 
 
-async def _decoded(case: EngineCase, prompt: list[int], pinned: Pinned | None) -> Answer:
+async def _decoded(case: EngineCase, prompt: list[int], pinned: Pinned | None, leg: Leg = "decode") -> Answer:
     transfer = Transfer(pinned.params, pinned.first_tokens) if pinned else None
-    answer = await case.submit(case.request(prompt, leg="decode", max_tokens=TOKENS), transfer).ended()
+    answer = await case.submit(case.request(prompt, leg=leg, max_tokens=TOKENS), transfer).ended()
     await case.idle()
     return answer
 
@@ -35,12 +36,47 @@ def _one_after_the_other(case: EngineCase) -> None:
 async def two_legs_answer_as_one_engine_does(first: EngineCase, second: EngineCase) -> None:
     """Equal tokens at temperature 0, whichever way round."""
     _one_after_the_other(first)
-    for one, other in ((first, second), (second, first)):
-        prompt = one.prompt(1.5)
+    for blocks, one, other in ((0.5, first, second), (1.5, first, second), (1.5, second, first)):
+        prompt = one.prompt(blocks)
         _, pinned = await _prefilled(one, prompt)
         answer = await _decoded(other, prompt, pinned)
         assert (answer.finish, len(answer.tokens)) == ("length", TOKENS), answer.steps
         assert answer.tokens == (await one.generate(prompt, max_tokens=TOKENS)).tokens
+
+
+@check("generate", "handoff", "kv_events", subject="pair")
+async def fetched_blocks_are_announced_and_used_again(first: EngineCase, second: EngineCase) -> None:
+    """The decode engine has the prompt from then on; it counts what it fetched as cached, if it counts at all."""
+    _one_after_the_other(first)
+    prompt, size = first.prompt(1.5), first.info.block_size
+    _, pinned = await _prefilled(first, prompt)
+    cached = (await _decoded(second, prompt, pinned)).cached_tokens
+    assert cached == -1 or cached >= len(prompt) - size
+    await second.holds(second.hashes(prompt))
+    assert (await second.generate(prompt, max_tokens=1)).cached_tokens == size
+
+
+@check("generate", "handoff", subject="pair")
+async def prefix_that_the_decode_engine_has_is_not_in_the_way(first: EngineCase, second: EngineCase) -> None:
+    """All of the prompt's blocks, or a part: the answer is the same."""
+    _one_after_the_other(first)
+    prefix = first.prompt(1)
+    await second.generate(prefix + second.prompt(0.2), max_tokens=1)
+    for prompt in (prefix + first.prompt(0.2), prefix + first.prompt(1.2)):
+        _, pinned = await _prefilled(first, prompt)
+        answer = await _decoded(second, prompt, pinned)
+        assert answer.tokens == (await first.generate(prompt, max_tokens=TOKENS)).tokens
+
+
+@check("generate", "handoff", subject="pair")
+async def handoff_counts_for_a_decode_leg_only(first: EngineCase, second: EngineCase) -> None:
+    """A whole request with parameters next to it answers by itself and leaves them usable."""
+    _one_after_the_other(first)
+    prompt = first.prompt(1.5)
+    _, pinned = await _prefilled(first, prompt)
+    whole = await _decoded(second, prompt, pinned, leg="")
+    assert whole.cached_tokens in (-1, 0)
+    assert (await _decoded(second, prompt, pinned)).tokens == whole.tokens
 
 
 @check("generate", "handoff", subject="pair")
@@ -68,6 +104,7 @@ async def unusable_handoff_ends_in_an_error(first: EngineCase, second: EngineCas
         assert answer.steps[-1].detail
     answer = await _decoded(second, other, pinned)
     assert (answer.finish, answer.tokens) == ("error", []), "the KV of another prompt was accepted"
+    assert answer.steps[-1].detail
     for _ in range(2):
         await first.engine.release(request, pinned.params)
 
@@ -77,6 +114,7 @@ async def decode_leg_without_a_handoff_computes_the_prompt(first: EngineCase, se
     """For prompts whose KV the prefill did not find worth a transfer."""
     prompt = first.prompt(1.5)
     answer = await _decoded(second, prompt, None)
+    assert answer.cached_tokens in (-1, 0)
     assert answer.tokens == (await first.generate(prompt, max_tokens=TOKENS)).tokens
 
 
@@ -90,6 +128,14 @@ async def aborted_legs_end_with_an_abort(first: EngineCase, second: EngineCase) 
     assert (await answer.ended()).finish == "abort"
     assert all(step.pinned is None for step in answer.steps)
     await first.idle()
+    if first.engine.choreography != "room":
+        _, pinned = await _prefilled(first, prompt)
+        decode = second.request(prompt, leg="decode", max_tokens=second.info.context_length // 2)
+        answer = second.submit(decode, Transfer(pinned.params, pinned.first_tokens))
+        await answer.begun()
+        second.engine.abort(decode.request)
+        assert (await answer.ended()).finish in ("abort", "stop")
+        await second.idle()
     assert (await second.generate(prompt)).tokens == (await first.generate(prompt)).tokens
 
 
@@ -105,6 +151,9 @@ async def engines_that_pair_have_the_same_name_for_it(first: EngineCase, second:
 
 CHECKS = (
     two_legs_answer_as_one_engine_does,
+    fetched_blocks_are_announced_and_used_again,
+    prefix_that_the_decode_engine_has_is_not_in_the_way,
+    handoff_counts_for_a_decode_leg_only,
     used_handoff_is_rejected,
     unusable_handoff_ends_in_an_error,
     decode_leg_without_a_handoff_computes_the_prompt,

@@ -7,14 +7,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from headwater.engines.conformance import cache, control, ending, generation, handoff
-from headwater.engines.conformance.case import EngineCase, Inapplicable, MakeEngine, started
+from headwater.engines.conformance import cache, control, ending, generation, handoff, lora
+from headwater.engines.conformance.case import EngineCase, Inapplicable, MakeAdapter, MakeEngine, started
 from headwater.engines.conformance.check import Check
 
 SUITE: Final[tuple[Check, ...]] = (
     *generation.CHECKS,
     *cache.CHECKS,
     *control.CHECKS,
+    *lora.CHECKS,
     *handoff.CHECKS,
     *ending.CHECKS,
 )
@@ -36,10 +37,17 @@ class CheckResult(NamedTuple):
 class ConformanceRun:
     """A run of the suite. Checks share running engines; after a failure the next check gets new ones."""
 
-    def __init__(self, make: MakeEngine, *, check_s_max: float = CHECK_S_MAX) -> None:
+    def __init__(
+        self,
+        make: MakeEngine,
+        *,
+        make_adapter: MakeAdapter | None = None,
+        check_s_max: float = CHECK_S_MAX,
+    ) -> None:
         if not __debug__:
             raise RuntimeError("checks are assertions: run Python without -O")
         self._make = make
+        self._adapters = (make_adapter,) if make_adapter is not None else ()
         self._check_s_max = check_s_max
         self._stack = AsyncExitStack()
         self._cases: list[EngineCase] = []
@@ -54,7 +62,7 @@ class ConformanceRun:
                     yield CheckResult(one.name, "unsupported", ", ".join(lacks))
                     continue
                 result = await self._run(one)
-                if result.outcome == "failed":
+                if result.outcome == "failed" or await ending.has_died(case):
                     await self._stop()
                     [case] = await self._running(1)
                 yield result
@@ -64,7 +72,9 @@ class ConformanceRun:
     async def _running(self, count: int) -> list[EngineCase]:
         while len(self._cases) < count:
             async with asyncio.timeout(START_S_MAX):
-                self._cases.append(await self._stack.enter_async_context(started(self._make())))
+                self._cases.append(
+                    await self._stack.enter_async_context(started(self._make(), *self._adapters))
+                )
         return self._cases[:count]
 
     async def _stop(self) -> None:

@@ -91,7 +91,8 @@ class Leg:
         reason = output.finish_reason
         self.done = bool(getattr(result, "finished", False) or reason)
         cached = getattr(result, "cached_tokens", None)
-        known = -1 if self.sent or cached is None else int(cached)
+        # Of a decode leg it counts its own cache, and not what it fetched.
+        known = -1 if self.sent or cached is None or self.transfer is not None else int(cached)
         if self.request.leg == "prefill":
             if self.done:
                 self.finish(self._prefilled(output, keep_s, known, as_opaque=as_opaque))

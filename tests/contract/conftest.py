@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import pytest_asyncio
 import uvloop
 from nats.aio.client import Client
 
-from headwater.engines.engine import Engine
+from headwater.engines.engine import Engine, LoraAdapter
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.events.jetstream import connect
-from tests.support.engines import tiny_model
+from tests.support.engines import peft, tiny_model
 from tests.support.ports.buses import BusCase, memory_bus, nats_bus
 from tests.support.ports.engines import (
     EngineCase,
@@ -196,7 +196,9 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=SIM_OR_REAL)
-async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
+async def full_case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[EngineCase]:
     """A running engine with everything that it can have, shared by all tests of a run."""
     if request.param == "sglang":
         make: Callable[[], Engine] = partial(full_sglang_engine, request.getfixturevalue("sglang_model"))
@@ -204,7 +206,14 @@ async def full_case(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]
         make = partial(full_vllm_engine, request.getfixturevalue("vllm_model"))
     else:
         make = partial(sim_engine, StepTime())
-    async with started(make()) as case:
+    folder = tmp_path_factory.mktemp("adapters")
+
+    @cache
+    def make_adapter(name: str, variant: int, rank: int) -> LoraAdapter:
+        made = peft.make(folder / f"{name}-{variant}-{rank}", tiny_model.ensure(), variant, rank)
+        return LoraAdapter(name, str(made), rank)
+
+    async with started(make(), make_adapter) as case:
         yield case
 
 

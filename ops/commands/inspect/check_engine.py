@@ -18,6 +18,14 @@ def check_engine(
     block_size: Annotated[int, Key("worker.block_size")],
     max_model_len: Annotated[int, Key("worker.max_model_len")],
     engine_options: Annotated[dict[str, Any], Key("worker.engine_options")],
+    lora_adapters: Annotated[
+        tuple[str, ...],
+        Flag("lora-adapter"),
+        Meta(
+            description="folder of an adapter in PEFT's layout, for the checks of LoRA; give two; "
+            "without them the engine gets names only"
+        ),
+    ] = (),
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, a line per check")] = False,
 ) -> int:
     """Check an engine against the contract: each check passes, fails, or needs a capability that the engine does not declare."""
@@ -31,4 +39,4 @@ def check_engine(
         max_model_len=max_model_len,
         engine_options=engine_options,
     )
-    return conformance.run(worker, as_json=as_json)
+    return conformance.run(worker, lora_adapters, as_json=as_json)

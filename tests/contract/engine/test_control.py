@@ -1,19 +1,19 @@
-"""The `Engine` contract on control: pause, sleep, clear, vectors, guides, processors; what is missing is named."""
+"""The `Engine` contract on control: the shipped checks, and clearing, guides and processors."""
 
 import json
-from collections.abc import Awaitable, Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from headwater.engines.engine import EngineError, NotSupported, PauseMode, RequestRejected
+from headwater.engines.conformance import control
+from headwater.engines.conformance.check import Check
+from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm import VllmEngine
 from headwater.ops.worker import default_model
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared
 from headwater.schemas.messages.inference import EmbedRequest, Guide, GuideKind
+from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EngineCase, rebuilt
 from tests.support.ports.waiting import eventually
 
@@ -32,63 +32,13 @@ def has(case: EngineCase, *capabilities: str) -> None:
         pytest.skip(f"{case.engine.name} has no {', '.join(sorted(lacks))} here")
 
 
-async def test_what_an_engine_lacks_is_refused_by_name(full_case: EngineCase) -> None:
-    """Every optional call and every optional part of a request."""
-    case, engine = full_case, full_case.engine
-    prompt = case.prompt(1.5)
-    requests = {
-        "guide": case.request(prompt, guide=Guide("choice", '["a", "b"]')),
-        "processors": case.request(prompt, processors={"only": {"token": 5}}),
-        "logprobs": case.request(prompt, logprobs=1),
-        "logit_bias": case.request(prompt, logit_bias={5: 1.0}),
-        "handoff": case.request(prompt, leg="prefill"),
-    }
-    for capability, request in requests.items():
-        if capability not in engine.capabilities:
-            with pytest.raises(NotSupported, match=capability):
-                case.submit(request)
-    calls: dict[str, tuple[Callable[[], Awaitable[object]], ...]] = {
-        "sleep": (lambda: engine.sleep(1), engine.wake),
-        "pause": (lambda: engine.pause("keep"), engine.resume),
-        "profile": (lambda: engine.profile(on=True), lambda: engine.profile(on=False)),
-        "handoff": (lambda: engine.release("r", b"{}"),),
-        "embed": (lambda: engine.embed(EmbedRequest("r", (hashing.pack_tokens(prompt),))),),
-    }
-    for capability, makes in calls.items():
-        for make in makes:
-            if capability not in engine.capabilities:
-                with pytest.raises(NotSupported, match=capability):
-                    await make()
-
-
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-async def test_pause_stops_and_resume_goes_on(full_case: EngineCase, mode: PauseMode) -> None:
-    """What ran is aborted, ends, or goes on where it was; what came meanwhile waits; the cache stays."""
-    has(full_case, "pause")
-    case, engine = full_case, full_case.engine
-    prompt = case.prompt(1.5)
-    length = 24 if mode == "wait" else LONG
-    whole = (await case.generate(prompt, seed=5, max_tokens=40)).tokens
-    request = case.request(prompt, seed=5, max_tokens=length)
-    running = case.submit(request)
-    await running.begun()
-    await engine.pause(mode)
-    if mode != "keep":
-        await running.ended()
-        assert running.finish == ("abort" if mode == "abort" else "length")
-    reached = len(running.steps)
-    late = case.submit(case.request(prompt, seed=5, max_tokens=4))
-    await engine.check()
-    assert (len(running.steps), late.steps) == (reached, [])
-    await engine.resume()
-    assert (await late.ended()).tokens == whole[:4]
-    assert late.cached_tokens == case.info.block_size
-    if mode == "keep":
-        await eventually(lambda: len(running.tokens) >= 40)
-        assert running.tokens[:40] == whole
-        engine.abort(request.request)
-        await running.ended()
-    await case.idle()
+@parametrized(control.CHECKS, "one")
+async def test_control(full_case: EngineCase, one: Check) -> None:
+    if full_case.engine.name in ("vllm", "sglang") and "sleep" not in full_case.engine.capabilities:
+        # On CPU they keep their memory, and the configuration that says sleep is refused; the rest is the same.
+        full_case.engine.capabilities |= {"sleep"}
+        full_case.engine.__dict__["_keeps_weights"] = True
+    await hold(one, full_case)
 
 
 async def test_clear_is_told_when_it_returns(full_case: EngineCase) -> None:
@@ -133,44 +83,6 @@ async def test_after_lost_events_used_blocks_are_announced_again(full_case: Engi
     assert not rank.translator.cold
 
 
-async def test_sleeping_engine_holds_nothing_and_wakes(full_case: EngineCase) -> None:
-    """The cache is gone at once for whoever reads the events, and stays so; awake it answers as before."""
-    case, engine = full_case, full_case.engine
-    if engine.name in ("vllm", "sglang") and "sleep" not in engine.capabilities:
-        # On CPU they keep their memory, and the configuration that says sleep is refused; the rest is the same.
-        engine.capabilities |= {"sleep"}
-        engine.__dict__["_keeps_weights"] = True
-    has(case, "sleep")
-    prompt = case.prompt(2.5)
-    before = await case.generate(prompt, seed=5)
-    await case.holds(case.hashes(prompt))
-    with pytest.raises(EngineError, match="level 3"):
-        await engine.sleep(3)
-    request = case.request(prompt, max_tokens=LONG)
-    running = case.submit(request)
-    await running.begun()
-    with pytest.raises(EngineError, match="running"):
-        await engine.sleep(1)
-    engine.abort(request.request)
-    await running.ended()
-    await case.idle()
-    await engine.sleep(1)
-    await eventually(lambda: not +case.kv.held)
-    assert isinstance(case.kv.events[-1], BlocksCleared)
-    assert not rebuilt(case)
-    with pytest.raises(EngineError, match="is already asleep"):
-        await engine.sleep(1)
-    late = case.submit(case.request(prompt, seed=5))
-    await engine.check()
-    assert not late.steps
-    await engine.wake()
-    assert (await late.ended()).tokens == before.tokens
-    assert late.cached_tokens == 0
-    await case.holds(case.hashes(prompt))
-    await case.idle()
-    await eventually(lambda: rebuilt(case) == +case.kv.held)
-
-
 async def test_guides_decide_what_can_be_said(full_case: EngineCase) -> None:
     """One of the choices, a match of the expression, JSON of the schema; nonsense is refused."""
     has(full_case, "guide")
@@ -210,27 +122,13 @@ async def test_logits_processors_are_used_by_name(full_case: EngineCase) -> None
             case.submit(case.request(prompt, processors={name: {"do_remote_prefill": True}}))
 
 
-async def test_vectors_are_the_tokens_and_nothing_else(pooling_case: EngineCase) -> None:
-    """Of length 1, the same again and in any company, different for other tokens; refusals by name."""
-    case = pooling_case
-    prompts = [case.prompt(blocks) for blocks in (0.3, 1.5, 1.5)]
-    packed = tuple(map(hashing.pack_tokens, prompts))
-    vectors = await case.engine.embed(EmbedRequest("e1", packed))
-    arrays = [np.frombuffer(vector, "<f4") for vector in vectors]
-    assert len({len(array) for array in arrays}) == 1
-    for array in arrays:
-        assert np.linalg.norm(array) == pytest.approx(1.0, abs=1e-3)
-    for one, other in pairwise(arrays):
-        assert one @ other < 0.999
-    [alone] = await case.engine.embed(EmbedRequest("e2", packed[1:2]))
-    assert np.frombuffer(alone, "<f4") == pytest.approx(arrays[1], abs=1e-3)
-    with pytest.raises(RequestRejected, match="supported: "):
-        await case.engine.embed(EmbedRequest("e3", packed, task="classify"))
-    for wrong in ([], prompts[0] * (case.info.context_length + 1)):
-        with pytest.raises(RequestRejected, match="tokens"):
-            await case.engine.embed(EmbedRequest("e4", (hashing.pack_tokens(wrong),)))
-    assert "embed" in case.info.tasks
-    if "generate" not in case.engine.capabilities:
-        with pytest.raises(NotSupported, match="generate"):
-            case.submit(case.request(prompts[0]))
-    await case.idle()
+@parametrized(control.CHECKS, "one")
+async def test_control_of_pooling(pooling_case: EngineCase, one: Check) -> None:
+    await hold(one, pooling_case)
+
+
+async def test_vectors_have_length_one(pooling_case: EngineCase) -> None:
+    """As these models are trained: similarity is a product."""
+    packed = tuple(hashing.pack_tokens(pooling_case.prompt(blocks)) for blocks in (0.3, 1.5))
+    for vector in await pooling_case.engine.embed(EmbedRequest("e1", packed)):
+        assert np.linalg.norm(np.frombuffer(vector, "<f4")) == pytest.approx(1.0, abs=1e-3)

@@ -1,4 +1,4 @@
-"""The `Engine` contract on prefill and decode legs, for engines that hand KV over by returned parameters."""
+"""The `Engine` contract on prefill and decode legs: the shipped checks, and what depends on an engine's own parameters."""
 
 import asyncio
 from typing import Any
@@ -6,9 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engines.engine import EngineError, Pinned, RequestRejected, Transfer
+from headwater.engines.conformance import handoff
+from headwater.engines.conformance.check import Check
+from headwater.engines.engine import EngineError, Pinned, Transfer
 from headwater.engines.handoff_params import seal, unseal
 from headwater.schemas.messages.inference import Leg
+from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import Answer, EngineCase, free_port
 from tests.support.ports.waiting import POLL_S
 
@@ -50,49 +53,9 @@ async def alone(case: EngineCase, prompt: list[int]) -> list[int]:
     return (await case.generate(prompt, max_tokens=TOKENS)).tokens
 
 
-async def test_two_legs_answer_as_one_engine_does(pair: Pair) -> None:
-    """Equal tokens at temperature 0, whichever way round; the decode leg computes next to nothing of the prompt."""
-    for blocks, (first, second) in ((0.5, pair), (BLOCKS, pair), (BLOCKS, pair[::-1])):
-        prompt = first.prompt(blocks)
-        _, pinned = await prefilled(first, prompt)
-        answer = await decoded(second, prompt, pinned)
-        assert (answer.finish, len(answer.tokens)) == ("length", TOKENS)
-        assert answer.cached_tokens >= len(prompt) - first.info.block_size
-        assert answer.tokens == await alone(first, prompt)
-
-
-async def test_fetched_blocks_are_announced_and_used_again(pair: Pair) -> None:
-    """The decode engine holds the prompt from then on."""
-    first, second = pair
-    prompt = first.prompt(BLOCKS)
-    _, pinned = await prefilled(first, prompt)
-    await decoded(second, prompt, pinned)
-    await second.holds(second.hashes(prompt))
-    assert (await second.generate(prompt, max_tokens=1)).cached_tokens == second.info.block_size
-
-
-async def test_prefix_that_the_decode_engine_has_is_not_in_the_way(pair: Pair) -> None:
-    """All of it, or a part: the answer is the same."""
-    first, second = pair
-    prefix = first.prompt(1)
-    await second.generate(prefix + second.prompt(0.2), max_tokens=1)
-    for prompt in (prefix + first.prompt(0.2), prefix + first.prompt(1.2)):
-        _, pinned = await prefilled(first, prompt)
-        assert (await decoded(second, prompt, pinned)).tokens == await alone(first, prompt)
-
-
-async def test_used_handoff_is_refused(pair: Pair) -> None:
-    """Its blocks may be another prompt's by now: an error, never an answer."""
-    first, second = pair
-    prompt, other = first.prompt(BLOCKS), first.prompt(BLOCKS)
-    expected = await alone(second, other)
-    _, pinned = await prefilled(first, prompt)
-    await decoded(second, prompt, pinned)
-    for again in (prompt, other):
-        answer = await decoded(second, again, pinned)
-        assert (answer.finish, answer.tokens) == ("error", [])
-        assert answer.steps[-1].detail
-    assert await alone(second, other) == expected
+@parametrized(handoff.CHECKS, "pair")
+async def test_handoff(pair: Pair, one: Check) -> None:
+    await hold(one, *pair)
 
 
 async def test_a_handoff_is_good_for_its_own_prompt_only(pair: Pair) -> None:
@@ -139,25 +102,6 @@ async def test_unusable_handoffs_end_in_an_error_and_leave_nothing(pair: Pair) -
     assert (await decoded(second, prompt, None)).tokens == expected
 
 
-async def test_decode_leg_without_a_handoff_computes_itself(pair: Pair) -> None:
-    """What the prefill did not find worth handing over."""
-    first, second = pair
-    prompt = first.prompt(BLOCKS)
-    answer = await decoded(second, prompt, None)
-    assert answer.tokens == await alone(first, prompt)
-    assert answer.cached_tokens == 0
-
-
-async def test_handoff_counts_for_a_decode_leg_only(pair: Pair) -> None:
-    """A whole request with parameters beside it answers by itself and leaves them good."""
-    first, second = pair
-    prompt = first.prompt(BLOCKS)
-    _, pinned = await prefilled(first, prompt)
-    whole = await decoded(second, prompt, pinned, leg="")
-    assert whole.cached_tokens == 0
-    assert (await decoded(second, prompt, pinned)).tokens == whole.tokens
-
-
 async def test_released_blocks_are_free_long_before_the_lease_ends(pair: Pair) -> None:
     """Until then they are not given to others; release again, or of the unknown, is fine."""
     first, _ = pair
@@ -180,37 +124,3 @@ async def cleared(case: EngineCase) -> bool:
     except EngineError:
         return False
     return True
-
-
-async def test_aborted_legs_end_with_an_abort(pair: Pair) -> None:
-    """Both kinds, and both engines answer afterwards."""
-    first, second = pair
-    prompt = first.prompt(3.5)
-    request = first.request(prompt, leg="prefill")
-    answer = first.submit(request)
-    first.engine.abort(request.request)
-    assert (await answer.ended()).finish == "abort"
-    assert answer.steps[-1].pinned is None
-    _, pinned = await prefilled(first, prompt)
-    request = second.request(prompt, leg="decode", max_tokens=700)
-    answer = second.submit(request, Transfer(pinned.params))
-    await answer.begun()
-    second.engine.abort(request.request)
-    assert (await answer.ended()).finish == "abort"
-    assert await alone(second, prompt) == await alone(first, prompt)
-
-
-async def test_engines_that_pair_say_the_same_name(pair: Pair) -> None:
-    """Engine, version, model and types in it."""
-    first, second = (case.info for case in pair)
-    assert first.pairs_with == second.pairs_with != ""
-    assert pair[0].engine.choreography == "returned"
-
-
-async def test_request_that_can_never_work_is_rejected_on_any_leg(pair: Pair) -> None:
-    """Before anything is pinned or fetched."""
-    first, _ = pair
-    long = first.prompt(1) * (first.info.context_length // first.info.block_size + 1)
-    for leg in ("prefill", "decode"):
-        with pytest.raises(RequestRejected):
-            first.submit(first.request(long, leg=leg))

@@ -20,13 +20,14 @@ from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events.kv import BlocksCleared, BlocksStored
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from tests.support.engines import peft, tiny_model
 
 pytestmark = pytest.mark.timeout(120)
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "engines"
 
 
-@pytest.mark.parametrize(("example", "passes"), [("echo", 16), ("kv_events", 27), ("prefill_decode", 22)])
+@pytest.mark.parametrize(("example", "passes"), [("echo", 16), ("kv_events", 27), ("prefill_decode", 24)])
 def test_examples_pass(example: str, passes: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Every check that their capabilities call for; the others are listed as unsupported with what they need."""
     assert main(["check-engine", str(EXAMPLES / f"{example}.py")]) == 0
@@ -54,6 +55,49 @@ def test_failure_names_the_line_and_is_the_exit_code(
     assert "length ends an answer" in failed
     assert "generation.py:" in failed
     assert "1 FAIL, 15 pass" in out
+
+
+TUNED = """
+from pathlib import Path
+
+class Tuned:
+    async def start(self, setup): return setup.info(lora_slots=3, lora_rank_max=8)
+    async def generate(self, request):
+        for token in request.tokens: yield token + self.loaded.get(request.lora_name, 0)
+    loaded = {}
+    async def load_lora(self, adapter):
+        self.loaded[adapter.name] = (Path(adapter.folder) / "adapter_model.safetensors").read_bytes()[-1] % 20 + 1
+    async def unload_lora(self, name): del self.loaded[name]
+"""
+
+
+def test_lora_checks_use_the_adapters_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without files they check an engine that reads none, and do not apply to one that does."""
+    folders = [str(peft.make(tmp_path / f"a{seed}", tiny_model.ensure(), seed)) for seed in (1, 2)]
+    given = [word for folder in folders for word in ("--lora-adapter", folder)]
+    checks = ("adapters answer each", "adapters run side by side", "adapter that cannot be loaded")
+
+    def checked(name: str, source: str, *flags: str) -> list[str]:
+        path = tmp_path / name
+        path.write_text(source)
+        main(["check-engine", str(path), *flags])
+        lines = capsys.readouterr().out.splitlines()
+        found = [line for one in checks for line in lines if one in line]
+        return [line.split("  ")[0] for line in found]
+
+    assert checked("tuned.py", TUNED, *given) == ["pass"] * 3
+    same = TUNED.replace("read_bytes()[-1] % 20 + 1", "read_bytes()[0]")
+    assert checked("same.py", same, *given) == ["FAIL", "pass", "pass"]
+    assert checked("bare.py", TUNED) == ["not applicable"] * 3
+
+
+def test_lora_adapters_that_are_none_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, says in (((tmp_path,), "give two adapters"), ((tmp_path, tmp_path), "adapter_config.json")):
+        line = ["check-engine", str(EXAMPLES / "echo.py"), *(f"--lora-adapter={one}" for one in given)]
+        assert main(line) != 0
+        assert says in capsys.readouterr().err
 
 
 class Broken(SimEngine):

@@ -86,7 +86,8 @@ async def test_suite_passes(world: World, mode: HandoffMode) -> None:
 
     def make(*, small: bool = False) -> Engine:
         world.sim["total_blocks"] = 20 if small else 4_096
-        return engine(world, mode)
+        lora = {"max_loras": 2, "max_lora_rank": 8}
+        return engine(world, mode, enable_lora=True, lora_config=lora)
 
     results = [one async for one in ConformanceRun(make).results()]
     assert [one for one in results if one.outcome in ("failed", "inapplicable")] == []

@@ -127,13 +127,14 @@ def test_a_card_with_another_tokenizer_is_named_in_the_log() -> None:
 
     async def run(stage: Stage) -> None:
         await stage.engine("w1")
+        _, ports = stage.world("w2")
+        engine = SimEngine(SETTINGS, ports.clock)
+        info = await engine.start()
         with capture_logs() as logs:
-            await stage.engine("w2")
+            await publish_card(ports, Served(MODEL, FILES, aliases=("alias",)), engine, info)
             assert not [one for one in logs if one["event"] == "tokenizer_differs"]
-            _, ports = stage.world("w3")
             files = FILES._replace(tokenizer=FILES.tokenizer + b" ")
-            engine = SimEngine(SETTINGS, ports.clock)
-            card = await publish_card(ports, Served(MODEL, files), engine, await engine.start())
+            card = await publish_card(ports, Served(MODEL, files), engine, info)
         [found] = [one for one in logs if one["event"] == "tokenizer_differs"]
         assert found["now"] == card.tokenizer != found["before"]
 

@@ -154,7 +154,9 @@ def test_an_engine_without_a_weight_has_weight_0() -> None:
     """One that joins a pool whose weights do not name it waits for a weight."""
     assert shares(fleet({"vllm": 1.0}), 50) == {"vllm": 50}
     state = fleet({"vllm": 1.0}, WorkerDraining("v1", 1), WorkerDraining("v2", 1))
-    assert isinstance(reply(state, "r-0-1"), RouteRefused)
+    refused = reply(state, "r-0-1")
+    assert isinstance(refused, RouteRefused)
+    assert refused.reason == "none of the 2 workers takes requests (all are draining, paused or asleep)"
 
 
 @pytest.mark.parametrize(

@@ -86,23 +86,22 @@ class NixlThread:
             target=self._run, args=(started,), name=f"nixl {self.name}", daemon=True
         )
         self._thread.start()
-        self.metadata = await started
+        try:
+            self.metadata = await started
+        finally:
+            # A future in a frame of its own exception's traceback: a cycle, which would keep the callers' frames.
+            del started
         self.digest = digest_of(self.metadata)
 
     async def meet(self, place: NixlPlace, metadata: bytes) -> None:
         """See `NixlAgent.meet`."""
         done: asyncio.Future[None] = self._future()
 
-        def job(agent: NixlAgent) -> None:
-            try:
-                agent.meet(place, metadata)
-            except Exception as error:
-                self._post(done, error)
-            else:
-                self._post(done, None)
-
-        self._jobs.put(job)
-        await done
+        self._jobs.put(partial(self._meet, place, metadata, done))
+        try:
+            await done
+        finally:
+            del done  # as in `start`
         self.met.add(place.agent)
 
     async def read(self, place: NixlPlace, offset: int, nbytes: int, within_s: float) -> None:
@@ -123,6 +122,7 @@ class NixlThread:
         finally:
             if reading.future.cancelled():
                 self._jobs.put(partial(self._give_up, reading))
+            del reading  # as in `start`
 
     def expect(self, within_s: float) -> None:
         """A reader was admitted for this long; zero: none is left."""
@@ -185,6 +185,16 @@ class NixlThread:
         if self._readings:
             return min(reading.pause_s for reading in self._readings)
         return EXPECTING_S if time.monotonic() < self._expecting_until_s else IDLE_S
+
+    def _meet(
+        self, place: NixlPlace, metadata: bytes, done: "asyncio.Future[None]", agent: NixlAgent
+    ) -> None:
+        try:
+            agent.meet(place, metadata)
+        except Exception as error:
+            self._post(done, error)
+        else:
+            self._post(done, None)
 
     def _begin(self, reading: _Reading, offset: int, nbytes: int, agent: NixlAgent) -> None:
         if reading.future.done():

@@ -1,11 +1,12 @@
 """The `Transfer` contract when an owner dies or hangs: an error soon, nothing hung, and the reader's memory comes back."""
 
 import asyncio
+import gc
 import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -75,6 +76,29 @@ async def test_an_owner_that_dies_after_its_grant_is_gone(case: Case, met: bool)
     await case.nothing_is_lost(owner_lives=False)
 
 
+@pytest.mark.parametrize("met", [False, True], ids=["first-contact", "met"])
+async def test_the_error_of_a_reading_is_in_no_cycle(case: Case, met: bool) -> None:
+    """What the frames of its traceback hold, a slab perhaps, is freed with it and not by a later collection."""
+    if met:
+        await case.read(await offered(case))
+    offer = await offered(case)
+    case.wire.granted = case.owner.kill
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(PeerGone):
+            await case.read(offer)
+        await asyncio.sleep(0)  # the last future is in the loop's hands until then
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        cyclic = [found for found in gc.garbage if isinstance(found, PeerGone)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert cyclic == []
+
+
 async def test_all_readings_of_an_owner_that_dies_end(case: Case) -> None:
     """At any moment of several readings at once: each has the right bytes or says that the owner is gone."""
     ended: list[str] = []
@@ -128,7 +152,7 @@ async def test_an_owner_killed_in_the_middle_leaves_the_right_bytes_or_is_gone(
 
 async def test_a_new_life_of_a_dead_owner_is_met_anew(make_case: MakeCase) -> None:
     """Another agent, another address: nothing of the dead one is used."""
-    async with make_case() as first, make_case() as second:
+    async with make_case(2 * NBYTES) as first, make_case(2 * NBYTES) as second:
         await first.read(await offered(first))
         late = await offered(first)
         await first.owner.kill()

@@ -85,7 +85,7 @@ async def ended(
 
 
 async def kill_all(process: zygote.Process) -> None:
-    """SIGKILL a process and everything below it, if it still runs."""
+    """SIGKILL a process and everything below it, if it still runs; close its pipes."""
     if process.returncode is None:
         for pid in [*descendants(process.pid), process.pid]:
             try:
@@ -93,6 +93,7 @@ async def kill_all(process: zygote.Process) -> None:
             except ProcessLookupError:
                 pass
         await process.wait()
+    await process.close_outputs()
 
 
 @asynccontextmanager

@@ -246,6 +246,7 @@ async def fleet(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await process.wait()
+        await process.close_outputs()
 
 
 def descendants(pid: int) -> list[int]:

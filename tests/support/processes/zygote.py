@@ -44,6 +44,7 @@ class Process:
         self._process = process
         self.stdout = stdout
         self.stderr: asyncio.StreamReader | None = None
+        self.outputs: list[asyncio.ReadTransport] = []
         self.pid = process.pid
         self._reaping = asyncio.ensure_future(self._close_at_end())
 
@@ -60,6 +61,12 @@ class Process:
         """Wait for its end; returns the exit code."""
         await asyncio.shield(self._reaping)
         return await self._process.wait()
+
+    async def close_outputs(self) -> None:
+        """Close the pipes, which nobody may have read to their end."""
+        for output in self.outputs:
+            output.close()
+        await asyncio.sleep(0)  # closed by the loop
 
     def send_signal(self, number: signal.Signals) -> None:
         """Raises `ProcessLookupError` once it has ended."""
@@ -101,16 +108,18 @@ async def start(
     reading: list[asyncio.StreamReader | None] = [None, None]
     descriptors = [1, 2]
     ours: list[int] = []
+    outputs: list[asyncio.ReadTransport] = []
     for number, wanted in enumerate((stdout, stderr)):
         if wanted == PIPE:
             read, write = os.pipe()
             ours.append(write)
             descriptors[number] = write
             reader = reading[number] = asyncio.StreamReader()
-            await loop.connect_read_pipe(
+            output, _ = await loop.connect_read_pipe(
                 lambda reader=reader: asyncio.StreamReaderProtocol(reader),  # type: ignore[misc]
                 os.fdopen(read, "rb", buffering=0),
             )
+            outputs.append(output)
         elif wanted == STDOUT:
             descriptors[number] = descriptors[0]
         elif wanted is not None:
@@ -124,6 +133,7 @@ async def start(
             os.close(end)
     made = Process(spawner, process, reading[0])
     made.stderr = reading[1]
+    made.outputs = outputs
     return made
 
 

@@ -3,15 +3,10 @@
 from importlib import metadata
 from typing import Final
 
-import structlog
-
-from headwater.engines.engine import EngineUnavailable
-from headwater.engines.releases import Hole, release
+from headwater.engines.releases import Hole, check_release
 
 OLDEST: Final = (0, 5, 17)
 """The first release that this adapter was used with."""
-
-_log = structlog.get_logger("headwater.sglang")
 
 
 HOLES: Final[tuple[Hole, ...]] = (
@@ -36,20 +31,6 @@ def installed() -> str:
 
 
 def check(version: str, *, allow: bool) -> None:
-    """Raise `EngineUnavailable` for a release that is too old, or with a vulnerability unless that is allowed."""
-    found = release(version)
-    # Versions like 0.0.0 are builds from source without release number.
-    if found is None or found < (0, 1, 0):
-        return
-    refused = [hole for hole in HOLES if found < hole.fixed]
-    for hole in refused:
-        _log.warning("sglang_vulnerable_version", version=version, cve=hole.cve, what=hole.what)
-    if refused and not allow:
-        worst = max(refused, key=lambda hole: hole.fixed)
-        needed = ".".join(map(str, worst.fixed))
-        raise EngineUnavailable(
-            f"SGLang {version} has known vulnerabilities ({', '.join(hole.cve for hole in refused)}; {worst.cve}: it "
-            f"{worst.what}): install {needed} or newer, or start with --sglang-allow-vulnerable-engine"
-        )
-    if found < OLDEST:
-        _log.warning("sglang_version_old", version=version, oldest=".".join(map(str, OLDEST)))
+    """See `check_release`. Raises `EngineUnavailable`."""
+    flag = "--sglang-allow-vulnerable-engine"
+    check_release("SGLang", version, HOLES, allow=allow, flag=flag, oldest=OLDEST)

@@ -2,13 +2,7 @@
 
 from importlib import metadata
 
-import structlog
-
-from headwater.engines.engine import EngineUnavailable
-from headwater.engines.releases import Hole, release
-
-_log = structlog.get_logger("headwater.vllm")
-
+from headwater.engines.releases import Hole, check_release
 
 HOLES: tuple[Hole, ...] = (
     Hole("CVE-2025-32444", (0, 8, 5), "unpickles data from an open port (Mooncake)", refused=True),
@@ -40,19 +34,5 @@ def installed() -> str:
 
 
 def check(version: str, *, allow: bool) -> None:
-    """Raise `EngineUnavailable` for a release with an unmitigated vulnerability, unless allowed."""
-    found = release(version)
-    # Versions like 0.0.0 are builds from source without release number.
-    if found is None or found < (0, 1, 0):
-        return
-    open_ = [hole for hole in HOLES if found < hole.fixed]
-    refused = [hole for hole in open_ if hole.refused]
-    for hole in open_:
-        _log.warning("vllm_vulnerable_version", version=version, cve=hole.cve, what=hole.what)
-    if refused and not allow:
-        worst = max(refused, key=lambda hole: hole.fixed)
-        needed = ".".join(map(str, worst.fixed))
-        raise EngineUnavailable(
-            f"vLLM {version} has known vulnerabilities ({', '.join(hole.cve for hole in refused)}; {worst.cve}: it "
-            f"{worst.what}): install {needed} or newer, or start with --allow-vulnerable-engine"
-        )
+    """See `check_release`. Raises `EngineUnavailable`."""
+    check_release("vLLM", version, HOLES, allow=allow, flag="--allow-vulnerable-engine")

@@ -123,7 +123,9 @@ class VirtualRun:
         """Requests `first` to `last` - 1 arrive at the same time."""
         for worker in self._list:
             if now_ns - worker.reported_ns >= REPORT_NS:
-                self._routing.publish(worker.shape.name, now_ns, worker.report(now_ns))
+                report = worker.regular_report(now_ns)
+                if report is not None:
+                    self._routing.publish(worker.shape.name, now_ns, report)
         size, blocks = self._setup.block_size, self._setup.blocks
         burst: list[Question] = []
         for number in range(first, last):

@@ -78,6 +78,7 @@ class SimWorker:
         self.computed_tokens = 0
         self.stored_blocks = 0
         self.reported_ns = 0
+        self._reported_idle = False
         self._skip = skip
         self._accepted: list[str] = []
         self._prefilled: list[SimulatedRequest] = []
@@ -90,6 +91,7 @@ class SimWorker:
     def submit(self, job: SimulatedRequest, now_ns: int) -> bool:
         """Accept a request. True: the steps in progress now end earlier than scheduled."""
         self._now_ns = now_ns
+        self._reported_idle = False
         if job.leg != "decode":
             self._timer.add_prompt(job.name, job.prompt_tokens)
         self.scheduler.waiting.append(job)
@@ -171,6 +173,7 @@ class SimWorker:
 
     def release(self, job: SimulatedRequest) -> None:
         """Release the blocks of a prefill leg whose KV was transferred."""
+        self._reported_idle = False
         self.scheduler.release(job)
 
     def _count_tokens(self, now_ns: int) -> None:
@@ -188,6 +191,16 @@ class SimWorker:
     def moved(self) -> bool:
         """Has a request changed its stage since the last report?"""
         return bool(self._accepted or self._prefilled or self._ended)
+
+    def regular_report(self, now_ns: int) -> LoadReported | None:
+        """The report of another second; None for a worker that is idle since the last one, as it folds to the same state."""
+        if self._reported_idle:
+            self.reported_ns = now_ns
+            return None
+        # The first one after the work also has the measurements that were still open when the last request ended.
+        scheduler = self.scheduler
+        self._reported_idle = not (self.stretch or scheduler.running or scheduler.waiting)
+        return self.report(now_ns)
 
     def report(self, now_ns: int) -> LoadReported:
         """The load report of this worker."""

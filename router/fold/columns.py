@@ -77,7 +77,8 @@ def find_overdue(table: Any, now_ns: int, rows: Any) -> int:
 
 
 class WorkerColumns:
-    """See the module. Call `refresh` before reading `table`, and `refresh_at` before a decision at a time.
+    """See the module. The fold adds the workers that an event changed to `touched`, those whose traits it changed to `changed` too, and
+    those whose step times it taught to `taught`; it sets `stale` when there are other workers or engines. Call `refresh` before reading `table`, and `refresh_at` before a decision at a time.
 
     `keys` are digests of the workers' incarnations. `models` are rows of step times: first each worker's own, then those of whole engines; `classes` is 0 where too little is
     known. `kinds` are the different traits, `placements` what constraints make of each.
@@ -86,6 +87,7 @@ class WorkerColumns:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.touched: set[str] = set()
+        self.changed: set[str] = set()
         self.taught: set[str] = set()
         self.stale = True
         self.names: list[str] = []
@@ -102,14 +104,16 @@ class WorkerColumns:
         """Write the rows that changed."""
         if self.stale or len(self.kinds) > 2 * len(self.names) + 16:
             self._rebuild()
-        elif self.touched or self.taught:
+        elif self.touched:
             for name in self.taught:
                 self._write_model(name)
+            for name in self.changed:
+                row = self.rows[name]
+                self._described[row] = self._describe(self.workers[row])
             for name in self.touched:
-                row = self.rows.get(name)
-                if row is not None:
-                    self._write(row)
+                self._write(self.rows[name])
             self.touched.clear()
+            self.changed.clear()
             self.taught.clear()
 
     def refresh_at(self, now_ns: int) -> None:
@@ -150,20 +154,21 @@ class WorkerColumns:
         for engine, model in self._fleet.steps.items():
             self._copy_model(self._engines[engine], model)
         self.keys: NDArray[np.uint64] = np.array([_key_of(worker) for worker in self.workers], np.uint64)
+        self._described = [self._describe(worker) for worker in self.workers]
         for row, worker in enumerate(self.workers):
             self._copy_model(row, worker.steps)
             self._write(row)
         self.touched.clear()
+        self.changed.clear()
         self.taught.clear()
         self.stale = False
 
     def _write_model(self, name: str) -> None:
         """A worker's report taught its own step times and its engine's."""
-        row = self.rows.get(name)
-        if row is not None:
-            worker = self._fleet.workers[name]
-            self._copy_model(row, worker.steps)
-            self._copy_model(self._engines[worker.engine], self._fleet.steps[worker.engine])
+        row = self.rows[name]
+        engine = self.workers[row].engine
+        self._copy_model(row, self.workers[row].steps)
+        self._copy_model(self._engines[engine], self._fleet.steps[engine])
 
     def _copy_model(self, at: int, model: StepModel) -> None:
         count = len(model.kinds)
@@ -171,9 +176,19 @@ class WorkerColumns:
         self.lengths[at, :count] = model.tokens
         self.times[at, :count] = model.ms
 
+    def _describe(self, worker: Worker) -> tuple[int, ...]:
+        """The fields that change only with a worker's traits: the first ones of a row."""
+        traits = worker.traits
+        return (
+            self._number_of(traits),
+            ROLES[worker.role],
+            self._pairs.setdefault(worker.pairs_with, len(self._pairs)),
+            traits.serves_whole,
+            worker.block_size,
+        )
+
     def _write(self, row: int) -> None:
         worker = self.workers[row]
-        traits = worker.traits
         own = row if worker.steps.learned else self._engines.get(worker.engine, row)
         unaccepted_ns = NEVER
         for request in worker.unaccepted:
@@ -187,11 +202,7 @@ class WorkerColumns:
                 until_ns = active.decided_ns + UNACCEPTED_NS_MAX
             break
         values = (
-            self._number_of(traits),
-            ROLES[worker.role],
-            self._pairs.setdefault(worker.pairs_with, len(self._pairs)),
-            traits.serves_whole,
-            worker.block_size,
+            *self._described[row],
             worker.total_blocks,
             worker.used_blocks,
             worker.waiting,

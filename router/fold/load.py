@@ -48,11 +48,13 @@ class Loads(msgspec.Struct, dict=True):
             found = self.__dict__["columns_"] = WorkerColumns(self)
         return found
 
-    def _touch(self, worker: Worker) -> None:
-        """The worker changed: its row must be written again."""
+    def _touch(self, worker: Worker, *, traits: bool = False) -> None:
+        """The worker changed, perhaps in its traits: its row must be written again."""
         columns = self.__dict__.get("columns_")
         if columns is not None:
             columns.touched.add(worker.name)
+            if traits:
+                columns.changed.add(worker.name)
 
     def _restructure(self) -> None:
         """There are other workers, or other engines with step times: all rows must be written again."""
@@ -94,14 +96,14 @@ class Loads(msgspec.Struct, dict=True):
         if worker is not None:
             worker.state, worker.role, worker.loras = event.state, event.role, event.loras
             worker.taints = event.taints
-            self._touch(worker)
+            self._touch(worker, traits=True)
 
     def drain(self, event: WorkerDraining) -> None:
         """A worker takes no new requests."""
         worker = self.current(event.worker, event.epoch)
         if worker is not None:
             worker.draining = True
-            self._touch(worker)
+            self._touch(worker, traits=True)
 
     def leave(self, event: WorkerLeft) -> bool:
         """A worker left. False if that incarnation was not known."""

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import numpy as np
+
 from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import Worker
 from headwater.router.queue.limits import BusyLimits
@@ -31,5 +33,17 @@ def saturated_workers(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[st
     """The saturated incarnations, sorted, as `Constraints.exclude` lists them."""
     if not any(limits):
         return ()
-    found = [worker for worker in loads.workers.values() if is_saturated(worker, now_ns, limits)]
+    columns = loads.columns
+    columns.refresh()
+    table = columns.table
+    # The sums of some requests are never larger than those of all, so this leaves out no saturated worker.
+    above = np.zeros(len(table), np.bool_)
+    if limits.waiting:
+        above |= table["waiting"] > limits.waiting
+    if limits.prefill_tokens:
+        above |= table["prefill_tokens"] > limits.prefill_tokens
+    if limits.kv:
+        above |= table["decode_blocks"] > limits.kv * table["total_blocks"]
+    suspects = [columns.workers[row] for row in above.nonzero()[0].tolist()]
+    found = [worker for worker in suspects if is_saturated(worker, now_ns, limits)]
     return tuple(sorted(f"{worker.name}.{worker.epoch}" for worker in found))

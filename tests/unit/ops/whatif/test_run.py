@@ -9,6 +9,7 @@ from headwater.ops.whatif.report import WhatifReport, as_data, report_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
+from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.route import Weights
 from tests.support.data.whatif_traces import conversations
 
@@ -170,3 +171,20 @@ def test_the_report_is_json_of_a_stated_form() -> None:
     assert 0 < report.reuse < 1
     assert report.ttft_ms.p50 <= report.ttft_ms.p90 <= report.ttft_ms.p99
     assert report.e2e_ms.mean > report.ttft_ms.mean > report.queue_ms.mean >= 0
+
+
+def test_an_idle_worker_reports_once() -> None:
+    """More such reports would change nothing in the fold; with anything to tell it reports again."""
+    [shape] = shapes(Setup(workers=1, blocks=10, block_size=16))
+    worker = SimWorker(shape)
+    assert worker.regular_report(1) is not None
+    assert worker.regular_report(2) is None
+    assert worker.reported_ns == 2
+    job = SimulatedRequest(
+        length=20, target=20, hashes=[1], name="a", number=0, leg="", prompt_tokens=20, output_tokens=2
+    )
+    worker.submit(job, 3)
+    assert worker.regular_report(4) is not None
+    assert worker.begin(5)
+    assert worker.regular_report(6) is not None
+    assert worker.regular_report(7) is not None

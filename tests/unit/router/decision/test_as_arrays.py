@@ -13,6 +13,8 @@ from headwater.router.decision.context import DecisionContext, ScoringContext
 from headwater.router.decision.decide import decide, prompt_of, seed_of
 from headwater.router.decision.policies import POLICIES, Choice
 from headwater.router.fold.state import RouterState
+from headwater.router.queue.limits import BusyLimits
+from headwater.router.queue.saturation import is_saturated, saturated_workers
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import (
@@ -68,7 +70,7 @@ class RandomFleet:
                 "role": draw.choice(("both", "prefill", "decode")) if self.split else "both",
                 "pairs_with": draw.choice(("", "nixl", "nixl", "file")),
                 "capabilities": draw.choice(
-                    ((), (), ("kv_events", "guided"), (LORA_ON_DEMAND,), ("split_only",))
+                    ((), (), ("kv_events", "guided"), (LORA_ON_DEMAND,), (LORA_ON_DEMAND,), ("split_only",))
                 ),
                 "lora_slots": draw.choice((0, 1, 2)),
                 "tier": draw.choice(("", "", "gold")),
@@ -80,6 +82,9 @@ class RandomFleet:
             }
         )
         self.tell(name, self.epochs[name], msgspec.structs.replace(joined(name, self.epochs[name]), **fields))
+        if not self.alike and draw.random() < 0.5:
+            role, loras = self.state.loads.workers[name].role, draw.choice(((), ("a",), ("a", "b")))
+            self.tell(name, self.epochs[name], WorkerChanged(name, self.epochs[name], "ready", role, loras))
 
     def happen(self) -> None:
         """Something happens to some worker."""
@@ -202,6 +207,11 @@ def test_every_decision_equals_the_plain_one(seed: int) -> None:
         # The clocks of two routers may differ.
         now_ns = fleet.now_ns - draw.choice((0, 0, 0, 40_000_000_000))
         context = DecisionContext(number, state.position, 0, now_ns, weights, False)
+        limits = BusyLimits(draw.choice((0, 10, 2_000)), draw.choice((0.0, 0.1, 0.9)), draw.choice((0, 4)))
+        busy = [one for one in state.loads.workers.values() if is_saturated(one, now_ns, limits)]
+        assert saturated_workers(state.loads, now_ns, limits) == tuple(
+            sorted(f"{one.name}.{one.epoch}" for one in busy)
+        )
         prompt = prompt_of(query)
         _, depths = state.index.find(prompt.hashes)
         credited = {name: draw.randrange(9) for name in NAMES if draw.random() < 0.3}

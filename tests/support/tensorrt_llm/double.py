@@ -22,6 +22,7 @@ from tests.support.tensorrt_llm import signatures
 from tests.support.tensorrt_llm.events import EventBuffer
 from tests.support.tensorrt_llm.faults import Faults
 from tests.support.tensorrt_llm.metrics import MetricsCollector
+from tests.support.tensorrt_llm.outputs import Logprob, Output
 from tests.support.tensorrt_llm.tensors import Tensor, logits_of, picked
 
 VERSION = "1.2.1"
@@ -45,23 +46,6 @@ class World:
     def meeting(self, number: int) -> "asyncio.Future[Transfer]":
         """Where the two legs of a request meet."""
         return self.meetings.setdefault(number, asyncio.get_running_loop().create_future())
-
-
-class Output:
-    """`CompletionOutput`: token ids are cumulative."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Any]] = []
-        self.finish_reason: str | None = None
-        self.disaggregated_params: Any = None
-
-
-class Logprob:
-    """Its value."""
-
-    def __init__(self, logprob: float) -> None:
-        self.logprob = logprob
 
 
 class Result:
@@ -207,7 +191,7 @@ class LLM:
         sampling = Sampling(
             params.max_tokens,
             temperature=params.temperature or 0.0,
-            seed=params.seed if params.seed is not None or params.temperature else crc32(tokens),
+            seed=self._seed(params, given["inputs"]),
             min_tokens=params.min_tokens or 0,
             ignore_eos=bool(params.ignore_eos),
             stop_token_ids=tuple(params.stop_token_ids or ()),
@@ -245,6 +229,17 @@ class LLM:
             ):
                 self.world.meeting(disagg.disagg_request_id)
         return result
+
+    def _seed(self, params: Any, prompt: list[int]) -> int | None:
+        """Where in its text the answer begins: after the prompt's last token, if that is a part of it."""
+        script = self.world.sim["script"]
+        if prompt and prompt[-1] in script:
+            return int(script.index(prompt[-1])) + 1
+        return (
+            params.seed
+            if params.seed is not None or params.temperature
+            else crc32(hashing.pack_tokens(prompt))
+        )
 
     def _submit(self, result: Result, rank: int, transfer: Transfer | None) -> None:
         events = self._events[rank]
@@ -353,34 +348,38 @@ LLM.generate_async.__signature__ = signatures.signature_of(  # type: ignore[attr
 )
 
 
+def modules_of(world: World) -> dict[str, ModuleType]:
+    """The package's modules, and as much of torch as the adapter uses."""
+    names = (
+        "tensorrt_llm",
+        "tensorrt_llm.sampling_params",
+        "tensorrt_llm.disaggregated_params",
+        "tensorrt_llm.scheduling_params",
+        "tensorrt_llm.executor",
+        "tensorrt_llm.executor.request",
+        "tensorrt_llm.metrics",
+        "torch",
+    )
+    modules: dict[str, Any] = {name: ModuleType(name) for name in names}
+    top = modules["tensorrt_llm"]
+    top.LLM = type("LLM", (LLM,), {"world": world})
+    top.SamplingParams = signatures.SamplingParams
+    top.__version__ = VERSION
+    modules["tensorrt_llm.sampling_params"].GuidedDecodingParams = signatures.GuidedDecodingParams
+    disagg = modules["tensorrt_llm.disaggregated_params"]
+    disagg.DisaggregatedParams = signatures.DisaggregatedParams
+    disagg.DisaggScheduleStyle = signatures.DisaggScheduleStyle
+    modules["tensorrt_llm.scheduling_params"].SchedulingParams = signatures.SchedulingParams
+    modules["tensorrt_llm.executor.request"].LoRARequest = signatures.LoRARequest
+    modules["tensorrt_llm.metrics"].MetricsCollector = MetricsCollector
+    modules["torch"].from_numpy = lambda array: array
+    return modules
+
+
 @contextmanager
 def installed(world: World) -> Iterator[World]:
     """The double in the place of the package."""
-    modules = {
-        name: ModuleType(name)
-        for name in (
-            "tensorrt_llm",
-            "tensorrt_llm.sampling_params",
-            "tensorrt_llm.disaggregated_params",
-            "tensorrt_llm.scheduling_params",
-            "tensorrt_llm.executor",
-            "tensorrt_llm.executor.request",
-            "tensorrt_llm.metrics",
-            "torch",
-        )
-    }
-    top = modules["tensorrt_llm"]
-    top.LLM = type("LLM", (LLM,), {"world": world})  # type: ignore[attr-defined]
-    top.SamplingParams = signatures.SamplingParams  # type: ignore[attr-defined]
-    top.__version__ = VERSION  # type: ignore[attr-defined]
-    modules["tensorrt_llm.sampling_params"].GuidedDecodingParams = signatures.GuidedDecodingParams  # type: ignore[attr-defined]
-    disagg = modules["tensorrt_llm.disaggregated_params"]
-    disagg.DisaggregatedParams = signatures.DisaggregatedParams  # type: ignore[attr-defined]
-    disagg.DisaggScheduleStyle = signatures.DisaggScheduleStyle  # type: ignore[attr-defined]
-    modules["tensorrt_llm.scheduling_params"].SchedulingParams = signatures.SchedulingParams  # type: ignore[attr-defined]
-    modules["tensorrt_llm.executor.request"].LoRARequest = signatures.LoRARequest  # type: ignore[attr-defined]
-    modules["tensorrt_llm.metrics"].MetricsCollector = MetricsCollector  # type: ignore[attr-defined]
-    modules["torch"].from_numpy = lambda array: array  # type: ignore[attr-defined]
+    modules = modules_of(world)
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.sglang.saga_kills import kill_in_every_state
+from tests.sglang.saga_kills import kill_in_every_state, pause_during_handoff
 from tests.support.engines import tiny_model
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
@@ -89,6 +89,16 @@ async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, tog
 async def test_a_kill_in_any_state_costs_no_answer(apart: FleetProcess) -> None:
     """Of the prefill worker, the decode worker and the router; tests/sim has the same table for every choreography."""
     rows = await kill_in_every_state(apart, 100)
+    assert [row for row in rows if row[2]] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+async def test_a_worker_that_is_stopped_for_longer_than_its_lease_costs_no_answer(
+    apart: FleetProcess,
+) -> None:
+    """In the middle of a hand-off: its request moves, and what it sends or holds when it goes on is of no consequence."""
+    rows = await pause_during_handoff(apart, 120)
     assert [row for row in rows if row[2]] == []
 
 

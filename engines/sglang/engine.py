@@ -115,7 +115,7 @@ class SglangEngine(SglangControl):
             self._settings.name,
             page_size,
             self._ranks[0].idle.total_blocks,
-            int(config.get("max_running_requests") or found.get("max_running_requests") or 0),
+            await self._running_max(),
             self._context_length,
             version=version,
             pairs_with=handoff.pairs_with(mode, version, self._settings.name, config),
@@ -164,6 +164,11 @@ class SglangEngine(SglangControl):
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
         if pinned is not None:
             asyncio.get_running_loop().call_soon(stream.send, Step((), pinned=pinned))
+
+    async def _running_max(self) -> int:
+        """How many requests of a rank may run at once. On a GPU the scheduler chooses it, and reports it on request only."""
+        states = await self._call(self._manager.get_internal_state())
+        return int(states[0]["effective_max_running_requests_per_dp"])
 
     def _meet(self, mode: disaggregation.Mode, *, cpu: bool) -> None:
         """Prepare to meet engines of the other mode."""

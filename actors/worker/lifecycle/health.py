@@ -38,6 +38,8 @@ FAILURES_MAX = 2
 WARM_UP_S_MAX = 60.0
 CLEAR_S_MAX = 10.0
 CLEAR_PERIOD_S = 0.1
+SIZES = ("block_size", "total_blocks", "max_running")
+"""What an engine must report of itself: fields that are positive in the event by which its worker joins."""
 PROMPT = (1,)
 """One token: in any vocabulary, and with one generated token it fills no block."""
 
@@ -78,9 +80,14 @@ class EngineHealth:
     async def check_started(self, info: EngineInfo, role: Role) -> None:
         """The canary of an engine that has just started; the cache is empty after it.
 
-        Raises `EngineUnavailable` if the engine rejects it, as it would reject every request, and `EngineDied` if it
-        fails or does not answer within `canary_s`: another start may succeed.
+        Raises `EngineUnavailable` if the engine rejects it, as it would reject every request, or reports sizes that no
+        router accepts, and `EngineDied` if it fails or does not answer within `canary_s`: another start may succeed.
         """
+        for size in SIZES:
+            if getattr(info, size) < 1:
+                raise EngineUnavailable(
+                    f"the engine reports {size}={getattr(info, size)}: its start must return at least 1"
+                )
         began = self._clock.monotonic_s()
         try:
             await self.canary(info, self._settings.canary_s)

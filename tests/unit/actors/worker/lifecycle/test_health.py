@@ -96,6 +96,29 @@ def test_why_a_canary_failed_is_said(field: str, value: str, told: str, hopeless
     play(run)
 
 
+@pytest.mark.parametrize("size", ["block_size", "total_blocks", "max_running"])
+def test_an_engine_that_reports_no_size_is_never_registered(size: str) -> None:
+    """Routers would not read its event, and the fleet would seem ready."""
+
+    class Sizeless(ControlledSim):
+        """Does not know a size of its own."""
+
+        async def start(self) -> EngineInfo:
+            """See `Engine.start`."""
+            sizes: dict[str, Any] = {size: 0}
+            return (await super().start())._replace(**sizes)
+
+    async def run(stage: Stage) -> None:
+        worker = await start(stage, make=Sizeless, health=QUICK)
+        await until(lambda: worker.ended is not None, 20.0)
+        assert worker.ended is not None
+        assert f"the engine reports {size}=0" in worker.ended
+        assert worker.actor.unrecoverable
+        assert await stage.records() == []
+
+    play(run)
+
+
 class Pooling(ControlledSim):
     """An embedding model's engine."""
 

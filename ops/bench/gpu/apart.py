@@ -1,11 +1,12 @@
 """One prefill and one decode worker compared with two aggregated workers, on the same two GPUs and long prompts.
 
     python -m headwater.ops.bench.gpu.apart --out results
+    python -m headwater.ops.bench.gpu.apart --engine sglang --out results
     python -m headwater.ops.bench.gpu.apart --device cpu --shape tiny --streams 4 --rounds 2 --tokens 16 --prompt-tokens 200
 
 Both fleets are started by `headwater up` with the same engine arguments and run at the same time; they are measured
-alternately. KV is transferred between GPUs by NIXL in one piece per block (all layers together), which vLLM 0.24 supports
-only in its older model runner, so both fleets use that.
+alternately. KV is transferred between GPUs by NIXL; with vLLM in one piece per block (all layers together), which vLLM 0.24
+supports only in its older model runner, so both fleets use that.
 
 Rows are those of `gpu.rounds`; the gap is the delay of decoding requests by others' prompts.
 """
@@ -50,8 +51,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-apart"))
     options = parsed(parser)
     print("machine:", machine(), flush=True)
-    pieces = ("--connector-options", OPTIONS) if options.device == "cuda" else ()
-    environ = {"VLLM_USE_V2_MODEL_RUNNER": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
+    pieces: tuple[str, ...] = ()
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    if options.engine == "vllm" and options.device == "cuda":
+        pieces = ("--connector-options", OPTIONS)
+        environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     with tempfile.TemporaryDirectory(prefix="headwater-gpu-") as name, ExitStack() as stack:
         folder = Path(name)
         model = gpu_model.make(folder / options.shape, options.shape)

@@ -1,54 +1,57 @@
-"""An AsyncLLM alone, called as a library: the baseline of the serving benchmark."""
+"""An engine alone in a process of its own, which is its own client: the baseline of the serving benchmark."""
 
 import asyncio
 import random
 import time
 from array import array
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
+from typing import Any, Protocol
 
 from headwater.ops.bench.gpu.load import FIRST_ID, SYMBOLS, Load, Sample, run
 
 
-def bare(pipe: Pipe, arguments: dict[str, Any]) -> None:
-    """Body of a process with an AsyncLLM: sends the seconds of its start, then runs loads until it receives None."""
-    asyncio.run(_bare(pipe, arguments))
+class BareEngine(Protocol):
+    """An engine that has started."""
+
+    def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
+        """Exactly so many tokens at temperature 0: the number of new ones, whenever some arrive."""
+        ...
+
+    def stop(self) -> None:
+        """End its processes."""
+        ...
 
 
-async def _bare(pipe: Pipe, arguments: dict[str, Any]) -> None:
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
+def serve(pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: dict[str, Any]) -> None:
+    """Body of the process: sends the seconds of the start, then runs loads until it receives None."""
+    import uvloop
 
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(pipe, start, arguments))
+
+
+async def _serve(
+    pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: dict[str, Any]
+) -> None:
     began = time.perf_counter()
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    engine = start(arguments)
     pipe.send(time.perf_counter() - began)
     loop = asyncio.get_running_loop()
     try:
         while (load := await loop.run_in_executor(None, pipe.recv)) is not None:
-            sampling = SamplingParams(
-                max_tokens=load.tokens,
-                temperature=0.0,
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-            )
 
-            async def request(
-                number: int, draw: random.Random, load: Load = load, sampling: Any = sampling
-            ) -> Sample:
-                prompt = {
-                    "prompt_token_ids": [
-                        FIRST_ID + draw.randrange(len(SYMBOLS)) for _ in range(load.prompt_tokens)
-                    ]
-                }
+            async def request(number: int, draw: random.Random, load: Load = load) -> Sample:
+                prompt = [FIRST_ID + draw.randrange(len(SYMBOLS)) for _ in range(load.prompt_tokens)]
+                name = f"{load.seed}-{number}-{draw.random()}"
                 began, tokens, came = time.monotonic(), 0, array("d")
-                async for step in engine.generate(prompt, sampling, f"{load.seed}-{number}-{draw.random()}"):
+                async for new in engine.generate(prompt, load.tokens, name):
                     came.append(time.monotonic())
-                    tokens += len(step.outputs[0].token_ids)
+                    tokens += new
+                if tokens != load.tokens:
+                    raise RuntimeError(f"asked {load}, got {tokens} tokens")
                 return Sample(came[0] - began, time.monotonic() - began, tokens, came)
 
             pipe.send(await run(load, request))
     finally:
-        engine.shutdown()
+        engine.stop()

@@ -102,7 +102,8 @@ async def _http(load: Load, host: str, port: int, model: str) -> LoadResult:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        sample, prompt_tokens = await _stream(*streams[number], msgspec.json.encode(body))
+        sample, received = await stream(*streams[number], msgspec.json.encode(body))
+        prompt_tokens = _count(received, b'"prompt_tokens":')
         if (sample.tokens, prompt_tokens) != (load.tokens, load.prompt_tokens):
             raise RuntimeError(f"asked {load}, got {prompt_tokens} prompt tokens and {sample.tokens} tokens")
         return sample
@@ -114,9 +115,13 @@ async def _http(load: Load, host: str, port: int, model: str) -> LoadResult:
             writer.close()
 
 
-async def _stream(
+async def stream(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
-) -> tuple[Sample, int]:
+) -> tuple[Sample, bytes]:
+    """Send a streamed completion that asks for its usage, and return its times and all that came after the headers.
+
+    Raises `RuntimeError` for an error status.
+    """
     began = time.monotonic()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
@@ -133,10 +138,9 @@ async def _stream(
         if came or b'"text":"' in received:
             came.append(time.monotonic())
     tokens = _count(received, b'"completion_tokens":')
-    sample = Sample(came[0] - began, time.monotonic() - began, tokens, came)
-    return sample, _count(received, b'"prompt_tokens":')
+    return Sample(came[0] - began, time.monotonic() - began, tokens, came), bytes(received)
 
 
-def _count(received: bytearray, name: bytes) -> int:
+def _count(received: bytes | bytearray, name: bytes) -> int:
     tail = bytes(received.rpartition(name)[2])
     return int(tail[: len(tail) - len(tail.lstrip(string.digits.encode()))] or 0)

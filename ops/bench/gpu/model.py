@@ -33,9 +33,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 LOAD_FORMAT = "headwater-random"
-"""vLLM's `load_format` for the weights of `gpu.weights`, with `WEIGHTS_EXTENSION` as `worker_extension_cls`."""
+"""vLLM's `load_format` for the weights of `gpu.weights.scaled`, with `WEIGHTS_EXTENSION` as `worker_extension_cls`."""
 
-WEIGHTS_EXTENSION = "headwater.ops.bench.gpu.weights.ScaledWeights"
+WEIGHTS_EXTENSION = "headwater.ops.bench.gpu.weights.vllm.ScaledWeights"
+
+SGLANG_MODELS = "headwater.ops.bench.gpu.weights.sglang"
+"""Value of SGLANG_EXTERNAL_MODEL_PACKAGE for the same weights in SGLang."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

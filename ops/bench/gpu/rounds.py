@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 
 from headwater.ops.bench.gpu import model
+from headwater.ops.bench.gpu.engine_arguments import ENGINES, VLLM_DEFAULTS
 from headwater.ops.bench.gpu.load import Load, LoadResult, TokenGap
-from headwater.ops.bench.gpu.serving_systems import ENGINE_DEFAULTS, System
+from headwater.ops.bench.gpu.serving_systems import System
 from headwater.ops.bench.report import percentile
 
 WARM_TOKENS = 8
@@ -53,6 +54,7 @@ def arguments(
 ) -> argparse.ArgumentParser:
     """A command line with the options of every comparison, and these defaults. Parse it with `parsed`."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="vllm")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=tuple(model.SHAPES), default="qwen3-8b")
     parser.add_argument("--streams", default=streams, help="concurrent requests, several with commas")
@@ -67,9 +69,15 @@ def arguments(
     parser.add_argument("--kv-gb", type=float, default=kv_gb, help="KV cache of each engine")
     parser.add_argument(
         "--engine-defaults",
-        choices=tuple(ENGINE_DEFAULTS),
+        choices=tuple(VLLM_DEFAULTS),
         default="api",
         help="the tokens and requests of a step that vLLM chooses on an H200: as an API server, as a library; or few",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("dummy", "scaled"),
+        default="dummy",
+        help="the engine's dummy weights, or those with which answers depend on the whole prompt (`gpu.weights`)",
     )
     return parser
 
@@ -80,6 +88,8 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     The defaults of `--rounds` match those of `--streams`: with fewer or more of these, they are cut or repeated.
     """
     options = parser.parse_args()
+    if options.engine != "vllm" and options.engine_defaults != parser.get_default("engine_defaults"):
+        parser.error("--engine-defaults are vLLM's: omit it with another --engine")
     options.streams = [int(number) for number in options.streams.split(",")]
     options.rounds = [int(number) for number in options.rounds.split(",")]
     missing = len(options.streams) - len(options.rounds)

@@ -1,16 +1,17 @@
-"""Tokens per second and time to first token: Headwater compared with vLLM's AsyncLLM alone, on one GPU.
+"""Tokens per second and time to first token: Headwater compared with its engine alone, on one GPU.
 
     python -m headwater.ops.bench.gpu.serving --out results
+    python -m headwater.ops.bench.gpu.serving --engine sglang --out results
     python -m headwater.ops.bench.gpu.serving --systems headwater,headwater-engine-context --streams 256
     python -m headwater.ops.bench.gpu.serving --systems headwater,headwater-thawed --streams 256 --stalls
     python -m headwater.ops.bench.gpu.serving --device cpu --shape tiny --streams 1,8 --tokens 16   (a check)
 
-Two engines with the same arguments: one alone in a process, called as a library; one behind nats-server, router,
+Two engines with the same arguments: one alone in a process, called as a library (vLLM's AsyncLLM, SGLang's Engine); one behind nats-server, router,
 edge and worker as `headwater up` starts them, with streamed HTTP requests of several client processes. Both run at the same
 time, so that measurements alternate within minutes; only one is measured at a time. With --alone each has the GPU to
 itself, one after the other. --systems compares others with the first that it names:
 
-    *-engine-context     steps as small as vLLM's defaults for a library (see `--engine-defaults`)
+    *-engine-context     vLLM with steps as small as its defaults for a library (see `--engine-defaults`)
     headwater-thawed     its processes freeze their heaps at their start only, not after their engine's (see `gpu.stalls`)
 
 With --stalls every process records its stalls, and the longest gap of each measurement is reported with the stalls in it.
@@ -89,6 +90,8 @@ def main() -> int:
     systems = options.systems.split(",")
     if unknown := set(systems) - set(SYSTEMS):
         parser.error(f"--systems: there is no {', '.join(unknown)}")
+    if options.engine != "vllm" and any(name.endswith("-engine-context") for name in systems):
+        parser.error("--systems: *-engine-context are vLLM's: omit them with another --engine")
     print("machine:", machine(), flush=True)
     stalls = options.out / "stalls"
     if options.stalls:

@@ -1,4 +1,4 @@
-"""The systems of the serving benchmark: a fleet as `headwater up` starts it, and an AsyncLLM alone."""
+"""The systems of the serving benchmark: a fleet as `headwater up` starts it, and an engine alone."""
 
 import argparse
 import os
@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from headwater.ops.bench.gpu import bare as gpu_bare
 from headwater.ops.bench.gpu import load as gpu_load
+from headwater.ops.bench.gpu.engine_arguments import ENGINES, flags
 from headwater.ops.bench.gpu.load import Load, LoadResult
 from headwater.ops.bench.gpu.process import BenchChild
 from headwater.ops.process.signals import die_with_parent
@@ -21,15 +21,6 @@ LOAD_S = 500.0
 STOP_S = 30.0
 POLL_S = 0.2
 CLIENTS = 4
-CPU_KV_GB = 0.5
-"""At most, where the device is a check only."""
-ENGINE_DEFAULTS = {
-    "api": {"max_num_batched_tokens": 8192, "max_num_seqs": 1024},
-    "engine-context": {"max_num_batched_tokens": 2048, "max_num_seqs": 128},
-    "small-steps": {"max_num_batched_tokens": 2048, "max_num_seqs": 256},
-}
-"""vLLM's defaults on an H200 for its API server, and for AsyncLLM as a library; and small steps, in which prompts delay
-other requests' tokens least."""
 READY = re.compile(r"ready at http://([^:/]+):(\d+)/v1 after ([\d.]+) s \(model ([^,]+),")
 
 
@@ -57,36 +48,6 @@ class System(NamedTuple):
         )
 
 
-def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of both engines: AsyncEngineArgs, by name."""
-    given: dict[str, Any] = {
-        "load_format": "dummy",
-        "max_model_len": options.prompt_tokens + options.tokens + 64,
-        "kv_cache_memory_bytes": int(options.kv_gb * 1e9),
-        **ENGINE_DEFAULTS[options.engine_defaults],
-    }
-    if options.device == "cpu":
-        given["kv_cache_memory_bytes"] = int(min(options.kv_gb, CPU_KV_GB) * 1e9)
-        return given | {"enforce_eager": True, "block_size": 32, "dtype": "float32"}
-    # A check at the start only: the size of the cache is given.
-    return given | {"gpu_memory_utilization": 0.1}
-
-
-def _flags(arguments: dict[str, Any]) -> list[str]:
-    flags: list[str] = []
-    for name, value in arguments.items():
-        flags += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
-    return flags
-
-
-def _environ(options: argparse.Namespace) -> dict[str, str]:
-    environ = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if options.device == "cpu":
-        return environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-    # FlashInfer's sampler compiles when first used.
-    return environ | {"CUDA_VISIBLE_DEVICES": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-
-
 ONE_WORKER = ("--workers", "1")
 
 
@@ -94,7 +55,7 @@ def fleet_command(
     options: argparse.Namespace, model: Path, data: Path, workers: Sequence[str] = ONE_WORKER
 ) -> list[str]:
     """The command that starts a fleet with `headwater up`. `workers` are the arguments for its workers."""
-    up = [sys.executable, "-m", "headwater.ops.cli", "up", "--engine", "vllm", "--model", str(model)]
+    up = [sys.executable, "-m", "headwater.ops.cli", "up", "--engine", options.engine, "--model", str(model)]
     up += [
         *workers,
         "--port",
@@ -106,7 +67,7 @@ def fleet_command(
         "--log-level",
         "warning",
     ]
-    return [*up, "--", *_flags(engine_arguments(options))]
+    return [*up, "--", *flags(ENGINES[options.engine].arguments(options))]
 
 
 class FleetUnderTest:
@@ -124,12 +85,18 @@ class FleetUnderTest:
     ) -> None:
         self._name = name
         self._out: Path = options.out
+        self.data = folder / f"data-{name}"
         self._log = options.out / f"{name}.log"
         self._clients: list[BenchChild] = []
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                fleet_command(options, model, folder / f"data-{name}", workers),
-                env={**os.environ, **_environ(options), **(environ or {}), "PYTHONUNBUFFERED": "1"},
+                fleet_command(options, model, self.data, workers),
+                env={
+                    **os.environ,
+                    **ENGINES[options.engine].environ(options),
+                    **(environ or {}),
+                    "PYTHONUNBUFFERED": "1",
+                },
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -138,13 +105,14 @@ class FleetUnderTest:
 
     def ready(self) -> System:
         """Wait until the fleet serves. Raises RuntimeError."""
-        host, port, seconds, name = self._address()
+        host, port, seconds, name = self.address()
         for number in range(CLIENTS):
             log = self._out / f"client-{self._name}-{number}.log"
             self._clients.append(BenchChild(gpu_load.http, (host, port, name), {}, log))
         return System(self._name, self._clients, seconds)
 
-    def _address(self) -> tuple[str, int, float, str]:
+    def address(self) -> tuple[str, int, float, str]:
+        """Host, port, seconds of the start and model, when the fleet serves. Raises RuntimeError."""
         deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline:
             if found := READY.search(self._log.read_text(errors="replace")):
@@ -168,15 +136,16 @@ class FleetUnderTest:
 
 
 class Bare:
-    """An AsyncLLM in a process of its own, which is its own client. Starts immediately; `ready` waits."""
+    """An engine in a process of its own, which is its own client. Starts immediately; `ready` waits."""
 
     def __init__(
         self, options: argparse.Namespace, model: Path, _folder: Path, *, name: str = "bare"
     ) -> None:
         self._name = name
-        arguments = {"model": str(model), "enable_prefix_caching": True, "disable_log_stats": True}
-        arguments |= engine_arguments(options)
-        self._child = BenchChild(gpu_bare.bare, (arguments,), _environ(options), options.out / f"{name}.log")
+        engine = ENGINES[options.engine]
+        arguments = {engine.model: str(model), **engine.alone, **engine.arguments(options)}
+        log = options.out / f"{name}.log"
+        self._child = BenchChild(engine.bare, (arguments,), engine.environ(options), log)
 
     def ready(self) -> System:
         """Wait until it is ready. Raises `ChildFailed`."""

@@ -1,4 +1,4 @@
-"""The GPU comparison of answers: where they differ, by how much, and the names that vLLM resolves itself."""
+"""The GPU comparison of answers: where they differ, by how much, and the names that engines resolve themselves."""
 
 import ast
 from pathlib import Path
@@ -51,6 +51,15 @@ def test_each_kind_of_pair_is_counted() -> None:
 def test_the_worker_extension_is_where_vllm_looks_for_it() -> None:
     """By its name only: the module imports torch and vLLM's connectors."""
     module, _, name = model.WEIGHTS_EXTENSION.rpartition(".")
-    path = Path(model.__file__).parent / (module.rpartition(".")[2] + ".py")
-    classes = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
-    assert name in classes
+    assert name in classes(module)
+
+
+def test_the_models_are_where_sglang_looks_for_them() -> None:
+    """In a module of that package, by the architecture's name; every shape has this one."""
+    assert "Qwen3ForCausalLM" in classes(model.SGLANG_MODELS + ".qwen3")
+
+
+def classes(module: str) -> set[str]:
+    """The classes of a module that is not imported here."""
+    path = Path(model.__file__).parent.joinpath(*module.split(".")[4:]).with_suffix(".py")
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}

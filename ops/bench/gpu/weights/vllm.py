@@ -1,14 +1,8 @@
-"""The GPU benchmarks' extension of vLLM's worker: weights with which answers depend on the whole prompt, and digests of
-the KV cache.
-
-vLLM's own dummy weights are within ±0.001, norms included. With them the next token depends only on the last one, and two
-engines generate the same answer with any KV cache, which would not test a transfer. Here weights are normally distributed
-and norms are 1, with seeds derived from the parameters' names: the same in every process.
+"""The GPU benchmarks' extension of vLLM's worker: scaled weights, and digests of the KV cache.
 
 vLLM imports this module in its worker as the worker extension (`WEIGHTS_EXTENSION`), which registers the loader.
 """
 
-import zlib
 from typing import Any
 
 import torch
@@ -17,8 +11,8 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from headwater.ops.bench.gpu.model import LOAD_FORMAT
+from headwater.ops.bench.gpu.weights import scaled
 
-DEVIATION = 0.02
 CHUNK_NUMBERS = 1 << 25
 """How many numbers of a cache are converted at once, to bound the memory of a digest."""
 
@@ -29,14 +23,7 @@ class RandomWeights(DummyModelLoader):
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Fill every floating-point parameter in place."""
-        for name, parameter in model.named_parameters():
-            if not parameter.is_floating_point():
-                continue
-            if "norm" in name:
-                parameter.data.fill_(1.0)
-                continue
-            generator = torch.Generator(device=parameter.device).manual_seed(zlib.crc32(name.encode()))
-            parameter.data.normal_(0.0, DEVIATION, generator=generator)
+        scaled.fill(model.named_parameters())
 
 
 class ScaledWeights:

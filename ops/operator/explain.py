@@ -234,7 +234,7 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
 
 
 def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ...]:
-    """Queue, prefill, what others lose by it, and the rest of the cost (memory, adapters, tiers)."""
+    """Queue, prefill, what others lose by it, and the rest of the cost (memory, a long queue, adapters, tiers)."""
     others = candidate.prefill_ms * (weights.retain + weights.crowding * candidate.requests)
     known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
     return (

@@ -1,8 +1,9 @@
 """Scorer: what a request would cost on a worker. Pure arithmetic.
 
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
-(disaggregated only). Three penalties are added: `crowding` (delay to running requests), `retain` (cached blocks
-evicted), and `memory` (KV-cache pressure). Until the step times of all candidates are known, the unit is the work for one block.
+(disaggregated only). Four penalties are added: `crowding` (delay to running requests), `retain` (cached blocks
+evicted), `memory` (KV-cache pressure), and `tail` (the square of the time in the queue, so that few wait long). Until the step
+times of all candidates are known, the unit is the work for one block.
 
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
 into it, so its costs equal those of the plain functions bit for bit. It is in this file because numba compiles a kernel again when the kernel's own file changes.
@@ -33,6 +34,7 @@ class CostWeights(NamedTuple):
     crowding: float
     retain: float
     memory: float
+    tail: float
 
 
 @lru_cache(64)
@@ -88,21 +90,28 @@ def new_blocks(work: WorkEstimate) -> int:
 
 @jitable
 def estimate_times(
-    lengths: Any, times: Any, classes: int, block_size: int, uncached: int, queued: int, computed_ms: float
+    lengths: Any,
+    times: Any,
+    classes: int,
+    pace: float,
+    block_size: int,
+    uncached: int,
+    queued: int,
+    computed_ms: float,
 ) -> Times:
     """Times for a prompt with `uncached` tokens to compute, after `queued` tokens of earlier prompts.
 
     `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`.
     """
-    own = predict_ms(lengths, times, classes, uncached)
+    own = pace * predict_ms(lengths, times, classes, uncached)
     queue = 0.0
     if queued:
         # Queued prompts are computed together: the fixed time of a step is not paid for each.
-        queue = max(0.0, predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
+        queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
     longer_ms = predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(
         lengths, times, classes, BLOCK_FROM
     )
-    return Times(queue, own, longer_ms / (BLOCK_TO - BLOCK_FROM) * block_size)
+    return Times(queue, own, pace * longer_ms / (BLOCK_TO - BLOCK_FROM) * block_size)
 
 
 @jitable
@@ -124,7 +133,8 @@ def prefill(weights: CostWeights, work: WorkEstimate) -> float:
         return weights.prefill * (queued + lower)
     own = work.times.prefill
     penalties = own * (weights.retain + weights.crowding * work.requests)
-    return weights.prefill * (work.times.queue + own + lower) + penalties
+    queue = work.times.queue
+    return weights.prefill * (queue + own + lower) + penalties + weights.tail * queue * queue / 1000.0
 
 
 @jitable
@@ -222,10 +232,12 @@ def _work(
             # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
             computed_ms = min(
                 max(0.0, (asked.now_ns - one["computing_ns"]) / 1e6),
-                predict_ms(lengths[at], known[at], classes[at], one["computing_tokens"]),
+                one["pace"] * predict_ms(lengths[at], known[at], classes[at], one["computing_tokens"]),
             )
         uncached = asked.prompt_tokens - (cached + lower) * size
-        times = estimate_times(lengths[at], known[at], classes[at], size, uncached, queued, computed_ms)
+        times = estimate_times(
+            lengths[at], known[at], classes[at], one["pace"], size, uncached, queued, computed_ms
+        )
     return WorkEstimate(
         size,
         asked.prompt_tokens,

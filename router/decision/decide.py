@@ -29,7 +29,7 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 1
+ALGORITHM: Final = 2
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
 change by which a recorded decision would come out otherwise."""
 

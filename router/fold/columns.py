@@ -34,12 +34,14 @@ WORKER_ROW: Final = np.dtype(
         ("computing_tokens", "i8"),
         ("computing_until_ns", "i8"),
         ("model", "i8"),
+        ("pace", "f8"),
     ]
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
 
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
-is true until `computing_until_ns`. `model` is the row of its step times.
+is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
+factor of them.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2}
@@ -78,10 +80,12 @@ def find_overdue(table: Any, now_ns: int, rows: Any) -> int:
 
 class WorkerColumns:
     """See the module. The fold adds the workers that an event changed to `touched`, those whose traits it changed to `changed` too, and
-    those whose step times it taught to `taught`; it sets `stale` when there are other workers or engines. Call `refresh` before reading `table`, and `refresh_at` before a decision at a time.
+    engines whose step times it taught to `taught`; it sets `stale` when there are other workers or engines. Call `refresh` before
+    reading `table`, and `refresh_at` before a decision at a time.
 
-    `keys` are digests of the workers' incarnations. `models` are rows of step times: first each worker's own, then those of whole engines; `classes` is 0 where too little is
-    known. `kinds` are the different traits, `placements` what constraints make of each.
+    `keys` are digests of the workers' incarnations. `classes`, `lengths` and `times` are the engines' step times; `classes` is 0 where too
+    little is known, and in row 0, which is that of engines without any. `kinds` are the different traits, `placements` what
+    constraints make of each.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -105,8 +109,8 @@ class WorkerColumns:
         if self.stale or len(self.kinds) > 2 * len(self.names) + 16:
             self._rebuild()
         elif self.touched:
-            for name in self.taught:
-                self._write_model(name)
+            for engine in self.taught:
+                self._copy_model(self._engines[engine], self._fleet.steps[engine])
             for name in self.changed:
                 row = self.rows[name]
                 self._described[row] = self._describe(self.workers[row])
@@ -143,8 +147,8 @@ class WorkerColumns:
         self.placements.clear()
         self._pairs = {"": 0}
         count = len(self.names)
-        self._engines = {engine: count + at for at, engine in enumerate(self._fleet.steps)}
-        models = count + len(self._engines)
+        self._engines = {engine: 1 + at for at, engine in enumerate(self._fleet.steps)}
+        models = 1 + len(self._engines)
         self.table: NDArray[Any] = np.zeros(count, WORKER_ROW)
         self.classes: I64 = np.zeros(models, np.int64)
         self.lengths: F64 = np.zeros((models, CLASSES_MAX))
@@ -155,20 +159,12 @@ class WorkerColumns:
             self._copy_model(self._engines[engine], model)
         self.keys: NDArray[np.uint64] = np.array([_key_of(worker) for worker in self.workers], np.uint64)
         self._described = [self._describe(worker) for worker in self.workers]
-        for row, worker in enumerate(self.workers):
-            self._copy_model(row, worker.steps)
+        for row in range(count):
             self._write(row)
         self.touched.clear()
         self.changed.clear()
         self.taught.clear()
         self.stale = False
-
-    def _write_model(self, name: str) -> None:
-        """A worker's report taught its own step times and its engine's."""
-        row = self.rows[name]
-        engine = self.workers[row].engine
-        self._copy_model(row, self.workers[row].steps)
-        self._copy_model(self._engines[engine], self._fleet.steps[engine])
 
     def _copy_model(self, at: int, model: StepModel) -> None:
         count = len(model.kinds)
@@ -189,7 +185,6 @@ class WorkerColumns:
 
     def _write(self, row: int) -> None:
         worker = self.workers[row]
-        own = row if worker.steps.learned else self._engines.get(worker.engine, row)
         unaccepted_ns = NEVER
         for request in worker.unaccepted:
             unaccepted_ns = worker.requests[request].decided_ns
@@ -213,7 +208,8 @@ class WorkerColumns:
             since_ns,
             tokens,
             until_ns,
-            own,
+            self._engines.get(worker.engine, 0),
+            worker.pace,
         )
         try:
             self.table[row] = values

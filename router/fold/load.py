@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.router.fold.columns import WorkerColumns
 from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
-from headwater.router.fold.prefill_time import StepModel
+from headwater.router.fold.prefill_time import StepModel, learn_pace
 from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
 from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported, RequestsHeld
@@ -28,9 +28,9 @@ STEP_MEMORY = 8
 class Loads(msgspec.Struct, dict=True):
     """All workers, and the stages that arrived before their decision, by 'worker.epoch/request'.
 
-    `steps` are prefill times over all workers of an engine, for workers with few samples. `left` maps a worker to the
-    epoch that left last: a worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an
-    operator's, by engine; empty: none are set.
+    `steps` are prefill times by engine, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
+    worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
+    engine; empty: none are set.
     """
 
     workers: dict[str, Worker] = {}
@@ -196,10 +196,8 @@ class Loads(msgspec.Struct, dict=True):
         self._touch(worker)
         if event.prefilled:
             worker.reported_ns = max(worker.reported_ns, wall_ns)
-        shared = self._shared_steps(worker) if event.prefills else worker.steps
-        for tokens, micros in event.prefills:
-            worker.steps.observe(tokens, micros / 1000)
-            shared.observe(tokens, micros / 1000)
+        if event.prefills:
+            self._learn_steps(worker, event.prefills)
         if event.step_us:
             step_ms = event.step_us / 1000
             worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
@@ -212,15 +210,25 @@ class Loads(msgspec.Struct, dict=True):
         for request in event.finished:
             self._advance(worker, request, FINISHED)
 
+    def _learn_steps(self, worker: Worker, prefills: tuple[tuple[int, int], ...]) -> None:
+        """Measurements (tokens, µs) of a worker: they teach the engine's step times and the worker's own pace."""
+        shared = self._shared_steps(worker)
+        for tokens, micros in prefills:
+            if tokens > 0 and micros > 0:
+                ms = micros / 1000
+                if shared.learned:
+                    worker.pace = learn_pace(worker.pace, ms / shared.predict(tokens))
+                shared.observe(tokens, ms / worker.pace)
+
     def _shared_steps(self, worker: Worker) -> StepModel:
-        """The step times of the worker's engine, which the worker is about to teach together with its own."""
+        """The step times of the worker's engine, which the worker is about to teach."""
         shared = self.steps.get(worker.engine)
         if shared is None:
             shared = self.steps[worker.engine] = StepModel()
             self._restructure()
         columns = self.__dict__.get("columns_")
         if columns is not None:
-            columns.taught.add(worker.name)
+            columns.taught.add(worker.engine)
         return shared
 
     def hold(self, name: str, epoch: int, event: RequestsHeld) -> None:

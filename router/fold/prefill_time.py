@@ -3,6 +3,9 @@
 Prompts are grouped by length into classes, each twice as long as the one before. A class keeps the mean length and
 time of its latest samples; lengths between two classes are interpolated linearly. So nothing is
 assumed about an engine's chunks, kernels or attention, and a class without samples does not affect the others.
+
+The classes are those of an engine, over all its workers. A worker has one number of its own, its pace: so a worker with few
+samples is predicted by what its engine needs, and a slow one by how slow it is.
 """
 
 from bisect import bisect_left
@@ -47,6 +50,15 @@ def predict_ms(lengths: Any, times: Any, classes: int, tokens: float) -> float:
     slope = max(0.0, (times[at] - y) / (lengths[at] - x))
     # Before the first class the line may fall below zero; no prompt is that fast.
     return float(max(y + slope * (tokens - x), times[0] * FLOOR))
+
+
+PACE_MEMORY = 32
+"""The effective number of samples in a worker's pace."""
+
+
+def learn_pace(pace: float, observed: float) -> float:
+    """A worker's pace after one more sample, which took `observed` times what the engine's step times predict."""
+    return pace + (min(max(observed, pace / OUTLIER), pace * OUTLIER) - pace) / PACE_MEMORY
 
 
 class StepModel(msgspec.Struct):

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.router.fold.expected_blocks import ExpectedBlocks
-from headwater.router.fold.prefill_time import StepModel
 from headwater.schemas.events.fleet import Role, WorkerState
 
 DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
@@ -83,7 +82,8 @@ class Worker(msgspec.Struct):
     instance: str = ""
     tier: str = ""
     taints: tuple[str, ...] = ()
-    steps: StepModel = msgspec.field(default_factory=StepModel)
+    pace: float = 1.0
+    """Its prefill times divided by those of its engine's `StepModel`."""
     step_ms: float = 0.0
     reported_ns: int = msgspec.field(default=0, name="told_ns")
     expected: ExpectedBlocks = msgspec.field(default_factory=ExpectedBlocks, name="beliefs")

@@ -36,7 +36,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
 
     With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
     `crowding` times the prompt's prefill time for each running request that it delays, plus `retain` times that time for cached
-    blocks that it evicts, plus `memory` times the share of the KV cache in use.
+    blocks that it evicts, plus `memory` times the share of the KV cache in use, plus `tail` times the square of the time in the
+    queue, in ms²/s.
     """
 
     prefill: float = 1.0
@@ -51,6 +52,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     crowding: float = 0.25
     retain: float = 1.5
     memory: float = 100.0
+    tail: float = 2.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):

@@ -123,6 +123,13 @@ MUTATIONS = (
         DECISION,
     ),
     Mutation(
+        "router/decision/cost.py",
+        "own = pace * predict_ms(lengths, times, classes, uncached)",
+        "own = predict_ms(lengths, times, classes, uncached)",
+        "a slow worker is estimated like the others",
+        DECISION,
+    ),
+    Mutation(
         "router/queue/admission_queue.py",
         "if query.flow.waits and self.waiting.has_key(query.constraints):",
         "if False:",

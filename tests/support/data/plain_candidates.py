@@ -75,8 +75,7 @@ def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[st
 
 
 def _model(loads: Loads, worker: Worker) -> StepModel:
-    own = worker.steps
-    return own if own.learned else loads.steps.get(worker.engine, own)
+    return loads.steps.get(worker.engine) or StepModel()
 
 
 def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> cost.WorkEstimate:
@@ -111,9 +110,9 @@ def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> c
     if prefill_tokens:
         since_ns, tokens = worker.computing_since(now_ns)
         # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
-        computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), model.predict(tokens))
+        computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), worker.pace * model.predict(tokens))
     uncached = cost.uncached_tokens(work)
-    times = cost.estimate_times(*kinds, worker.block_size, uncached, prefill_tokens, computed_ms)
+    times = cost.estimate_times(*kinds, worker.pace, worker.block_size, uncached, prefill_tokens, computed_ms)
     return work._replace(timed=True, times=times)
 
 

@@ -176,6 +176,7 @@ class RandomFleet:
             estimate=draw.random() < 0.8,
             crowding=draw.choice((0.0, 0.25)),
             retain=draw.choice((0.0, 1.5)),
+            tail=draw.choice((0.0, 2.0)),
             memory=draw.choice((0.0, 100.0)),
         )
 

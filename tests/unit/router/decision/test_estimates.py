@@ -66,11 +66,11 @@ def give(state: RouterState, worker: str, tokens: int, *, at_ms: int = 0, name: 
 
 
 def test_the_cost_is_what_it_says() -> None:
-    """Queue, own prompt, what others lose, and memory, each by its weight."""
+    """Queue, own prompt, what others lose, memory and long waits, each by its weight."""
     state = fleet(w1="both", w2="both")
     give(state, "w1", 3_200)
     state.apply(record(state.position + 1, LoadReported(1, 0, 700, BLOCKS), writer="w2"))
-    decision = ask(state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0))
+    decision = ask(state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0, tail=3.0))
     own = took(1_600)
     w1, w2 = of(decision, "w1"), of(decision, "w2")
     assert w1.prefill_ms == pytest.approx(own) == w2.prefill_ms
@@ -79,8 +79,10 @@ def test_the_cost_is_what_it_says() -> None:
     assert w2.queue_ms == 0.0
     held = {"w1": 200 + 100, "w2": 700 + 100}
     for one, requests in ((w1, 1), (w2, 0)):
-        beside = own * (0.7 + 0.3 * requests) + 50.0 * held[one.worker] / BLOCKS
-        assert one.score == pytest.approx(one.queue_ms + own + beside)
+        penalties = (
+            own * (0.7 + 0.3 * requests) + 50.0 * held[one.worker] / BLOCKS + 3.0 * one.queue_ms**2 / 1000
+        )
+        assert one.score == pytest.approx(one.queue_ms + own + penalties)
     assert decision.worker == "w2"
 
 
@@ -136,3 +138,37 @@ def test_a_hand_over_costs_the_time_to_move_what_is_missing() -> None:
     behind = ask(state, name="q-0-2", weights=weights, leg="decode", pairs_with="sim")
     assert behind.worker == "d2"
     assert of(behind, "d1").transfer_ms == pytest.approx(0.2 * 100 * block)
+
+
+def measured(state: RouterState, worker: str, slowness: float, lengths: tuple[int, ...], count: int) -> None:
+    """A worker reports times of prompts, `slowness` times as long as those of the others."""
+    for number in range(count):
+        tokens = lengths[number % len(lengths)]
+        sample = (tokens, round(1_000 * slowness * took(tokens)))
+        report = LoadReported(0, 0, 0, BLOCKS, prefills=(sample,))
+        state.apply(record(state.position + 1, report, writer=worker))
+
+
+def test_a_worker_that_computed_only_short_prompts_is_no_faster_with_long_ones() -> None:
+    """Its engine's times are known from other workers; its own measurements of other lengths do not replace them."""
+    state = fleet(w1="both", w2="both")
+    joined = WorkerJoined("w3", 1, "m", "sim", "both", 16, BLOCKS, 256, pairs_with="sim", instance="w3")
+    state.apply(record(state.position + 1, joined, writer="w3"))
+    # Disturbed so that a line through them falls.
+    measured(state, "w3", 1.3, (30,), 10)
+    measured(state, "w3", 0.9, (70,), 10)
+    decision = ask(state, 12_800)
+    assert of(decision, "w3").prefill_ms == pytest.approx(took(12_800), rel=0.3)
+
+
+@pytest.mark.parametrize("slowness", [2.0, 0.5])
+def test_a_worker_of_another_speed_is_known_after_some_dozen_prompts(slowness: float) -> None:
+    """Its times are estimated by its own pace, and those of the others stay what they are."""
+    state = fleet(w1="both", w2="both")
+    for _ in range(15):
+        measured(state, "w1", 1.0, (400, 1_600, 6_400), 12)
+        measured(state, "w2", slowness, (400, 1_600, 6_400), 12)
+    decision = ask(state, 3_200)
+    assert of(decision, "w1").prefill_ms == pytest.approx(took(3_200), rel=0.1)
+    assert of(decision, "w2").prefill_ms == pytest.approx(slowness * took(3_200), rel=0.1)
+    assert decision.worker == ("w1" if slowness > 1 else "w2")

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -69,9 +69,11 @@ class SglangProcess:
     def check(self) -> None:
         """Notice the death of a process that SGLang itself does not watch: a scheduler of several ranks. Raises `EngineDied`."""
         if not self.failure:
+            watched = {process.pid for process in self._watched()}
             for pid in self._pids:
-                if not _runs(pid):
-                    self._fail(self._first_cause() or f"its process {pid} ended")
+                # A watched one is reported by a signal, after its exit code is known.
+                if pid not in watched and not _runs(pid):
+                    self._fail(first_failure.read(self._failure_file, ()) or f"its process {pid} ended")
                     break
         if self.failure:
             raise EngineDied(f"SGLang died: {self.failure}")
@@ -101,8 +103,13 @@ class SglangProcess:
         self._fail(self._first_cause() or "one of its processes failed")
 
     def _first_cause(self) -> str:
+        return first_failure.read(self._failure_file, self._watched())
+
+    def _watched(self) -> Sequence[Any]:
+        """The processes that SGLang itself watches."""
         watchdog = getattr(self.manager, "_subprocess_watchdog", None)
-        return first_failure.read(self._failure_file, getattr(watchdog, "_processes", ()))
+        found: Sequence[Any] = getattr(watchdog, "_processes", ())
+        return found
 
     def _fail(self, reason: str) -> None:
         if not self.failure:

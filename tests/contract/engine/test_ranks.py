@@ -147,4 +147,4 @@ async def kill_a_scheduler(engine: SglangEngine, case: EngineCase) -> None:
     os.kill(pid, signal.SIGKILL)
     assert f"process {pid} ended" in await death_of(case.engine)
     await running.ended()
-    assert running.finish == "error"
+    assert running.finish == "died"

@@ -21,7 +21,7 @@ FOREIGN_FLAGS = {
     "--pipeline-parallel-size", "--tensor-parallel-size",
     # SGLang's own
     "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
-    "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
+    "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
     "--mem-fraction-static", "--skip-tokenizer-init",
     # of other tools, and of modules outside the command line
     "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
@@ -31,7 +31,7 @@ FOREIGN_NAMES = {
     # NVIDIA Dynamo's settings, on the comparison page
     "overlap_score_credit", "prefill_load_scale", "router_predicted_ttl_secs",
     # Prometheus, vLLM, Kafka and other systems
-    "file_sd_configs", "enable_cross_layers_blocks", "base_url", "publish_async", "AsyncLLM",
+    "file_sd_configs", "enable_cross_layers_blocks", "base_url", "publish_async", "AsyncLLM", "open_session",
 }  # fmt: skip
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

@@ -1,8 +1,12 @@
 """A fleet with a worker of vLLM and one of SGLang, which serve the same weights in one pool."""
 
 import asyncio
+import itertools
 import os
+import random
 import signal
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from tests.support.engines import tiny_model
-from tests.support.processes import zygote
 from tests.support.processes.fleet import FleetProcess, command_line, descendants, fleet
+from tests.support.processes.restarted import KeptProcess, kept_sglang_worker
 from tests.support.sglang.environment import PYTHON
 
 pytestmark = [
@@ -30,13 +34,18 @@ VLLM, SGLANG = "worker-0", "sglang-0"
 GAP_MAX = 1e-3
 """Two tokens whose log probabilities differ by less may change places between engines: their sums have other orders."""
 
+LOAD_S = 300.0
+CLIENTS = 6
+PROMPTS_MAX = 32
+LOAD_TOKENS = 64
+"""What the long form asks for: for how long, how many at a time, how many prompts, and tokens of an answer."""
+
 
 class Mixed(NamedTuple):
-    """The fleet, the process of the SGLang worker, and its log."""
+    """The fleet, and the SGLang worker, which is started again when it ends."""
 
     up: FleetProcess
-    sglang: zygote.Process
-    log: Path
+    sglang: KeptProcess
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -45,25 +54,17 @@ async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed
     assert PYTHON.exists(), "SGLang's environment is missing: make sglang"
     folder, model = tmp_path_factory.mktemp("mixed"), str(tiny_model.ensure())
     flags = ("--engine", "vllm", "--model", model, *FLAGS, "--workers", "1", "--kv-cache-mib", "64")
-    log = folder / "sglang.log"
+    own = ("--model", model, *FLAGS, "--", "--max-running-requests", "4")
     async with fleet(folder, *flags, "--client-policies", "kv,direct", ready_s=240, vllm=True) as up:
-        with log.open("wb") as output:
-            worker = await zygote.start(
-                *("engine", "sglang", "--nats", up.nats, "--name", SGLANG, "--model", model, *FLAGS),
-                *("--log-format", "json", "--", "--max-running-requests", "4"),
-                stdout=output,
-                stderr=output,
-                sglang=True,
-            )
-        try:
-            await up.until("both workers", lambda stats: ready(stats) == {VLLM, SGLANG}, within_s=240)
-            await up.until_whole()
-            yield Mixed(up, worker, log)
-        finally:
-            if worker.returncode is None:
-                worker.terminate()
-            async with asyncio.timeout(60):
-                await worker.wait()
+        async with kept_sglang_worker(folder, up.nats, SGLANG, *own) as worker:
+            yield Mixed(up, worker)
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def both_ready(mixed: Mixed) -> None:
+    """Each test meets both workers, whatever the one before did to them."""
+    await mixed.up.until("both workers", lambda stats: ready(stats) == {VLLM, SGLANG}, within_s=240)
+    await mixed.up.until_whole()
 
 
 def ready(stats: list[dict[str, Any]]) -> set[str]:
@@ -83,12 +84,60 @@ async def complete(
     return answer
 
 
+async def weights(mixed: Mixed, *shares: str) -> None:
+    """Set which share of the requests each engine gets, or `remove` that."""
+    code, text = await mixed.up.command("ctl", "weights", MODEL, *shares)
+    assert code == 0, text
+
+
 def prompts() -> list[list[int]]:
     """Token ids of eight prompts, from half a block to four blocks."""
     return [
         [100 + 37 * number + (position * (number + 3)) % 900 for position in range(16 * (number + 1))]
         for number in range(8)
     ]
+
+
+class Expected(NamedTuple):
+    """A prompt and the tokens of its answer."""
+
+    prompt: list[int]
+    tokens: list[str]
+
+
+async def certain_answers(client: httpx.AsyncClient) -> list[Expected]:
+    """Prompts with answers in which no token is nearly as likely as another: whatever continues them, they stay the same."""
+    draw, found = random.Random(3), []
+    for number in range(PROMPTS_MAX):
+        prompt = [draw.randrange(100, 1000) for _ in range(20 + 12 * (number % 8))]
+        both = []
+        for worker in (VLLM, SGLANG):
+            answer = await complete(client, prompt, worker, logprobs=2, max_tokens=LOAD_TOKENS)
+            both.append(answer.json()["choices"][0]["logprobs"])
+        pairs = [sorted(top.values(), reverse=True)[:2] for told in both for top in told["top_logprobs"]]
+        if both[0]["tokens"] == both[1]["tokens"] and all(one - two > GAP_MAX for one, two in pairs):
+            found.append(Expected(prompt, both[0]["tokens"]))
+    assert len(found) >= PROMPTS_MAX // 4
+    return found
+
+
+async def answered_by(client: httpx.AsyncClient, expected: list[Expected]) -> Counter[str]:
+    """Ask for `LOAD_S`, some at a time, and compare each answer. Returns how many each worker finished."""
+    workers: Counter[str] = Counter()
+    numbers, end_s = itertools.count(), time.monotonic() + LOAD_S
+
+    async def ask() -> None:
+        while time.monotonic() < end_s:
+            prompt, tokens = expected[next(numbers) % len(expected)]
+            answer = await complete(client, prompt, logprobs=0, max_tokens=LOAD_TOKENS)
+            told = answer.headers["x-headwater-worker"]
+            assert answer.json()["choices"][0]["logprobs"]["tokens"] == tokens, (prompt, told)
+            workers[told.partition(".")[0]] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(ask())
+    return workers
 
 
 @pytest.mark.soak
@@ -163,30 +212,53 @@ async def test_requests_move_to_sglang_and_back_without_an_error(mixed: Mixed) -
     """A switch between backends: the weights change while requests run, and none of them notices."""
     prompt = [600 + (position * 17) % 900 for position in range(48)]
     async with mixed.up.client() as client:
-        for weights, worker in ((("vllm=0", "sglang=1"), SGLANG), (("vllm=1", "sglang=0"), VLLM)):
+        for shares, worker in ((("vllm=0", "sglang=1"), SGLANG), (("vllm=1", "sglang=0"), VLLM)):
             running = [asyncio.create_task(complete(client, prompt, max_tokens=96)) for _ in range(2)]
-            code, text = await mixed.up.command("ctl", "weights", MODEL, *weights)
-            assert code == 0, text
+            await weights(mixed, *shares)
             after = await asyncio.gather(*(complete(client, prompt, max_tokens=4) for _ in range(4)))
             assert all(one.headers["x-headwater-worker"].startswith(worker) for one in after)
             for one in await asyncio.gather(*running):
                 assert one.json()["usage"]["completion_tokens"] == 96
-        code, text = await mixed.up.command("explain", after[-1].headers["x-request-id"])
+        _, text = await mixed.up.command("explain", after[-1].headers["x-request-id"])
         assert "engine vllm: drawn by weights sglang=0 vllm=1" in text
-        code, text = await mixed.up.command("ctl", "weights", MODEL, "remove")
-        assert code == 0, text
+        await weights(mixed, "remove")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+async def test_no_client_notices_that_workers_of_both_engines_are_killed(mixed: Mixed) -> None:
+    """Five minutes of load: each answer is the one that both engines give undisturbed."""
+    async with mixed.up.client() as client:
+        expected = await certain_answers(client)
+        # By cost alone, one engine may get nearly all.
+        await weights(mixed, "vllm=1", "sglang=1")
+        load = asyncio.create_task(answered_by(client, expected))
+        for name, number in ((VLLM, signal.SIGKILL), (SGLANG, signal.SIGKILL), (VLLM, signal.SIGTERM)):
+            await asyncio.wait({load}, timeout=LOAD_S / 4)
+            os.kill(await mixed.up.worker_pid(name), number)
+            await mixed.up.until(f"{name} is gone", lambda stats, name=name: name not in ready(stats))  # type: ignore[misc]
+            await mixed.up.until("both workers", lambda stats: ready(stats) == {VLLM, SGLANG}, within_s=600)
+        workers = await load
+        await weights(mixed, "remove")
+        after = await complete(client, expected[0].prompt)
+    _, log = await mixed.up.command("log", "--requests")
+    print(f"{sum(workers.values())} answers to {len(expected)} prompts, {dict(workers)}", log, sep="\n")
+    assert min(workers[VLLM], workers[SGLANG]) > sum(workers.values()) // 20
+    code, text = await mixed.up.command("explain", after.headers["x-request-id"])
+    assert code == 0, text
+    assert VLLM in text
+    assert SGLANG in text
 
 
 @pytest.mark.last
 async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
     """SIGKILL of its scheduler in the middle of an answer: the client gets the whole answer, as from one engine.
 
-    The last test: the worker is gone.
+    The last test, so that none waits for the next life of the worker.
     """
     prompt = [400 + (position * 11) % 900 for position in range(160)]
     # Cost alone may prefer vLLM, however much of a prompt SGLang has cached: it depends on the times of both by now.
-    code, printed = await mixed.up.command("ctl", "weights", MODEL, "sglang=1", "vllm=1e-9")
-    assert code == 0, printed
+    await weights(mixed, "sglang=1", "vllm=1e-9")
     async with mixed.up.client() as client:
         wanted = (await complete(client, prompt, VLLM, max_tokens=400)).json()["choices"][0]["text"]
         # Its cache has more of the next prompt, which is therefore routed there.
@@ -204,7 +276,7 @@ async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
             "ignore_eos": True,
             "stream": True,
         }
-        text, killed = "", False
+        text, killed, lives = "", False, mixed.sglang.lives
         async with client.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
             assert response.headers["x-headwater-worker"].startswith(SGLANG)
@@ -222,5 +294,6 @@ async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
     assert killed
     assert text == alone
     async with asyncio.timeout(60):
-        assert await mixed.sglang.wait() != 0
-    assert '"sglang_died"' in mixed.log.read_text()
+        while mixed.sglang.lives == lives:
+            await asyncio.sleep(0.05)
+    assert '"sglang_died"' in mixed.sglang.log.read_text()

@@ -23,11 +23,13 @@ RESTART_S = 0.2
 class KeptProcess:
     """One process, started again whenever it ends; `log` holds what all its lives print."""
 
-    def __init__(self, name: str, log: Path, arguments: list[str]) -> None:
+    def __init__(self, name: str, log: Path, arguments: list[str], *, sglang: bool = False) -> None:
+        """`sglang`: run it in the environment that has SGLang."""
         self.name = name
         self.log = log
         self.lives = 0
         self._arguments = arguments
+        self._sglang = sglang
         self._process: zygote.Process | None = None
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -45,7 +47,9 @@ class KeptProcess:
     async def _keep(self) -> None:
         while not self._stopping:
             with self.log.open("ab") as output:
-                self._process = await zygote.start(*self._arguments, stdout=output, stderr=output)
+                self._process = await zygote.start(
+                    *self._arguments, stdout=output, stderr=output, sglang=self._sglang
+                )
             self.lives += 1
             await self._process.wait()
             if not self._stopping:
@@ -113,9 +117,18 @@ async def kept_worker(folder: Path, nats: str, name: str, *flags: str) -> AsyncI
 
 
 @asynccontextmanager
-async def _kept(kind: str, folder: Path, nats: str, name: str, *flags: str) -> AsyncIterator[KeptProcess]:
+async def kept_sglang_worker(folder: Path, nats: str, name: str, *flags: str) -> AsyncIterator[KeptProcess]:
+    """A `headwater engine sglang`; gives the process. `flags` may end with `--` and arguments of SGLang."""
+    async with _kept("engine", folder, nats, name, "--engine", "sglang", *flags, sglang=True) as process:
+        yield process
+
+
+@asynccontextmanager
+async def _kept(
+    kind: str, folder: Path, nats: str, name: str, *flags: str, sglang: bool = False
+) -> AsyncIterator[KeptProcess]:
     common = [kind, "--name", name, "--nats", nats, "--log-format", "json"]
-    process = KeptProcess(name, folder / f"{name}.log", [*common, *flags])
+    process = KeptProcess(name, folder / f"{name}.log", [*common, *flags], sglang=sglang)
     process.start()
     try:
         yield process

@@ -48,6 +48,8 @@ async def _paused(case: EngineCase, mode: PauseMode) -> None:
     if mode != "keep":
         await running.ended()
         assert running.finish in (("abort", "stop") if mode == "abort" else ("length", "stop"))
+    # Tokens of the step that it was in may still be on their way.
+    await asyncio.sleep(SETTLE_S)
     reached = len(running.steps)
     late = case.submit(case.request(prompt, seed=5, max_tokens=4))
     await engine.check()

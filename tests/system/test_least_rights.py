@@ -236,5 +236,6 @@ async def actor(folder: Path, user: str, *arguments: str) -> AsyncIterator[None]
         async with asyncio.timeout(40):
             await process.wait()
     # A worker that a signal ended says so: it is to be started again.
-    assert process.returncode == (143 if arguments[0] == "engine" else 0), (folder / f"{user}.log").read_text()
+    wanted = 143 if arguments[0] == "engine" else 0
+    assert process.returncode == wanted, (folder / f"{user}.log").read_text()
     assert "denied" not in (folder / f"{user}.log").read_text()

@@ -32,7 +32,11 @@ def has(case: EngineCase, *capabilities: str) -> None:
         pytest.skip(f"{case.engine.name} has no {', '.join(sorted(lacks))} here")
 
 
-@parametrized(control.CHECKS, "one")
+GENERATING = [one for one in control.CHECKS if "embed" not in one.needs]
+POOLING = [one for one in control.CHECKS if not {"generate", "pause", "sleep"} & set(one.needs)]
+
+
+@parametrized(GENERATING, "one")
 async def test_control(full_case: EngineCase, one: Check) -> None:
     if full_case.engine.name in ("vllm", "sglang") and "sleep" not in full_case.engine.capabilities:
         # On CPU they keep their memory, and the configuration that says sleep is refused; the rest is the same.
@@ -122,7 +126,7 @@ async def test_logits_processors_are_used_by_name(full_case: EngineCase) -> None
             case.submit(case.request(prompt, processors={name: {"do_remote_prefill": True}}))
 
 
-@parametrized(control.CHECKS, "one")
+@parametrized(POOLING, "one")
 async def test_control_of_pooling(pooling_case: EngineCase, one: Check) -> None:
     await hold(one, pooling_case)
 

@@ -33,6 +33,13 @@ FLAGS = (
     *("--disaggregate", "always", "--local-prefill-tokens", "0", "--served-model-name", "tiny"),
     *("--tensorrt-llm-overrides", msgspec.json.encode(LIMITS).decode()),
 )
+PROGRAM = (
+    "-c",
+    f"import sys; sys.path.append({str(SITE)!r})\n"
+    "from headwater.ops import cli; raise SystemExit(cli.main(sys.argv[1:]))",
+)
+"""`headwater` with the double: a process that is forked for a test has the path of the one that it is forked from."""
+
 LONG = 200
 MODES: tuple[HandoffMode, ...] = ("context-first", "generation-first", "opaque")
 STATES = ("prefill", "handoff", "decode")
@@ -101,7 +108,7 @@ async def kill_in(up: FleetProcess, state: str, victim: str, number: int) -> Non
 @pytest.mark.usefixtures("double")
 async def test_two_legs_and_a_kill_of_either_side(tmp_path: Path) -> None:
     """Through edge, router and NATS; the double answers as if alone."""
-    async with fleet(tmp_path, *FLAGS) as up:
+    async with fleet(tmp_path, *FLAGS, program=PROGRAM) as up:
         response = await ask(up, 1, 12)
         assert len(tokens_of(response)) == 12
         _, text = await up.command("explain", response.headers["x-request-id"])
@@ -116,7 +123,7 @@ async def test_two_legs_and_a_kill_of_either_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_kill_in_any_state_costs_no_wrong_answer(tmp_path: Path, mode: HandoffMode) -> None:
     """Three ways to join the legs, three states, two victims."""
-    async with fleet(tmp_path, *FLAGS, "--tensorrt-llm-handoff", mode) as up:
+    async with fleet(tmp_path, *FLAGS, "--tensorrt-llm-handoff", mode, program=PROGRAM) as up:
         for number, state in enumerate(STATES):
             for victim in ("prefill-0", "decode-0"):
                 await kill_in(up, state, victim, 10 * number + len(victim))

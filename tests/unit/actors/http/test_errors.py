@@ -33,6 +33,7 @@ CONSTRUCTORS: dict[str, st.SearchStrategy[ApiError]] = {
         errors.refused_by_router,
         st.builds(RouteRefused, texts, st.just(1.0), st.sampled_from([400, 429, 503])),
     ),
+    "ended_workers": st.builds(errors.ended_workers, st.integers(1, 10**9), texts),
     "upstream_failed": st.builds(errors.upstream_failed, texts),
     "method_not_allowed": st.builds(errors.method_not_allowed, st.sampled_from(["GET", "DELETE"])),
     "unauthenticated": st.builds(refusals.unauthenticated, texts),

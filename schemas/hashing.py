@@ -10,7 +10,7 @@ Only the short chaining step depends on the previous block, so a core hashes sev
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from headwater.schemas.jit import kernel
 
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
+ArrayT = TypeVar("ArrayT", U64, U32)
 U8 = NDArray[np.uint8]
 
 ROOT = 0
@@ -101,7 +102,7 @@ def sequence_hashes(
     """Sequence hashes of the full blocks of `tokens`.
 
     `tokens` is a uint32 array of token ids; `parent` is `seed(...)` for a prompt, or the hash of the block
-    before the first token. Returns uint64 of shape (len(tokens) // block_size,); a last partial block has
+    before the first token. Returns read-only uint64 of shape (len(tokens) // block_size,); a last partial block has
     no hash. Raises ValueError for a block size below 1 or a multimodal block out of range.
     """
     if block_size < 1:
@@ -115,8 +116,17 @@ def sequence_hashes(
         if block < count:
             # Several items may overlap one block, in any order; addition does not cancel equal ones.
             extra[block] = (int(extra[block]) + digest) & _MASK
-    _chain(tokens, block_size, np.uint64(parent), extra, out)
+    _chain(as_read_only(tokens), block_size, np.uint64(parent), extra, out)
+    out.flags.writeable = False
     return out
+
+
+def as_read_only(array: ArrayT) -> ArrayT:
+    """The array, or a read-only view of it: kernels compile once more for arrays that may be written."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
 def pack_tokens(tokens: Sequence[int] | U32) -> bytes:

@@ -16,16 +16,13 @@ def compile_kernels() -> None:
     from headwater.router.index.prefix_index import PrefixIndex
     from headwater.schemas import hashing
 
-    tokens = np.arange(64, dtype=np.uint32)
-    for given in (tokens, hashing.unpack_tokens(hashing.pack_tokens(tokens))):
-        hashes = hashing.sequence_hashes(given, 16)
+    hashes = hashing.sequence_hashes(np.arange(64, dtype=np.uint32), 16)
     index = PrefixIndex()
     index.add_worker("a")
-    for view in (hashes, hashing.unpack_hashes(hashing.pack_hashes(hashes))):
-        index.store("a", 2, 0, view)
-        index.find(view)
-        index.path(int(view[-1]), len(view))
-        index.remove("a", 2, view)
+    index.store("a", 2, 0, hashes)
+    index.find(hashes)
+    index.path(int(hashes[-1]), len(hashes))
+    index.remove("a", 2, hashes)
     index.store("a", 0, 0, hashes)
     index.digest()
     index.reserve(2 * index.capacity)

@@ -24,6 +24,8 @@ TOUCHED = 64
 _0, _1, _2, _32 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(32)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_ZERO, _ONE = np.int64(0), np.int64(1)
+"""Typed: numba would compile what they are passed to for the literals 0 and 1 too."""
 
 
 @kernel
@@ -122,7 +124,7 @@ def _narrow_rows(slab: Any, words: int, rows: Any, length: int, start: int, stat
         return start + length
     end = start
     for j in range(length):
-        end = _narrow(slab, words, rows[np.uint64(j)], 1, start + j, state)
+        end = _narrow(slab, words, rows[np.uint64(j)], _ONE, start + j, state)
         if end == start + j:
             break
     return end
@@ -176,10 +178,10 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
             owners |= slab[column, row]
             column += step
         state[words + word] = owners
-    i = 0
+    i = _ZERO
     # Where the present run of neighbouring rows began.
-    begun = 0
-    end = 0
+    begun = i
+    end = i
     while i < count:
         if slab[_0, row] != hashes[i]:
             if i - begun < SHORT_RUN:

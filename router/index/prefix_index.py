@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from headwater.router.index import hash_table, match, pack, update
 from headwater.router.index.update import CHAINS, PAD, PAGE_BITS, TOP
-from headwater.schemas.hashing import U64
+from headwater.schemas.hashing import U64, as_read_only
 
 MAX_BLOCKS = 1 << 26
 """64 Mi blocks: 2.4 GB; with 16 tokens a block, the cache of 10⁹ tokens."""
@@ -136,7 +136,7 @@ class PrefixIndex:
             column,
             self.max_blocks - self.rows,
             chains,
-            hashes,
+            as_read_only(hashes),
         )
         self.rows += added
         self.blocks[worker] += count - again - refused
@@ -156,7 +156,7 @@ class PrefixIndex:
         slot = self.slots[worker]
         column = 2 + tier * self.words + slot // WORD_BITS
         dropped, absent, _ = update.remove(
-            self.slab, self.table, self.pages, self.scratch, slot, column, hashes
+            self.slab, self.table, self.pages, self.scratch, slot, column, as_read_only(hashes)
         )
         self.rows -= dropped
         self.blocks[worker] -= len(hashes) - absent
@@ -188,7 +188,7 @@ class PrefixIndex:
         Returns the greatest depth and a uint64 array of shape (2, slots): row 0 on GPU, row 1 on any tier,
         indexed by `slots[worker]`. The array is reused by the next call.
         """
-        return match.find(self.slab, self.table, self.words, hashes), self._depths
+        return match.find(self.slab, self.table, self.words, as_read_only(hashes)), self._depths
 
     def path(self, deepest: int, longest: int) -> U64 | None:
         """The hashes from the start of a prompt to block `deepest`, at most `longest` of them.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.schemas.hashing import U64
+from headwater.schemas.hashing import U64, as_read_only
 
 
 class Chain(NamedTuple):
@@ -38,7 +38,7 @@ LONG_PREFIXES = 64
 def short_prompts(blocks: int, finds: int) -> IndexShape:
     """Prompts of 64 blocks that share nothing, each on one of 16 workers; finds over all of them, and over 1,000."""
     rng = np.random.default_rng(0)
-    names: U64 = rng.integers(1, 2**63, blocks // SHORT_BLOCKS * SHORT_BLOCKS, dtype=np.uint64)
+    names = as_read_only(rng.integers(1, 2**63, blocks // SHORT_BLOCKS * SHORT_BLOCKS, dtype=np.uint64))
     cut = [names[at : at + SHORT_BLOCKS] for at in range(0, len(names), SHORT_BLOCKS)]
     chains = [Chain(number % SHORT_WORKERS, 0, chain) for number, chain in enumerate(cut)]
     return IndexShape(
@@ -46,8 +46,8 @@ def short_prompts(blocks: int, finds: int) -> IndexShape:
         len(names),
         chains,
         # A query has its own copy of the hashes, not the memory from which they were stored.
-        [cut[at].copy() for at in rng.integers(0, len(cut), finds).tolist()],
-        [cut[at].copy() for at in rng.integers(0, min(1_000, len(cut)), finds).tolist()],
+        [as_read_only(cut[at].copy()) for at in rng.integers(0, len(cut), finds).tolist()],
+        [as_read_only(cut[at].copy()) for at in rng.integers(0, min(1_000, len(cut)), finds).tolist()],
     )
 
 
@@ -58,7 +58,9 @@ def long_prompts(blocks: int, finds: int) -> IndexShape:
     rng = np.random.default_rng(0)
     tail = LONG_BLOCKS - LONG_SHARED
     tails = max(1, (blocks // LONG_PREFIXES - LONG_SHARED) // tail)
-    names: U64 = rng.integers(1, 2**63, LONG_PREFIXES * (LONG_SHARED + tails * tail), dtype=np.uint64)
+    names = as_read_only(
+        rng.integers(1, 2**63, LONG_PREFIXES * (LONG_SHARED + tails * tail), dtype=np.uint64)
+    )
     chains: list[Chain] = []
     prompts: list[tuple[U64, U64]] = []
     pieces = _cut(names, tails, tail)
@@ -73,8 +75,8 @@ def long_prompts(blocks: int, finds: int) -> IndexShape:
         LONG_WORKERS,
         len(names),
         chains,
-        [np.concatenate(prompts[at]) for at in rng.integers(0, len(prompts), finds).tolist()],
-        [np.concatenate(prompts[at]) for at in range(min(16, len(prompts)))],
+        [as_read_only(np.concatenate(prompts[at])) for at in rng.integers(0, len(prompts), finds).tolist()],
+        [as_read_only(np.concatenate(prompts[at])) for at in range(min(16, len(prompts)))],
     )
 
 

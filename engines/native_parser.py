@@ -28,7 +28,7 @@ def parse(
     """
     command = f"headwater engine {engine.lower()} --"
 
-    class Parser(base):  # type: ignore[misc, valid-type]
+    class Parser(base):  # type: ignore[misc, valid-type]  # the base is the engine's, known at run time
         def error(self, message: str) -> NoReturn:
             raise _NotParsed(message)
 

@@ -164,7 +164,7 @@ class SglangProcess:
 def import_sglang() -> bool:
     """Import SGLang; is it to run on a CPU? Raises `EngineUnavailable`."""
     try:
-        import sglang.srt.entrypoints.engine  # noqa: F401
+        import sglang.srt.entrypoints.engine  # noqa: F401 (tried here, for its errors)
         from sglang.srt.utils import is_cpu
     except ImportError as error:
         if versions.installed():
@@ -183,7 +183,7 @@ def launch(arguments: dict[str, Any], failure_file: str) -> Any:
     """SGLang's `Engine`, started, without its hold on this process. Raises `EngineUnavailable`."""
     from sglang.srt.entrypoints.engine import Engine
 
-    class ObservedEngine(Engine):  # type: ignore[misc]
+    class ObservedEngine(Engine):  # type: ignore[misc]  # SGLang has no types
         run_scheduler_process_func = staticmethod(subprocesses.run_scheduler)
         run_detokenizer_process_func = staticmethod(subprocesses.run_detokenizer)
 

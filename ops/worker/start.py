@@ -1,6 +1,7 @@
 """Ways to run an engine process: one worker, several that share an import, or a follower of a leader elsewhere."""
 
 import sys
+from pathlib import Path
 
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
@@ -51,22 +52,13 @@ def _headless(settings: EngineProcess) -> int:
     """Run the data-parallel ranks of a leader on another machine."""
     from headwater.engines.vllm import forkserver, headless
     from headwater.engines.vllm.config import cli_arguments
-    from headwater.ops.process import metrics
-    from headwater.ops.worker import make_engine, plan, preflight
+    from headwater.ops.worker import make_engine
 
-    plans = plan.plan(_one(settings))
-    preflight.check(settings, plans)
-    folder = make_engine.model_folder(settings.worker.model)
-    name = settings.name or "headless"
-    if settings.metrics.port:
-        ranks = (
-            cli_arguments.value(settings.vllm.native, f"data_parallel_{which}")
-            for which in ("rank", "start_rank")
-        )
-        rank = next((rank for rank in ranks if rank), "0")
-        labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": rank}
-        metrics.serve(settings.metrics, lambda: labels)
-    alone = plan.of_worker(settings, plans[0])
+    ranks = (
+        cli_arguments.value(settings.vllm.native, f"data_parallel_{which}")
+        for which in ("rank", "start_rank")
+    )
+    alone, name, folder = _without_lease(settings, "headless", next((rank for rank in ranks if rank), "0"))
     if make_engine.on_cpu():
         forkserver.preload(online=any(source.startswith("hf://") for source in settings.lora.sources))
     headless.run(make_engine.vllm_settings(alone, name, folder=folder, name=folder.name))
@@ -76,19 +68,26 @@ def _headless(settings: EngineProcess) -> int:
 def _sglang_follower(settings: EngineProcess) -> int:
     """Run a further node of an engine whose first node is a worker elsewhere."""
     from headwater.engines.sglang import follower
+    from headwater.ops.worker import make_engine
+
+    alone, name, folder = _without_lease(settings, "follower", "0")
+    follower.run(make_engine.sglang_settings(alone, name, folder=folder, name=folder.name))
+    return 0
+
+
+def _without_lease(settings: EngineProcess, name: str, rank: str) -> tuple[EngineProcess, str, Path]:
+    """For a process that is a part of a worker elsewhere: its settings, name and model folder. Serves its metrics."""
     from headwater.ops.process import metrics
     from headwater.ops.worker import make_engine, plan, preflight
 
     plans = plan.plan(_one(settings))
     preflight.check(settings, plans)
     folder = make_engine.model_folder(settings.worker.model)
-    name = settings.name or "follower"
+    name = settings.name or name
     if settings.metrics.port:
-        labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": "0"}
+        labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": rank}
         metrics.serve(settings.metrics, lambda: labels)
-    alone = plan.of_worker(settings, plans[0])
-    follower.run(make_engine.sglang_settings(alone, name, folder=folder, name=folder.name))
-    return 0
+    return plan.of_worker(settings, plans[0]), name, folder
 
 
 def _one(settings: EngineProcess) -> EngineProcess:

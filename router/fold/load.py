@@ -86,6 +86,7 @@ class Loads(msgspec.Struct, dict=True):
             taints=event.taints,
             tokenizer=event.tokenizer,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
+            pace=known.pace if known is not None else self._usual_pace(event.engine),
         )
         self._restructure()
         return True
@@ -209,6 +210,14 @@ class Loads(msgspec.Struct, dict=True):
             self._advance(worker, request, PREFILLED)
         for request in event.finished:
             self._advance(worker, request, FINISHED)
+
+    def _usual_pace(self, engine: str) -> float:
+        """The median pace of an engine's workers, at which a new one is expected to be. 1 for the first.
+
+        Where all become slower, that is partly in their paces, so 1 would make a new worker look faster than they are.
+        """
+        paces = sorted(worker.pace for worker in self.workers.values() if worker.engine == engine)
+        return paces[len(paces) // 2] if paces else 1.0
 
     def _learn_steps(self, worker: Worker, prefills: tuple[tuple[int, int], ...]) -> None:
         """Measurements (tokens, µs) of a worker: they teach the engine's step times and the worker's own pace."""

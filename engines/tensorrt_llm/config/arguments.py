@@ -71,7 +71,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         under = merged.get(key)
         is_nested = isinstance(under, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(under, value) if is_nested else value  # type: ignore[arg-type]
+        merged[key] = merge(under, value) if is_nested else value  # type: ignore[arg-type]  # not narrowed by `is_nested`
     return merged
 
 

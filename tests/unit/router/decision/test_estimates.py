@@ -172,3 +172,15 @@ def test_a_worker_of_another_speed_is_known_after_some_dozen_prompts(slowness: f
     assert of(decision, "w1").prefill_ms == pytest.approx(took(3_200), rel=0.1)
     assert of(decision, "w2").prefill_ms == pytest.approx(slowness * took(3_200), rel=0.1)
     assert decision.worker == ("w1" if slowness > 1 else "w2")
+
+
+def test_a_new_worker_is_estimated_like_the_others_when_all_became_slower() -> None:
+    """Part of the change is in their paces: a worker that joins now must not look faster than they are."""
+    state = fleet(w1="both", w2="both")
+    for _ in range(20):
+        measured(state, "w1", 2.0, (400, 1_600, 6_400), 12)
+        measured(state, "w2", 2.0, (400, 1_600, 6_400), 12)
+    joined = WorkerJoined("w3", 1, "m", "sim", "both", 16, BLOCKS, 256, pairs_with="sim", instance="w3")
+    state.apply(record(state.position + 1, joined, writer="w3"))
+    decision = ask(state, 3_200)
+    assert of(decision, "w3").prefill_ms == pytest.approx(2 * took(3_200), rel=0.1)

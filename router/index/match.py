@@ -24,8 +24,9 @@ TOUCHED = 64
 _0, _1, _2, _32 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(32)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_ZERO, _ONE = np.int64(0), np.int64(1)
-"""Typed: numba would compile what they are passed to for the literals 0 and 1 too."""
+# Typed: numba would compile what they are passed to for the literals 0 and 1 as well.
+_ZERO: Any = np.int64(0)
+_ONE: Any = np.int64(1)
 
 
 @kernel
@@ -157,8 +158,8 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
     step = np.uint64(words)
     spare = words * 130
     state = slab[0, slab.shape[1] - (spare + SCRATCH) :]
-    for i in range(2 * words, spare):
-        state[i] = _0
+    for word in range(2 * words, spare):
+        state[word] = _0
     if count == 0:
         return 0
     total = _0
@@ -178,7 +179,7 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
             owners |= slab[column, row]
             column += step
         state[words + word] = owners
-    i = _ZERO
+    i: int = _ZERO
     # Where the present run of neighbouring rows began.
     begun = i
     end = i

@@ -98,7 +98,7 @@ def report_of(ran: RunResult) -> WhatifReport:
     for one in sorted(served, key=lambda one: one.request.name):
         facts = (one.request.name, one.worker, one.prefill_worker, one.hit_blocks, one.first_ns, one.done_ns)
         digest.update(repr(facts).encode())
-    routing = ran.routing
+    routers = ran.routers
     return WhatifReport(
         setup=ran.setup,
         trace=ran.trace,
@@ -115,10 +115,10 @@ def report_of(ran: RunResult) -> WhatifReport:
         handed_over=sum(bool(one.prefill_worker) for one in served),
         balance=_balance(ran),
         virtual_s=float(done.max(initial=0.0)) / 1e9,
-        decisions=routing.decisions,
-        decisions_per_s=routing.decisions / max(routing.decide_s, 1e-9),
-        events=routing.events,
-        events_per_s=routing.events / max(routing.fold_s, 1e-9),
+        decisions=routers.decisions,
+        decisions_per_s=routers.decisions / max(routers.decide_s, 1e-9),
+        events=routers.events,
+        events_per_s=routers.events / max(routers.fold_s, 1e-9),
         wall_s=ran.wall_s,
         digest=digest.hexdigest(),
     )

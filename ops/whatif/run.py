@@ -4,8 +4,9 @@ import time
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from headwater.ops.whatif.queue import QueueModel
-from headwater.ops.whatif.router import Question, Routing, joined
+from headwater.ops.whatif.routing.log import NEVER
+from headwater.ops.whatif.routing.router import Question, joined
+from headwater.ops.whatif.routing.routers import Routers
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest, check_block_size, hashes_of
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
@@ -16,8 +17,9 @@ from headwater.schemas.hashing import U64
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""
 
-STEP, ARRIVAL, HANDED = range(3)
-"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV."""
+STEP, ARRIVAL, HANDED, READABLE = range(4)
+"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV, and of messages at a
+router with a queue."""
 
 Event = tuple[int, int, int, int]
 """(nanoseconds, kind, number of the worker, the request or the hand-off, version of the worker's step)."""
@@ -45,7 +47,7 @@ class RunResult(NamedTuple):
     refused: int
     workers: list[SimWorker]
     requests_a_worker: dict[str, int]
-    routing: Routing
+    routers: Routers
     wall_s: float
 
 
@@ -66,8 +68,10 @@ class VirtualRun:
         self._setup = setup
         self._trace = trace.first(setup.requests).faster(setup.speed)
         check_block_size(self._trace.requests, setup.block_size)
-        self._routing = Routing(setup.policy, setup.weights, setup.temperature)
-        self._queue = QueueModel(self._routing, setup)
+        routing = setup.routing()
+        self._routers = Routers(routing)
+        # Every router knows the workers when the first request arrives.
+        self._joined_ns = -routing.event_delay_ns - max(routing.delays_ns)
         self._workers = {shape.name: SimWorker(shape, skip=setup.skip) for shape in shapes(setup)}
         self._numbers = {name: number for number, name in enumerate(self._workers)}
         self._list = list(self._workers.values())
@@ -80,6 +84,7 @@ class VirtualRun:
         self._served: list[ServedRequest] = []
         self._numbers_of: dict[str, int] = {}
         self._refused = 0
+        self._readable_ns = 0
 
     def __call__(self) -> RunResult:
         """Run the simulation."""
@@ -87,7 +92,7 @@ class VirtualRun:
         setup = self._setup
         for shape in shapes(setup):
             event = joined(shape.name, shape.role, setup.block_size, shape.blocks, setup.sequences)
-            self._routing.publish(shape.name, 0, event)
+            self._routers.send(shape.name, self._joined_ns, event)
         requests = self._trace.requests
         events = self._events
         for number in range(len(requests)):
@@ -103,10 +108,11 @@ class VirtualRun:
                 self._arrive(number, last, now_ns)
             elif kind == HANDED:
                 self._finish_handoff(self._handoffs[number], now_ns)
-            elif version == self._versions[number]:
+            elif kind == STEP and version == self._versions[number]:
                 self._step_ended(self._list[number], now_ns)
-            if len(self._queue):
-                self._serve_queue(now_ns)
+            if self._routers.waiting:
+                self._serve_queues(now_ns)
+        self._routers.finish()
         wall_s = time.perf_counter() - began
         return RunResult(
             setup,
@@ -115,7 +121,7 @@ class VirtualRun:
             self._refused,
             self._list,
             self._given,
-            self._routing,
+            self._routers,
             wall_s,
         )
 
@@ -125,7 +131,7 @@ class VirtualRun:
             if now_ns - worker.reported_ns >= REPORT_NS:
                 report = worker.regular_report(now_ns)
                 if report is not None:
-                    self._routing.publish(worker.shape.name, now_ns, report)
+                    self._routers.send(worker.shape.name, now_ns, report)
         size, blocks = self._setup.block_size, self._setup.blocks
         burst: list[Question] = []
         for number in range(first, last):
@@ -135,15 +141,17 @@ class VirtualRun:
                 continue
             self._numbers_of[request.name] = number
             burst.append(self._question(request))
-        for index in self._routing.order_burst(burst, now_ns):
-            answer = self._queue.offer(burst[index], now_ns)
-            if answer is not None:
-                self._place(burst[index], answer, now_ns)
-
-    def _serve_queue(self, now_ns: int) -> None:
-        """Place requests whose queries waited at the router."""
-        for question, answer in self._queue.advance(now_ns):
+        for question, answer in self._routers.offer_burst(burst, now_ns):
             self._place(question, answer, now_ns)
+
+    def _serve_queues(self, now_ns: int) -> None:
+        """Place requests whose queries waited at a router. While some still do, its next message is an event."""
+        for question, answer in self._routers.advance(now_ns):
+            self._place(question, answer, now_ns)
+        readable_ns = self._routers.next_read_ns()
+        if now_ns < readable_ns < NEVER and readable_ns != self._readable_ns:
+            self._readable_ns = readable_ns
+            heappush(self._events, (readable_ns, READABLE, 0, 0))
 
     def _question(self, request: TraceRequest) -> Question:
         return Question(
@@ -197,14 +205,14 @@ class VirtualRun:
 
     def _report(self, worker: SimWorker, now_ns: int) -> None:
         if worker.moved:
-            self._routing.publish(worker.shape.name, now_ns, worker.report(now_ns))
+            self._routers.send(worker.shape.name, now_ns, worker.report(now_ns))
 
     def _step_ended(self, worker: SimWorker, now_ns: int) -> None:
         outcome = worker.finish()
         name = worker.shape.name
         if outcome.kv:
             worker.stored_blocks += sum(len(e.hashes) // 8 for e in outcome.kv if isinstance(e, BlocksStored))
-            self._routing.publish(name, now_ns, *outcome.kv)
+            self._routers.send(name, now_ns, *outcome.kv)
         self._report(worker, now_ns)
         for job in outcome.done:
             if job.leg == "prefill":
@@ -220,7 +228,7 @@ class VirtualRun:
         question = self._question(request)._replace(
             name=f"{leg.name}/decode", leg="decode", pairs_with=self._legs[leg.name][2]
         )
-        decision = self._queue.offer(question, now_ns)
+        decision = self._routers.offer(question, now_ns)
         if not isinstance(decision, Decision):
             worker.release(leg)
             self._refused += 1

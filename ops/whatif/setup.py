@@ -4,7 +4,7 @@ Light to import: the command line reads types, defaults and descriptions from he
 """
 
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -13,8 +13,9 @@ from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.config.router import read_weights, write_weights
 from headwater.ops.config.setting import Choices, Flag, Text
+from headwater.ops.whatif.routing.setup import RoutersSetup
 from headwater.router.decision.names import PolicyName
-from headwater.router.queue.limits import BusyLimits, Order, QueueLimits
+from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
 from headwater.schemas.events.route import Weights
 
 
@@ -44,7 +45,8 @@ class Setup(msgspec.Struct, frozen=True):
     """One column.
 
     `temperature` below 0 leaves the router's. `requests`: only the first so many of the trace; 0: all. `skip` False
-    simulates every step by itself; the results are the same.
+    simulates every step by itself; the results are the same. `agreement`: compare each decision with a single router's.
+    `restart_s`: kill the first of several routers at this time, and let it return (0: never).
     """
 
     policy: Annotated[str, Choices(get_args(PolicyName)), Meta(description="routing policy")] = "kv"
@@ -114,8 +116,50 @@ class Setup(msgspec.Struct, frozen=True):
     queue_wait_s: Annotated[
         float, Meta(gt=0, description="maximum time that a request is queued at the router, in seconds")
     ] = QueueLimits().wait_s
+    event_delay_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="time from an event of a worker (KV blocks, load) until the log has it, in milliseconds",
+        ),
+    ] = 0.0
+    credit: Annotated[
+        Literal["on", "off"],
+        Meta(description="count blocks of routed prompts as a worker's before it reports them"),
+    ] = "on"
+    routers: Annotated[
+        int, Meta(ge=1, description="routers that fold one log; requests are spread over them at random")
+    ] = 1
+    router_delay_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="time from storing a message until the last router has folded it, in milliseconds; the first of N "
+            "needs 1/N of it",
+        ),
+    ] = 0.0
     requests: int = 0
     skip: bool = True
+    agreement: bool = False
+    restart_s: float = 0.0
+
+    def routing(self) -> RoutersSetup:
+        """What its routers are made from. The delays of several routers differ, so that none agree by accident."""
+        delay_ns = self.router_delay_ms * 1e6
+        return RoutersSetup(
+            self.policy,
+            self.weights,
+            self.temperature,
+            QueueSettings(
+                BusyLimits(self.busy_prefill_tokens, self.busy_kv, self.busy_waiting),
+                QueueLimits(wait_s=self.queue_wait_s, order=self.queue_order),
+            ),
+            self.credit == "on",
+            round(self.event_delay_ms * 1e6),
+            tuple(round(delay_ns * number / self.routers) for number in range(1, self.routers + 1)),
+            self.agreement,
+            round(self.restart_s * 1e9),
+        )
 
     def transfer_ns(self, tokens: int) -> int:
         """Duration of a KV transfer of this many tokens."""

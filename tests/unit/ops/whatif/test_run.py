@@ -86,7 +86,7 @@ def test_skipping_steps_changes_nothing(
     skipped, stepped = run(trace, setup), run(trace, msgspec.structs.replace(setup, skip=False))
     assert facts(skipped) == facts(stepped)
     assert skipped.refused == stepped.refused
-    assert skipped.routing.state.digest() == stepped.routing.state.digest()
+    assert skipped.routers.state.digest() == stepped.routers.state.digest()
     assert len(skipped.served) + skipped.refused == 25
 
 
@@ -97,7 +97,7 @@ def test_the_same_run_twice_is_the_same() -> None:
     first, again = run(trace, setup), run(trace, setup)
     assert facts(first) == facts(again)
     assert report_of(first).digest == report_of(again).digest
-    assert first.routing.state.digest() == again.routing.state.digest()
+    assert first.routers.state.digest() == again.routers.state.digest()
     other = report_of(run(trace, msgspec.structs.replace(setup, policy="round_robin")))
     assert other.digest != report_of(first).digest
 
@@ -151,7 +151,7 @@ def test_requests_wait_at_the_router_while_all_workers_are_busy() -> None:
 def test_the_state_at_the_end_knows_what_the_caches_hold() -> None:
     """The router was told everything: nobody has work left, and its index is the caches'."""
     ran = run(conversations(3, 120), Setup(workers=3, blocks=60))
-    state = ran.routing.state
+    state = ran.routers.state
     for worker in ran.workers:
         name = worker.shape.name
         assert not state.loads.workers[name].requests

@@ -5,10 +5,9 @@ What the actor adds to it (long polls of edges) takes no time here.
 
 from typing import Final, NamedTuple
 
-from headwater.ops.whatif.router import Question, Routing
-from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.routing.router import Question, VirtualRouter
+from headwater.ops.whatif.routing.setup import RoutersSetup
 from headwater.router.queue.admission_queue import AdmissionQueue, Now
-from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
 from headwater.schemas.events.route import Decision, RouteRefused
 
 TICK_NS: Final = 250_000_000
@@ -28,13 +27,9 @@ class Answered(NamedTuple):
 class QueueModel:
     """See the module. Without saturation limits in the scenario nothing ever waits."""
 
-    def __init__(self, routing: Routing, setup: Setup) -> None:
-        self._routing = routing
-        settings = QueueSettings(
-            BusyLimits(setup.busy_prefill_tokens, setup.busy_kv, setup.busy_waiting),
-            QueueLimits(wait_s=setup.queue_wait_s, order=setup.queue_order),
-        )
-        self._queue = AdmissionQueue(settings, routing, _time(0))
+    def __init__(self, router: VirtualRouter, setup: RoutersSetup) -> None:
+        self._router = router
+        self._queue = AdmissionQueue(setup.queue, router, _time(0))
         self._questions: dict[str, Question] = {}
         self._expired_ns = 0
 
@@ -45,7 +40,7 @@ class QueueModel:
     def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
         """Where a request goes; None if it waits. A second leg never waits."""
         now = self._set_time(now_ns)
-        reply = self._queue.offer(self._routing.query_of(question), now).reply
+        reply = self._queue.offer(self._router.query_of(question), now).reply
         if reply is None:
             self._questions[question.name] = question
         return reply
@@ -61,7 +56,7 @@ class QueueModel:
         return [Answered(self._questions.pop(one.queued.query.request), one.reply) for one in released]
 
     def _set_time(self, now_ns: int) -> Now:
-        self._routing.now_ns = now_ns
+        self._router.read(now_ns)
         now = _time(now_ns)
         # Simulated workers report every second, so the log is never silent.
         self._queue.note_fold_advanced(now)

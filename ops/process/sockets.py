@@ -3,12 +3,19 @@
 import contextlib
 import secrets
 import socket
+import sys
+import time
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.errors import ConfigError
 
 FREE_FROM, FREE_TO = 20_000, 32_000
 """Range of the ports found by `free_range`: below the range that systems assign to clients."""
+
+RESERVED_S = 60.0
+"""A port that was found is found by no other process of this machine for so long, or until this process ends."""
+
+_reservations: list[tuple[float, socket.socket]] = []
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -42,15 +49,40 @@ def free_port(wanted: int, host: str = "127.0.0.1") -> int:
 
 
 def free_range(count: int, host: str) -> int:
-    """The first of `count` consecutive ports that can be bound now. Raises `EngineUnavailable`."""
+    """The first of `count` consecutive ports that can be bound now and that no other process found just before.
+
+    Raises `EngineUnavailable`.
+    """
+    now = time.monotonic()
+    while _reservations and _reservations[0][0] < now - RESERVED_S:
+        _reservations.pop(0)[1].close()
     for _ in range(100):
         first = FREE_FROM + secrets.randbelow(FREE_TO - FREE_FROM - count)
-        if all(_is_free(host, first + number) for number in range(count)):
-            return first
+        with contextlib.ExitStack() as undo:
+            held = [_reserve(first + number, undo) for number in range(count)]
+            if all(held) and all(_is_free(host, first + number) for number in range(count)):
+                _reservations.extend((now, one) for one in held if one is not None)
+                undo.pop_all()
+                return first
     raise EngineUnavailable(
         f"no {count} consecutive free ports on {host}: give --nixl-port or --metrics-port, or an address of this machine "
         "as --nixl-host or --host"
     )
+
+
+def _reserve(port: int, undo: contextlib.ExitStack) -> socket.socket | None:
+    """Hold a name for the port, which the kernel gives to one process at a time; None if another has it.
+
+    Between finding a port and listening on it, which another process does, seconds may pass. Only Linux has such names, in the network
+    namespace as ports are; elsewhere nothing is reserved.
+    """
+    name = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    if sys.platform == "linux":
+        try:
+            name.bind(f"\0headwater-port-{port}")
+        except OSError:
+            return None
+    return name
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -8,7 +8,20 @@ from headwater.ops.config.command import command
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag
 
-What = Literal["hash", "index", "edge", "limits", "route", "snapshot", "log", "nixl", "whatif", "parsers"]
+What = Literal[
+    "hash",
+    "index",
+    "edge",
+    "limits",
+    "route",
+    "snapshot",
+    "log",
+    "nixl",
+    "whatif",
+    "signal-age",
+    "replicas",
+    "parsers",
+]
 
 
 @command
@@ -49,6 +62,16 @@ def bench(
         from headwater.ops.bench import whatif
 
         whatif.show(whatif.bench(), as_json=as_json)
+        return 0
+    if what == "signal-age":
+        from headwater.ops.bench.staleness import signal_age
+
+        signal_age.show(signal_age.bench(), as_json=as_json)
+        return 0
+    if what == "replicas":
+        from headwater.ops.bench.staleness import replicas
+
+        replicas.show(replicas.bench(), as_json=as_json)
         return 0
     if what == "limits":
         from headwater.ops.bench import limits

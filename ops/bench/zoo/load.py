@@ -1,0 +1,76 @@
+"""The arrival rate at which traffic uses a given share of a fleet."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from headwater.engines.sim.step_time import StepTime
+from headwater.ops.bench.zoo.traffic import Arrival
+from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
+
+LOADS: Final = {"light": 0.15, "medium": 0.45, "heavy": 0.8}
+"""Share of a fleet's capacity (of its KV blocks, or of its time for prompts, whichever is used up first)."""
+
+
+SEQUENCES: Final = 256
+"""Requests that a worker runs concurrently."""
+
+
+class Demand(NamedTuple):
+    """The means of some requests: KV blocks held, tokens generated, and milliseconds to compute the prompts with unlimited caches."""
+
+    blocks: float
+    output_tokens: float
+    prefill_ms: float
+
+
+def demand_of(arrivals: Sequence[Arrival], step_time: StepTime) -> Demand:
+    """What the requests need. A prompt's cached prefix is what an earlier one had."""
+    seen: set[int] = set()
+    prefill_ms = 0.0
+    for one in arrivals:
+        cached = 0
+        for block in one.ids:
+            if block not in seen:
+                break
+            cached += 1
+        seen.update(one.ids)
+        uncached = max(1, one.prompt_tokens - cached * TRACE_BLOCK)
+        prefill_ms += step_time.seconds(uncached, 0.0, False) * 1000
+    count = len(arrivals)
+    return Demand(
+        sum((one.prompt_tokens + one.output_tokens / 2) / TRACE_BLOCK for one in arrivals) / count,
+        sum(one.output_tokens for one in arrivals) / count,
+        prefill_ms / count,
+    )
+
+
+def requests_per_s(demand: Demand, blocks: int, share: float, step_time: StepTime) -> float:
+    """The rate per worker at which `share` of its `blocks` are in use, or of its time is spent on prompts.
+
+    A request holds its blocks while its tokens are generated; those steps take turns with the prompts'.
+    """
+    together = share * min(SEQUENCES, blocks / demand.blocks)
+    step_ms = step_time.seconds(0, together * demand.blocks / blocks, True) * 1000
+    by_blocks = together / (demand.output_tokens * step_ms + together * demand.prefill_ms)
+    return 1000 * min(by_blocks, share / demand.prefill_ms)
+
+
+def trace_at(name: str, arrivals: Sequence[Arrival], rate: float) -> Trace:
+    """The requests as a trace with `rate` requests a second."""
+    scale = 1e9 * len(arrivals) / (rate * arrivals[-1].at)
+    return Trace(
+        name,
+        tuple(
+            TraceRequest(
+                f"r{number}",
+                # Whole milliseconds, as in files of this format: so that a peer reads the same times.
+                round(one.at * scale / 1e6) * 1_000_000,
+                one.prompt_tokens,
+                one.output_tokens,
+                one.ids,
+                session=one.session,
+                tenant=one.tenant,
+            )
+            for number, one in enumerate(arrivals)
+        ),
+    )

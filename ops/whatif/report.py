@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,6 +13,12 @@ from headwater.ops.whatif.run import RunResult
 from headwater.ops.whatif.setup import Setup
 
 Milliseconds = NDArray[np.float64]
+
+GOODPUT_TTFT_MS: Final = 500.0
+"""Limit of a request's time to first token in `goodput`."""
+
+GOODPUT_ITL_MS: Final = 25.0
+"""Limit of a request's mean time between two tokens in `goodput`."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -43,8 +49,9 @@ class WhatifReport(msgspec.Struct, frozen=True):
 
     `reuse` is the share of all prompts' blocks (including partial ones) that were cached when their request started.
     `itl_ms` weights each token equally. `queue_ms` is from the arrival at the engine to its first step, `router_queue_ms`
-    the wait in the admission queue before that, and `waited` the number of requests that waited. `digest` covers the times
-    of all requests: equal runs have equal digests.
+    the wait in the admission queue before that, and `waited` the number of requests that waited. `goodput` is the share of the
+    requests, refused ones included, within `GOODPUT_TTFT_MS` and `GOODPUT_ITL_MS`. `digest` covers the times of all requests:
+    equal runs have equal digests.
     """
 
     setup: Setup
@@ -55,6 +62,7 @@ class WhatifReport(msgspec.Struct, frozen=True):
     ttft_ms: Spread
     itl_ms: float
     e2e_ms: Spread
+    goodput: float
     router_queue_ms: Spread
     waited: int
     queue_ms: Spread
@@ -92,6 +100,7 @@ def report_of(ran: RunResult) -> WhatifReport:
     began = np.array([one.began_ns for one in served], np.float64)
     first = np.array([one.first_ns for one in served], np.float64)
     done = np.array([one.done_ns for one in served], np.float64)
+    tokens = np.array([one.request.output_tokens for one in served], np.float64)
     gaps = sum(one.request.output_tokens - 1 for one in served)
     blocks = sum(-(-one.request.prompt_tokens // size) for one in served)
     digest = blake2b(digest_size=16)
@@ -108,6 +117,7 @@ def report_of(ran: RunResult) -> WhatifReport:
         ttft_ms=_spread(first - arrival),
         itl_ms=float((done - first).sum()) / 1e6 / max(1, gaps),
         e2e_ms=_spread(done - arrival),
+        goodput=_goodput(first - arrival, done - first, tokens, ran.refused),
         router_queue_ms=_spread(given - arrival),
         waited=int((given > arrival).sum()),
         queue_ms=_spread(began - given),
@@ -137,6 +147,14 @@ def _spread(nanoseconds: NDArray[np.float64]) -> Spread:
         return Spread(0.0, 0.0, 0.0, 0.0)
     p50, p90, p99 = np.percentile(nanoseconds, [50, 90, 99]) / 1e6
     return Spread(float(nanoseconds.mean()) / 1e6, float(p50), float(p90), float(p99))
+
+
+def _goodput(
+    waited: NDArray[np.float64], decoded: NDArray[np.float64], tokens: NDArray[np.float64], refused: int
+) -> float:
+    """Nanoseconds to the first token and from there to the last, and tokens generated, of each request served."""
+    within = (waited <= GOODPUT_TTFT_MS * 1e6) & (decoded <= GOODPUT_ITL_MS * 1e6 * (tokens - 1))
+    return float(within.sum()) / max(1, len(waited) + refused)
 
 
 def _balance(ran: RunResult) -> Balance:
@@ -178,7 +196,9 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
                 rows.append((f"{title} {share} ms", [f"{cell:,.1f}" for cell in cells]))
         if name == "ttft_ms":
             rows.append(("ITL mean ms", [f"{r.itl_ms:.2f}" for r in reports]))
+    limits = f"within {GOODPUT_TTFT_MS:g} ms and {GOODPUT_ITL_MS:g} ms a token"
     rows += [
+        (limits, [f"{r.goodput:.4f}" for r in reports]),
         *(
             [("waited at the router", [f"{r.waited:,}" for r in reports])]
             if any(r.waited for r in reports)

@@ -81,6 +81,24 @@ def read(path: Path) -> Trace:
     return Trace(path.name, requests)
 
 
+def write(path: Path, trace: Trace) -> None:
+    """Write a trace file in Mooncake's format, one JSON object per line. Sessions and tenants are left out.
+
+    Another program's replay delays a session's next request until the one before is answered, so it would see other arrivals.
+    """
+    with path.open("wb") as file:
+        for one in trace.requests:
+            milliseconds = one.arrival_ns / 1e6
+            line = {
+                # Some readers take whole numbers only.
+                "timestamp": int(milliseconds) if milliseconds.is_integer() else milliseconds,
+                "input_length": one.prompt_tokens,
+                "output_length": one.output_tokens,
+                "hash_ids": one.ids,
+            }
+            file.write(msgspec.json.encode(line) + b"\n")
+
+
 def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[TraceRequest]:
     decode = msgspec.json.Decoder(_Line).decode
     before = -1.0

@@ -1,1 +1,1 @@
-"""Synthetic traffic: classes of requests from seeds, and the rate that uses a share of a fleet."""
+"""Classes of synthetic traffic from seeds, at rates for a share of a fleet, on our replay and on a peer's."""

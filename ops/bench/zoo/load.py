@@ -10,13 +10,12 @@ from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
 LOADS: Final = {"light": 0.15, "medium": 0.45, "heavy": 0.8}
 """Share of a fleet's capacity (of its KV blocks, or of its time for prompts, whichever is used up first)."""
 
-
 SEQUENCES: Final = 256
 """Requests that a worker runs concurrently."""
 
 
 class Demand(NamedTuple):
-    """The means of some requests: KV blocks held, tokens generated, and milliseconds to compute the prompts with unlimited caches."""
+    """Means over requests: KV blocks held, tokens generated, and milliseconds of prefill if caches were unlimited."""
 
     blocks: float
     output_tokens: float
@@ -63,7 +62,7 @@ def trace_at(name: str, arrivals: Sequence[Arrival], rate: float) -> Trace:
         tuple(
             TraceRequest(
                 f"r{number}",
-                # Whole milliseconds, as in files of this format: so that a peer reads the same times.
+                # Whole milliseconds, as in files of this format, so that a peer reads the same times.
                 round(one.at * scale / 1e6) * 1_000_000,
                 one.prompt_tokens,
                 one.output_tokens,

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from headwater.ops.config.command import command
+from headwater.ops.bench.zoo.options import ZooOptions
+from headwater.ops.config.command import Options, command
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag
 
@@ -29,7 +30,13 @@ def bench(
     what: Annotated[What, Meta(description="what to measure")],
     /,
     *,
-    peer: Annotated[bool, Meta(description="index: measure a peer's index too, if it is installed")] = False,
+    peer: Annotated[
+        bool,
+        Meta(
+            description="index: measure a peer's index too, if it is installed; whatif --zoo: also replay with the peer, "
+            "from this environment or that of --peer-python"
+        ),
+    ] = False,
     long_prompt: Annotated[
         bool, Meta(description="edge: measure what prompts of 128 k tokens do to other streams and to probes")
     ] = False,
@@ -37,22 +44,37 @@ def bench(
     workers: Annotated[
         str,
         Meta(
-            description="route: numbers of workers, as 8,64,256: what a decision costs by itself, without NATS"
+            description="route: numbers of workers, as 8,64,256: what a decision costs by itself, without NATS; "
+            "whatif --zoo: sizes of the fleet (default 8,32,128)"
         ),
     ] = "",
+    zoo: Annotated[
+        bool, Meta(description="whatif: classes of synthetic traffic instead of the trace")
+    ] = False,
+    options: Annotated[ZooOptions, Options()],
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Measure this machine."""
     from headwater.ops.bench import report
 
+    if zoo and what != "whatif":
+        raise ConfigError("--zoo is for bench whatif")
+    if options != ZooOptions() and not zoo:
+        raise ConfigError("options of the zoo need bench whatif --zoo")
+    if zoo:
+        from headwater.ops.bench.zoo import command as zoos
+
+        sizes = _sizes(workers) if workers else ()
+        zoos.show(zoos.bench(options, sizes, peer=peer), as_json=as_json)
+        return 0
     if peer and what != "index":
-        raise ConfigError("--peer is for bench index")
+        raise ConfigError("--peer is for bench index and bench whatif --zoo")
     if long_prompt and what != "edge":
         raise ConfigError("--long-prompt is for bench edge")
     if keys and (what != "edge" or long_prompt):
         raise ConfigError("--keys is for bench edge, without --long-prompt")
     if workers and what != "route":
-        raise ConfigError("--workers is for bench route")
+        raise ConfigError("--workers is for bench route and bench whatif --zoo")
     if workers:
         from headwater.ops.bench.route import decisions
 

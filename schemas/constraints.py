@@ -14,7 +14,16 @@ import msgspec
 RequestedLeg = Literal["", "decode"]
 """The leg that a query asks for: any, or only decoding a prompt that another worker computed."""
 
-CLIENT_POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
+CLIENT_POLICIES: Final = (
+    "kv",
+    "slo",
+    "lmetric",
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_loaded",
+    "session",
+)
 """Policies that clients may request by default: none of these lets a client choose its worker."""
 
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif.run import RunResult
 from headwater.ops.whatif.setup import Setup
+from headwater.schemas.events.route import Weights
 
 Milliseconds = NDArray[np.float64]
 
-GOODPUT_TTFT_MS: Final = 500.0
+GOODPUT_TTFT_MS: Final = Weights().ttft_limit_ms
 """Limit of a request's time to first token in `goodput`."""
 
-GOODPUT_ITL_MS: Final = 25.0
+GOODPUT_ITL_MS: Final = Weights().itl_limit_ms
 """Limit of a request's mean time between two tokens in `goodput`."""
 
 

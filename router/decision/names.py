@@ -2,6 +2,8 @@
 
 from typing import Final, Literal
 
-PolicyName = Literal["kv", "round_robin", "random", "power_of_two", "least_loaded", "session", "direct"]
+PolicyName = Literal[
+    "kv", "slo", "lmetric", "round_robin", "random", "power_of_two", "least_loaded", "session", "direct"
+]
 
 DEFAULT_POLICY: Final[PolicyName] = "kv"

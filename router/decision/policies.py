@@ -1,6 +1,8 @@
 """Pickers: each policy chooses one of the scored candidates. Pure; random draws come from the recorded seed.
 
 kv             the lowest cost (with a temperature, a draw weighted by cost)
+slo            the fullest worker that is predicted to meet the limits of a request's latency, or else the lowest cost
+lmetric        the lowest product of the tokens to compute and the requests to share the worker with
 round_robin    in turn, by worker name
 random         uniformly at random
 power_of_two   the less loaded of two drawn at random
@@ -12,11 +14,15 @@ direct         the worker that the request names
 import math
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from headwater.router.decision import cost
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.router.decision import cost, slo
 from headwater.router.decision.candidates import Candidates
 from headwater.router.decision.context import ScoringContext
+from headwater.router.fold.columns import F64, I64
 from headwater.schemas.events.route import Candidate
 
 SESSION_SHARE_MAX: Final = 1.25
@@ -66,6 +72,28 @@ def pick_lowest_cost(choice: Choice) -> Candidate:
     return candidates[-1]
 
 
+def pick_within_limits(choice: Choice) -> Candidate:
+    """The fullest worker that is predicted to meet the limits (`slo.find_meeting`), so that others stay free; if none is, the lowest cost."""
+    candidates, scoring = choice.candidates, choice.scoring
+    table = _rows_of(choice)
+    meeting = slo.find_meeting(candidates, table, scoring.query.prompt_tokens, scoring.weights)
+    if not meeting.any():
+        return pick_lowest_cost(choice)
+    fullness: F64 = np.where(meeting, measure_loads(choice), -1.0)
+    return _draw(choice, fullness == fullness.max())
+
+
+def pick_lowest_product(choice: Choice) -> Candidate:
+    """The lowest product of the prompt's tokens to compute there and the requests that would run there, this one included; ties are drawn.
+
+    LMetric (arXiv 2603.15202), which has no weights. It counts this request, or all idle workers would cost the same.
+    """
+    candidates = choice.candidates
+    uncached = slo.count_uncached(candidates, _rows_of(choice), choice.scoring.query.prompt_tokens)
+    products: I64 = uncached * (candidates.quantity(cost.REQUESTS) + 1)
+    return _draw(choice, products == products.min())
+
+
 def pick_round_robin(choice: Choice) -> Candidate:
     """In turn, by the router's count of decisions: each router counts its own."""
     return choice.candidates[choice.scoring.context.number % len(choice.candidates)]
@@ -88,12 +116,8 @@ def pick_power_of_two(choice: Choice) -> Candidate:
 
 def pick_least_loaded(choice: Choice) -> Candidate:
     """The least loaded; ties are drawn."""
-    candidates = choice.candidates
-    table = choice.scoring.loads.columns.table[candidates.rows]
-    tokens, blocks = candidates.quantity(cost.TOKENS), candidates.quantity(cost.BLOCKS)
-    loads = (blocks + tokens / table["block_size"]) / table["total_blocks"]
-    ties = (loads == loads.min()).nonzero()[0]
-    return candidates[int(ties[choice.seed % len(ties)])]
+    loads = measure_loads(choice)
+    return _draw(choice, loads == loads.min())
 
 
 def pick_by_session(choice: Choice) -> Candidate:
@@ -121,10 +145,30 @@ def pick_pinned(choice: Choice) -> Candidate:
     return choice.candidates[0]
 
 
+def measure_loads(choice: Choice) -> F64:
+    """`load_of` every candidate."""
+    table = _rows_of(choice)
+    tokens, blocks = choice.candidates.quantity(cost.TOKENS), choice.candidates.quantity(cost.BLOCKS)
+    found: F64 = (blocks + tokens / table["block_size"]) / table["total_blocks"]
+    return found
+
+
 def load_of(choice: Choice, candidate: Candidate) -> float:
     """A worker's load as a share of its capacity: blocks in use and blocks to compute."""
     worker = choice.scoring.loads.workers[candidate.worker]
     return (candidate.decode_blocks + candidate.prefill_tokens / worker.block_size) / worker.total_blocks
+
+
+def _rows_of(choice: Choice) -> NDArray[Any]:
+    """The rows of the candidates in the table of workers."""
+    found: NDArray[Any] = choice.scoring.loads.columns.table[choice.candidates.rows]
+    return found
+
+
+def _draw(choice: Choice, best: NDArray[np.bool_]) -> Candidate:
+    """One of the candidates at which `best` is true."""
+    ties = best.nonzero()[0]
+    return choice.candidates[int(ties[choice.seed % len(ties)])]
 
 
 def _rank(session: str, worker: str) -> bytes:
@@ -133,6 +177,8 @@ def _rank(session: str, worker: str) -> bytes:
 
 POLICIES: Final[dict[str, Policy]] = {
     "kv": pick_lowest_cost,
+    "slo": pick_within_limits,
+    "lmetric": pick_lowest_product,
     "round_robin": pick_round_robin,
     "random": pick_random,
     "power_of_two": pick_power_of_two,

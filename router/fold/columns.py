@@ -35,13 +35,15 @@ WORKER_ROW: Final = np.dtype(
         ("computing_until_ns", "i8"),
         ("model", "i8"),
         ("pace", "f8"),
+        ("running", "i8"),
+        ("step_ms", "f8"),
     ]
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
 
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
 is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
-factor of them.
+factor of them. When it last reported, it was `running` so many requests, with `step_ms` between two tokens of each.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2}
@@ -210,6 +212,8 @@ class WorkerColumns:
             until_ns,
             self._engines.get(worker.engine, 0),
             worker.pace,
+            worker.running,
+            worker.step_ms,
         )
         try:
             self.table[row] = values

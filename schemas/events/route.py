@@ -38,6 +38,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     `crowding` times the prompt's prefill time for each running request that it delays, plus `retain` times that time for cached
     blocks that it evicts, plus `memory` times the share of the KV cache in use, plus `tail` times the square of the time in the
     queue, in ms²/s.
+
+    `ttft_limit_ms` and `itl_limit_ms` are no weights but the limits of the policy `slo`: milliseconds to the first token, and between two.
     """
 
     prefill: float = 1.0
@@ -53,6 +55,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     retain: float = 1.5
     memory: float = 100.0
     tail: float = 2.0
+    ttft_limit_ms: float = 500.0
+    itl_limit_ms: float = 25.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):

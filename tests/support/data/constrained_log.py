@@ -13,7 +13,6 @@ import msgspec
 
 from headwater.events.log import Record
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.decision.policies import POLICIES
 from headwater.router.fold.state import RouterState
 from headwater.schemas.encoding.codec import decode_batch, seal
 from headwater.schemas.encoding.envelope import NO_DIGEST, SCHEMA_VERSION, Batch
@@ -33,6 +32,9 @@ Message = tuple[int, str, int, bytes]
 
 PAIR: Final = "sim/kv"
 CAPABILITIES: Final = ("kv_events", "logprobs", LORA_ON_DEMAND)
+POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
+"""Those there were when the first such log was written: the same seed must draw the same ones."""
+
 ROUTER, ROUTER_EPOCH = "r1", 500
 FLEET: Final[dict[str, dict[str, Any]]] = {
     "p1": {"role": "prefill", "pairs_with": PAIR},
@@ -111,7 +113,7 @@ class ConstrainedLog:
         names = prompt(draw.randrange(40))
         leg = "decode" if draw.random() < 0.15 else ""
         pinned = draw.choice(list(FLEET)) if not leg and draw.random() < 0.1 else ""
-        policy = draw.choice(("", "", "", *(name for name in POLICIES if name != "direct")))
+        policy = draw.choice(("", "", "", *POLICIES))
         return route_query(
             f"req-{self.state.position}-0-1",
             len(names) * BLOCK_SIZE + draw.choice((0, 1, 15)),

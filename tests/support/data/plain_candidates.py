@@ -174,10 +174,47 @@ def pick_lowest_cost(candidates: Sequence[Candidate], temperature: float, seed: 
 
 def pick_least_loaded(loads: Loads, candidates: Sequence[Candidate], seed: int) -> Candidate:
     """See `policies.pick_least_loaded`."""
-    found = [
-        (one.decode_blocks + one.prefill_tokens / loads.workers[one.worker].block_size)
-        / loads.workers[one.worker].total_blocks
-        for one in candidates
-    ]
+    found = [_load(loads, one) for one in candidates]
     ties = [one for one, load in zip(candidates, found, strict=True) if load == min(found)]
     return ties[seed % len(ties)]
+
+
+def pick_within_limits(scoring: ScoringContext, candidates: Sequence[Candidate], seed: int) -> Candidate:
+    """See `policies.pick_within_limits`."""
+    workers, limits = scoring.loads.workers, scoring.weights
+
+    def ttft_ms(one: Candidate) -> float:
+        return one.queue_ms + one.prefill_ms + one.transfer_ms
+
+    def itl_ms(one: Candidate) -> float:
+        return workers[one.worker].step_ms * (one.requests + 1) / one.requests if one.requests else 0.0
+
+    in_time = [one for one in candidates if ttft_ms(one) <= limits.ttft_limit_ms]
+    meeting: list[Candidate] = []
+    if in_time and any(ttft_ms(one) for one in candidates):
+        least = min(_uncached(scoring, one) for one in in_time)
+        meeting = [
+            one for one in in_time if _uncached(scoring, one) == least and itl_ms(one) <= limits.itl_limit_ms
+        ]
+    if not meeting:
+        return pick_lowest_cost(candidates, scoring.preferences.temperature, seed)
+    loads = [_load(scoring.loads, one) for one in meeting]
+    ties = [one for one, load in zip(meeting, loads, strict=True) if load == max(loads)]
+    return ties[seed % len(ties)]
+
+
+def pick_lowest_product(scoring: ScoringContext, candidates: Sequence[Candidate], seed: int) -> Candidate:
+    """See `policies.pick_lowest_product`."""
+    products = [_uncached(scoring, one) * (one.requests + 1) for one in candidates]
+    ties = [one for one, product in zip(candidates, products, strict=True) if product == min(products)]
+    return ties[seed % len(ties)]
+
+
+def _uncached(scoring: ScoringContext, one: Candidate) -> int:
+    held = one.cached_blocks + one.lower_blocks
+    return scoring.query.prompt_tokens - held * scoring.loads.workers[one.worker].block_size
+
+
+def _load(loads: Loads, one: Candidate) -> float:
+    worker = loads.workers[one.worker]
+    return (one.decode_blocks + one.prefill_tokens / worker.block_size) / worker.total_blocks

@@ -154,9 +154,10 @@ PINNED_NOW = {
     **PINNED_APPENDED,
     **PINNED_CONSTRAINTS,
     **PINNED_ENGINES,
-    **json.loads((GOLDEN / "events-v2-pace.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-limits.json").read_text()),
 }
-"""With decisions that keep a few candidates and a digest of the costs of all, and a weight for long queues."""
+"""With decisions that keep a few candidates and a digest of the costs of all, a weight for long queues, and limits of latency."""
+PINNED_PACE = json.loads((GOLDEN / "events-v2-pace.json").read_text())
 PINNED_SUMMARY = json.loads((GOLDEN / "events-v2-summary.json").read_text())
 
 
@@ -213,11 +214,11 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
 
 @pytest.mark.parametrize(
     "pinned",
-    [PINNED_APPENDED, PINNED_CONSTRAINTS, PINNED_ENGINES, PINNED_SUMMARY],
-    ids=["appended", "constraints", "engines", "summary"],
+    [PINNED_APPENDED, PINNED_CONSTRAINTS, PINNED_ENGINES, PINNED_SUMMARY, PINNED_PACE],
+    ids=["appended", "constraints", "engines", "summary", "pace"],
 )
 def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
-    """Bytes from before workers had tokenizers, and decisions had draws, digests or a weight for long queues."""
+    """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues or limits of latency."""
     for event in EVENTS_NOW:
         if type(event).__name__ in pinned:
             assert decode_batch(bytes.fromhex(pinned[type(event).__name__])).events == (event,)

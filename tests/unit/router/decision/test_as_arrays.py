@@ -135,6 +135,7 @@ class RandomFleet:
             requests[1::3],
             requests[2::3],
             prefills=tuple((tokens, tokens * draw.randrange(40, 60)) for tokens in lengths),
+            step_us=draw.choice((0, 9_000, 24_000, 60_000)),
         )
         self.tell(name, self.epochs[name], report)
 
@@ -156,7 +157,9 @@ class RandomFleet:
             tolerates=draw.choice(((), ("spot",), ("spot", "old"))),
         )
         preferences = Preferences(
-            draw.choice(("kv", "kv", "least_loaded")), draw.choice((0.0, 0.0, 0.5)), "session"
+            draw.choice(("kv", "kv", "least_loaded", "slo", "slo", "lmetric")),
+            draw.choice((0.0, 0.0, 0.5)),
+            "session",
         )
         tokens = len(names) * 16 + draw.choice((0, 1, 15, 2_000))
         return RouteQuery(f"q{number}", tokens, 9, pack_hashes(names), constraints, preferences)
@@ -178,6 +181,8 @@ class RandomFleet:
             retain=draw.choice((0.0, 1.5)),
             tail=draw.choice((0.0, 2.0)),
             memory=draw.choice((0.0, 100.0)),
+            ttft_limit_ms=draw.choice((0.0, 40.0, 500.0)),
+            itl_limit_ms=draw.choice((0.0, 25.0, 40.0)),
         )
 
 
@@ -187,9 +192,16 @@ def chosen_plainly(scoring: ScoringContext, request: str) -> tuple[list[object],
     if not candidates:
         return [], None
     offered, seed = plain.select_legs(scoring, candidates), seed_of(request)
-    if scoring.preferences.policy == "least_loaded":
-        return list(candidates), plain.pick_least_loaded(scoring.loads, offered, seed)
-    return list(candidates), plain.pick_lowest_cost(offered, scoring.preferences.temperature, seed)
+    match scoring.preferences.policy:
+        case "least_loaded":
+            choice = plain.pick_least_loaded(scoring.loads, offered, seed)
+        case "slo":
+            choice = plain.pick_within_limits(scoring, offered, seed)
+        case "lmetric":
+            choice = plain.pick_lowest_product(scoring, offered, seed)
+        case _:
+            choice = plain.pick_lowest_cost(offered, scoring.preferences.temperature, seed)
+    return list(candidates), choice
 
 
 @settings(max_examples=60)

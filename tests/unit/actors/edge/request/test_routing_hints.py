@@ -85,7 +85,7 @@ def test_where_session_and_tenant_come_from_without_their_headers(edge: EdgeWorl
     ("header", "value", "told"),
     [
         ("x-headwater-policy", "direct", ", ".join(CLIENT_POLICIES)),
-        ("x-headwater-policy", "best", "kv, round_robin"),
+        ("x-headwater-policy", "best", "kv, slo"),
         ("x-headwater-worker", "w1", "may not choose a worker"),
         ("x-headwater-engine", "vllm", "may not choose a worker"),
         ("x-headwater-router-temperature", "1.5", "from 0 to 1"),

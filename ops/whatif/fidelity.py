@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from headwater.ops.process.text_table import table
-from headwater.ops.whatif.recording import Recording
+from headwater.ops.whatif.recording import Happened, Recording
 from headwater.ops.whatif.run import RunResult
 
 
@@ -27,8 +27,22 @@ class FidelityGap(msgspec.Struct, frozen=True):
     each: float
 
 
+class EstimateError(msgspec.Struct, frozen=True):
+    """The router's estimates of the time to first token next to what it was, in milliseconds, over `requests`.
+
+    `error` is the mean absolute error; `constant_error` is that of the best constant, the median: estimates that are not better than it
+    are worth nothing.
+    """
+
+    requests: int
+    estimated_mean: float
+    was_mean: float
+    error: float
+    constant_error: float
+
+
 class Fidelity(msgspec.Struct, frozen=True):
-    """A run compared with its record; see `Recording` for the counts."""
+    """A run compared with its record; see `Recording` for the counts. `estimates`: None if no decision had times."""
 
     log: str
     requests: int
@@ -39,6 +53,7 @@ class Fidelity(msgspec.Struct, frozen=True):
     left_out: int
     step_times_fitted: bool
     gaps: list[FidelityGap]
+    estimates: EstimateError | None
 
 
 def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
@@ -69,6 +84,22 @@ def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
         recorded.left_out,
         recorded.fitted and ran.setup.step_time == recorded.setup.step_time,
         [gap for gap in gaps if gap is not None],
+        _estimates(list(recorded.happened.values())),
+    )
+
+
+def _estimates(happened: Sequence[Happened]) -> EstimateError | None:
+    timed = [one for one in happened if one.estimated_ms >= 0]
+    if not timed:
+        return None
+    estimated = np.array([one.estimated_ms for one in timed])
+    was = np.array([one.ttft_ms for one in timed])
+    return EstimateError(
+        len(timed),
+        float(estimated.mean()),
+        float(was.mean()),
+        float(np.abs(estimated - was).mean()),
+        float(np.abs(was - np.median(was)).mean()),
     )
 
 
@@ -124,4 +155,15 @@ def as_text(found: Fidelity) -> str:
         "simulated",
         "each off by",
     )
-    return f"{head}\n{table(columns, rows)}\n({found.compared} requests that succeeded and were not migrated)"
+    lines = [
+        head,
+        table(columns, rows),
+        f"({found.compared} requests that succeeded and were not migrated)",
+    ]
+    one = found.estimates
+    if one is not None:
+        lines.append(
+            f"the router's estimates of TTFT: mean {one.estimated_mean:,.1f} ms, was {one.was_mean:,.1f}; mean absolute error "
+            f"{one.error:,.1f} ms, of the best constant {one.constant_error:,.1f} ({one.requests} requests)"
+        )
+    return "\n".join(lines)

@@ -26,11 +26,15 @@ MADE_UP = 1 << 40
 
 
 class Happened(NamedTuple):
-    """The result of a request: cached blocks of its prompt (-1: not reported), milliseconds."""
+    """The result of a request: cached blocks of its prompt (-1: not reported), milliseconds.
+
+    `estimated_ms` is the time to first token that the router expected of the worker that it chose; -1 if it had no step times yet.
+    """
 
     hit_blocks: int
     ttft_ms: float
     e2e_ms: float
+    estimated_ms: float = -1.0
 
 
 class Recording(NamedTuple):
@@ -166,7 +170,7 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
         if ended.reason in ("stop", "length") and not ended.migrations:
             cached = started.cached_tokens
             blocks = cached // size if cached >= 0 else -1
-            happened[attempt] = Happened(blocks, started.ttft_ms, ended.duration_ms)
+            happened[attempt] = Happened(blocks, started.ttft_ms, ended.duration_ms, _estimated_ms(decision))
     if not found:
         raise ConfigError(f"no decision of pool {name} led to an answer in the request log")
     found.sort(key=lambda pair: (pair[0], pair[1].name))
@@ -184,6 +188,14 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
         asking - len(found),
         step_time is not None,
     )
+
+
+def _estimated_ms(decision: Decision) -> float:
+    """The time to first token after a decision that has times, with what the query waited before it; else -1."""
+    chosen = decision.chosen
+    if not chosen.prefill_ms:
+        return -1.0
+    return decision.waited_ms + chosen.queue_ms + chosen.prefill_ms + chosen.transfer_ms
 
 
 def _block_size(pool: _Pool) -> int:

@@ -1,5 +1,6 @@
 """`headwater bench`: measurements of this machine."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -52,6 +53,10 @@ def bench(
         bool, Meta(description="whatif: classes of synthetic traffic instead of the trace")
     ] = False,
     options: Annotated[ZooOptions, Options()],
+    fleet: Annotated[
+        int,
+        Meta(ge=0, description="route: workers of the fleet whose router is queried over NATS (default 2)"),
+    ] = 0,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Measure this machine."""
@@ -75,6 +80,8 @@ def bench(
         raise ConfigError("--keys is for bench edge, without --long-prompt")
     if workers and what != "route":
         raise ConfigError("--workers is for bench route and bench whatif --zoo")
+    if fleet and (what != "route" or workers):
+        raise ConfigError("--fleet is for bench route, without --workers")
     if workers:
         from headwater.ops.bench.route import decisions
 
@@ -110,7 +117,7 @@ def bench(
 
         report.show(hashing.bench() if what == "hash" else lookup.bench(peer=peer), as_json=as_json)
         return 0
-    return _in_a_fleet(what, long_prompt=long_prompt, keys=keys, as_json=as_json)
+    return _in_a_fleet(what, long_prompt=long_prompt, keys=keys, workers=fleet, as_json=as_json)
 
 
 def _sizes(text: str) -> list[int]:
@@ -123,7 +130,7 @@ def _sizes(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, as_json: bool) -> int:
+def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, workers: int, as_json: bool) -> int:
     from headwater.ops.bench import edge, log, nixl, report, snapshot
     from headwater.ops.bench import long_prompt as long_prompts
     from headwater.ops.bench.route import over_nats
@@ -142,6 +149,8 @@ def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, as_json: bool) -> 
         chosen = long_prompts.bench
     elif keys:
         chosen = edge.bench_with_keys
+    elif workers:
+        chosen = partial(over_nats.bench, workers)
 
     async def run(_stop: object) -> int:
         report.show(await chosen(), as_json=as_json)

@@ -79,6 +79,15 @@ def test_the_simulator_comes_close_to_a_fleet_of_production_actors(roles: tuple[
     assert abs(ttft.off) < (0.15 if roles else 0.10)
     assert abs(e2e.off) < 0.05
     assert "hit blocks" in as_text(found)
+    # The router had no times for the first prompts. Of the rest it expects the prefill, not the rest of the step that is running,
+    # nor the decode leg's first step.
+    told = found.estimates
+    assert told is not None
+    assert REQUESTS // 2 < told.requests < REQUESTS
+    step_ms = 1000 * setup.step_time.seconds(0, 0.2, True)
+    assert 0 < told.was_mean - told.estimated_mean < (3 if roles else 1) * step_ms
+    assert told.error == pytest.approx(told.was_mean - told.estimated_mean, rel=0.1)
+    assert "estimates of TTFT" in as_text(found)
 
 
 class Written(NamedTuple):

@@ -29,7 +29,7 @@ class BenchEngine(NamedTuple):
     """An engine under test.
 
     `model` names the argument for the model's folder. `arguments` are its own, by name, on both sides; `alone` are those that it gets in addition as a library, and `bare` is
-    the body of its process there. `environ` are its environment variables.
+    the body of its process there. `server` is the module of its own HTTP server, with the arguments that only that gets. `environ` are its environment variables.
     """
 
     model: str
@@ -37,6 +37,7 @@ class BenchEngine(NamedTuple):
     alone: Mapping[str, Any]
     environ: Callable[[argparse.Namespace], dict[str, str]]
     bare: Callable[[Pipe, dict[str, Any]], None]
+    server: tuple[str, ...]
 
 
 def _context(options: argparse.Namespace) -> int:
@@ -103,6 +104,7 @@ ENGINES: Final[Mapping[str, BenchEngine]] = {
         {"enable_prefix_caching": True, "disable_log_stats": True},
         _vllm_environ,
         bare_engines.vllm,
+        ("vllm.entrypoints.openai.api_server", "--disable-log-stats", "--disable-uvicorn-access-log"),
     ),
     "sglang": BenchEngine(
         "model_path",
@@ -111,6 +113,7 @@ ENGINES: Final[Mapping[str, BenchEngine]] = {
         {"log_level": "warning", "incremental_streaming_output": True, "skip_server_warmup": True},
         _sglang_environ,
         bare_engines.sglang,
+        ("sglang.launch_server", "--log-level", "warning", "--skip-server-warmup"),
     ),
 }
 """By the name that `headwater up --engine` takes."""

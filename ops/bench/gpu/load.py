@@ -123,7 +123,10 @@ async def stream(
     Raises `RuntimeError` for an error status.
     """
     began = time.monotonic()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     headers = await reader.readuntil(b"\r\n\r\n")
     if b" 200 " not in headers.split(b"\r\n", 1)[0]:

@@ -2,6 +2,7 @@
 
     python -m headwater.ops.bench.gpu.serving --out results
     python -m headwater.ops.bench.gpu.serving --engine sglang --out results
+    python -m headwater.ops.bench.gpu.serving --engine sglang --systems bare,own-server,headwater
     python -m headwater.ops.bench.gpu.serving --systems headwater,headwater-engine-context --streams 256
     python -m headwater.ops.bench.gpu.serving --systems headwater,headwater-thawed --streams 256 --stalls
     python -m headwater.ops.bench.gpu.serving --device cpu --shape tiny --streams 1,8 --tokens 16   (a check)
@@ -12,6 +13,7 @@ time, so that measurements alternate within minutes; only one is measured at a t
 itself, one after the other. --systems compares others with the first that it names:
 
     *-engine-context     vLLM with steps as small as its defaults for a library (see `--engine-defaults`)
+    own-server           the engine's own OpenAI-compatible HTTP server (`vllm serve`, `sglang.launch_server`), with the fleet's clients
     headwater-thawed     its processes freeze their heaps at their start only, not after their engine's (see `gpu.stalls`)
 
 With --stalls every process records its stalls, and the longest gap of each measurement is reported with the stalls in it.
@@ -31,11 +33,18 @@ from typing import Any
 from headwater.ops.bench.gpu import model as gpu_model
 from headwater.ops.bench.gpu import stalls as gpu_stalls
 from headwater.ops.bench.gpu.rounds import RoundRow, arguments, measure, parsed
-from headwater.ops.bench.gpu.serving_systems import Bare, FleetUnderTest
+from headwater.ops.bench.gpu.serving_systems import Bare, FleetUnderTest, OwnServer
 from headwater.ops.bench.report import machine
 from headwater.ops.process.text_table import table
 
-SYSTEMS = ("bare", "bare-engine-context", "headwater", "headwater-engine-context", "headwater-thawed")
+SYSTEMS = (
+    "bare",
+    "bare-engine-context",
+    "own-server",
+    "headwater",
+    "headwater-engine-context",
+    "headwater-thawed",
+)
 COMPARED = ("ttft_p50_ms", "ttft_p99_ms", "gaps_p99_ms", "gap_max_ms")
 
 
@@ -67,12 +76,16 @@ def _short(value: Any) -> Any:
     return round(value, 3) if isinstance(value, float) else value
 
 
-def _start(options: argparse.Namespace, model: Path, folder: Path, name: str) -> Bare | FleetUnderTest:
+def _start(
+    options: argparse.Namespace, model: Path, folder: Path, name: str
+) -> Bare | OwnServer | FleetUnderTest:
     given = argparse.Namespace(**vars(options))
     if name.endswith("-engine-context"):
         given.engine_defaults = "engine-context"
     if name.startswith("bare"):
         return Bare(given, model, folder, name=name)
+    if name == "own-server":
+        return OwnServer(given, model, folder, name=name)
     environ = gpu_stalls.environment(options.out / "stalls", freezes=1) if name.endswith("-thawed") else None
     return FleetUnderTest(given, model, folder, name=name, environ=environ)
 

@@ -1,11 +1,13 @@
-"""The systems of the serving benchmark: a fleet as `headwater up` starts it, and an engine alone."""
+"""The systems of the serving benchmark: a fleet as `headwater up` starts it, an engine alone, and an engine's own HTTP server."""
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +17,13 @@ from headwater.ops.bench.gpu.engine_arguments import ENGINES, flags
 from headwater.ops.bench.gpu.load import Load, LoadResult
 from headwater.ops.bench.gpu.process import BenchChild
 from headwater.ops.process.signals import die_with_parent
+from headwater.ops.process.sockets import free_port
 
 UP_S = 400.0
 LOAD_S = 500.0
 STOP_S = 30.0
 POLL_S = 0.2
+HOST = "127.0.0.1"
 CLIENTS = 4
 READY = re.compile(r"ready at http://([^:/]+):(\d+)/v1 after ([\d.]+) s \(model ([^,]+),")
 
@@ -106,9 +110,7 @@ class FleetUnderTest:
     def ready(self) -> System:
         """Wait until the fleet serves. Raises RuntimeError."""
         host, port, seconds, name = self.address()
-        for number in range(CLIENTS):
-            log = self._out / f"client-{self._name}-{number}.log"
-            self._clients.append(BenchChild(gpu_load.http, (host, port, name), {}, log))
+        self._clients = _http_clients(self._out, self._name, host, port, name)
         return System(self._name, self._clients, seconds)
 
     def address(self) -> tuple[str, int, float, str]:
@@ -125,14 +127,66 @@ class FleetUnderTest:
 
     def stop(self) -> None:
         """End clients and fleet."""
-        for client in self._clients:
-            client.stop()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _stop(self._clients, self._process)
+
+
+class OwnServer:
+    """An engine's own OpenAI-compatible HTTP server and its clients, the same as those of a fleet. Starts immediately; `ready` waits."""
+
+    def __init__(
+        self, options: argparse.Namespace, model: Path, _folder: Path, *, name: str = "own-server"
+    ) -> None:
+        self._name = name
+        self._out: Path = options.out
+        self._model = str(model)
+        self._port = free_port(0)
+        self._log = options.out / f"{name}.log"
+        self._clients: list[BenchChild] = []
+        self._began_s = time.monotonic()
+        engine = ENGINES[options.engine]
+        module, *further = engine.server
+        own = {engine.model: self._model, "host": HOST, "port": self._port, **engine.arguments(options)}
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *flags(own), *further],
+                env={**os.environ, **engine.environ(options), "PYTHONUNBUFFERED": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def ready(self) -> System:
+        """Wait until it serves. Raises RuntimeError."""
+        while time.monotonic() < self._began_s + UP_S and self._process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{self._port}/health"):
+                took_s = time.monotonic() - self._began_s
+                self._clients = _http_clients(self._out, self._name, HOST, self._port, self._model)
+                return System(self._name, self._clients, took_s)
+            time.sleep(POLL_S)
+        raise RuntimeError(f"the engine's own server is not up (log: {self._log})")
+
+    def stop(self) -> None:
+        """End clients and server."""
+        _stop(self._clients, self._process)
+
+
+def _http_clients(out: Path, name: str, host: str, port: int, model: str) -> list[BenchChild]:
+    return [
+        BenchChild(gpu_load.http, (host, port, model), {}, out / f"client-{name}-{number}.log")
+        for number in range(CLIENTS)
+    ]
+
+
+def _stop(clients: Sequence[BenchChild], process: subprocess.Popen[bytes]) -> None:
+    for client in clients:
+        client.stop()
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Bare:

@@ -18,7 +18,11 @@ from tests.clients.conftest import MODEL
 from tests.clients.environments import CLIENTS, NODE, PROGRAMS
 from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.xdist_group("clients")]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="package"),
+    pytest.mark.xdist_group("clients"),
+    pytest.mark.timeout(300),
+]
 
 LOOPS: Final = ("tool loop", "tool loop streamed")
 CHAT: Final = ("chat", "chat streamed", *LOOPS)
@@ -65,7 +69,7 @@ MODULES: Final = {
     ),
 }
 
-RUN_S: Final = 100
+RUN_S: Final = 280
 
 CASES: Final = [
     pytest.param(environment, package, scenario, id=f"{environment}-{package}-{scenario}")

@@ -16,6 +16,9 @@ from headwater.ops.sim.faults import Fault, schedule
 from headwater.ops.sim.run import fleet_names, run_seed
 from headwater.ops.sim.shrink import shrink
 
+# On a loaded machine seeds take minutes. A timeout ends the task of the fleet that happens to run, and looks like a fault of it.
+pytestmark = pytest.mark.timeout(280)
+
 ROOT = Path(tests.__path__[0]).parent
 SEEDS = (*range(24), 46)
 """Each of the six kinds of fleets four times, and each kind of fault at each kind of process."""
@@ -42,7 +45,6 @@ def test_the_fixed_seeds_have_every_fault() -> None:
     assert faults(SEEDS) == faults(range(2_000))
 
 
-@pytest.mark.timeout(280)
 @pytest.mark.parametrize("first", range(0, len(SEEDS), PER_TEST))
 def test_nothing_is_lost_repeated_or_left_behind(first: int) -> None:
     """Whatever goes wrong in 60 virtual seconds, every invariant of `ops/sim/checks.py` holds."""

@@ -22,6 +22,7 @@ from headwater.ops.whatif.command import run_one, without_queue
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import read, write
 from headwater.router.decision.names import PolicyName
+from headwater.schemas.events.route import Weights
 
 WORKERS: Final = (8, 32, 128)
 
@@ -61,15 +62,29 @@ def _chosen(flag: str, text: str, every: Sequence[str], default: Sequence[str] =
     return list(dict.fromkeys(names))
 
 
-def run_cells(plan: Plan, peers: Sequence[PeerInstall]) -> list[Cell]:
-    """All cells, with our rows first. The traces are retained in the folder of `--write`, if that is given."""
+class Variant(NamedTuple):
+    """How a trace is routed: one policy of ours with these weights, under this name in tables."""
+
+    name: str
+    policy: str
+    weights: Weights = Weights()
+
+
+def run_cells(plan: Plan, peers: Sequence[PeerInstall], further: Sequence[Variant] = ()) -> list[Cell]:
+    """All cells, with our rows first: one for each policy, and one for each of the `further` variants.
+
+    The traces are retained in the folder of `--write`, if that is given.
+    """
+    variants = [*(Variant(policy, policy) for policy in plan.policies), *further]
     if plan.options.write:
-        return _run_in(Path(plan.options.write), plan, peers)
+        return _run_in(Path(plan.options.write), plan, peers, variants)
     with tempfile.TemporaryDirectory() as folder:
-        return _run_in(Path(folder), plan, peers)
+        return _run_in(Path(folder), plan, peers, variants)
 
 
-def _run_in(folder: Path, plan: Plan, peers: Sequence[PeerInstall]) -> list[Cell]:
+def _run_in(
+    folder: Path, plan: Plan, peers: Sequence[PeerInstall], variants: Sequence[Variant]
+) -> list[Cell]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         cells = list(_write_traces(folder, plan))
@@ -79,7 +94,7 @@ def _run_in(folder: Path, plan: Plan, peers: Sequence[PeerInstall]) -> list[Cell
     # Peers first: they take seconds, so that a failure of theirs ends the command early.
     runs = [PeerRun(str(file), cell.workers, cell.blocks) for file, cell in zip(files, cells, strict=True)]
     theirs = [(f"Dynamo {peer.version}", replay(peer, runs)) for peer in peers]
-    ours = _simulate_all(cells, files, plan)
+    ours = _simulate_all(cells, files, variants, plan.options.jobs)
     return [
         msgspec.structs.replace(
             cell,
@@ -110,27 +125,22 @@ def _write_traces(folder: Path, plan: Plan) -> Iterator[Cell]:
                 yield cell
 
 
-def _simulate_all(cells: Sequence[Cell], files: Sequence[Path], plan: Plan) -> list[list[Row]]:
+def _simulate_all(
+    cells: Sequence[Cell], files: Sequence[Path], variants: Sequence[Variant], jobs: int
+) -> list[list[Row]]:
     compile_kernels()
-    policies = [plan.policies] * len(cells)
-    if plan.options.jobs <= 1 or len(cells) == 1:
-        return list(map(_simulate, cells, files, policies))
+    each = [variants] * len(cells)
+    if jobs <= 1 or len(cells) == 1:
+        return list(map(_simulate, cells, files, each))
     # Forked after the kernels are loaded, so that they start at once.
-    with ProcessPoolExecutor(plan.options.jobs, mp_context=get_context("fork")) as pool:
-        return list(pool.map(_simulate, cells, files, policies))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        return list(pool.map(_simulate, cells, files, each))
 
 
-def _simulate(cell: Cell, file: Path, policies: Sequence[str]) -> list[Row]:
+def _simulate(cell: Cell, file: Path, variants: Sequence[Variant]) -> list[Row]:
     trace = read(file)
-    return [
-        Row(
-            OURS,
-            policy,
-            figures_of(
-                run_one(
-                    trace, without_queue(Setup(policy=policy, workers=cell.workers, blocks=cell.blocks))
-                ).report
-            ),
-        )
-        for policy in policies
-    ]
+    rows = []
+    for one in variants:
+        setup = Setup(policy=one.policy, workers=cell.workers, blocks=cell.blocks, weights=one.weights)
+        rows.append(Row(OURS, one.name, figures_of(run_one(trace, without_queue(setup)).report)))
+    return rows

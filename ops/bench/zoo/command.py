@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 
 from headwater.ops.bench.report import machine
-from headwater.ops.bench.zoo.cells import plan_of, run_cells
+from headwater.ops.bench.zoo import cross_validation, frontier
+from headwater.ops.bench.zoo.cells import Plan, plan_of, run_cells
 from headwater.ops.bench.zoo.compare import (
     OURS,
     REFERENCE,
@@ -19,7 +20,8 @@ from headwater.ops.bench.zoo.compare import (
 )
 from headwater.ops.bench.zoo.figures import HIGHER_IS_BETTER, NAMES, Figures
 from headwater.ops.bench.zoo.options import ZooOptions
-from headwater.ops.bench.zoo.peer import find_peer
+from headwater.ops.bench.zoo.peer import PeerInstall, find_peer
+from headwater.ops.config.errors import ConfigError
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif.report import GOODPUT_ITL_MS, GOODPUT_TTFT_MS
 from headwater.router.decision.names import DEFAULT_POLICY
@@ -49,16 +51,33 @@ class ZooReport(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = NOTES
 
 
-def bench(options: ZooOptions, workers: Sequence[int], *, peer: bool) -> ZooReport:
-    """Run the cells. `peer` without an interpreter: ai-dynamo in our own environment. Raises `ConfigError`."""
+def run(options: ZooOptions, workers: Sequence[int], *, peer: bool, as_json: bool) -> None:
+    """Run the study that the options name, and print it.
+
+    `peer` without an interpreter: ai-dynamo in our own environment. Raises `ConfigError`.
+    """
     plan = plan_of(options, workers)
     pythons = options.peer_python or ((sys.executable,) if peer else ())
     peers = [find_peer(python) for python in pythons]
+    if options.study == "frontier":
+        frontier.show(frontier.study(plan, peers), as_json=as_json)
+    elif options.study == "cross-validation":
+        if peers:
+            raise ConfigError(
+                "--study cross-validation chooses our own weights: omit --peer and --peer-python"
+            )
+        cross_validation.show(cross_validation.study(plan), as_json=as_json)
+    else:
+        show(compare_all(plan, peers), as_json=as_json)
+
+
+def compare_all(plan: Plan, peers: Sequence[PeerInstall]) -> ZooReport:
+    """Run the cells, and compare our policy with all others in each."""
     policy = DEFAULT_POLICY if DEFAULT_POLICY in plan.policies else plan.policies[0]
     cells = [compared(cell, policy) for cell in run_cells(plan, peers)]
     return ZooReport(
         machine(),
-        options.seed,
+        plan.options.seed,
         policy,
         WORSE_MAX,
         [f"Dynamo {one.version}" for one in peers],

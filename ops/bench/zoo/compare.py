@@ -73,34 +73,39 @@ class Cell(msgspec.Struct, frozen=True):
 def compared(cell: Cell, policy: str) -> Cell:
     """The cell with `policy` of ours compared with the best of the others."""
     mine = next(row for row in cell.rows if (row.replay, row.policy) == (OURS, policy))
-    references = {row.replay: row.figures for row in cell.rows if row.policy == REFERENCE}
     others = [row for row in cell.rows if row is not mine and (row.replay == OURS or row.policy != REFERENCE)]
     best = {}
     for name in NAMES:
         value = getattr(mine.figures, name)
-        scaled = [(_scaled(row, name, references), row) for row in others]
+        scaled = [(scale_to_ours(cell, row, name), row) for row in others]
         known = [(found, row) for found, row in scaled if found is not None]
         if value is None or not known:
             continue
         found, row = (max if name in HIGHER_IS_BETTER else min)(known, key=lambda one: one[0])
         if found:
-            best[name] = Best(row.label, found, value / found, _deviation(references, row.replay))
+            best[name] = Best(row.label, found, value / found, deviation_of(cell, row.replay))
     return msgspec.structs.replace(cell, best=best)
 
 
-def _scaled(row: Row, name: str, references: dict[str, Figures]) -> float | None:
+def scale_to_ours(cell: Cell, row: Row, name: str) -> float | None:
     """A figure as our replay would have it: shares as they are, times relative to the replay's own round robin."""
     value: float | None = getattr(row.figures, name)
     if value is None or row.replay == OURS or name in HIGHER_IS_BETTER:
         return value
-    own: float = getattr(references[row.replay], name)
-    ours: float = getattr(references[OURS], name)
+    own: float = getattr(_reference(cell, row.replay), name)
+    ours: float = getattr(_reference(cell, OURS), name)
     return value * ours / own if own else None
 
 
-def _deviation(references: dict[str, Figures], replay: str) -> float:
-    pairs = [(getattr(references[replay], name), getattr(references[OURS], name)) for name in WORSE_MAX]
-    return max((abs(theirs / ours - 1) for theirs, ours in pairs if ours), default=0.0)
+def deviation_of(cell: Cell, replay: str) -> float:
+    """How far a replay's round robin is from ours, the greatest of all times, as a share."""
+    theirs, ours = _reference(cell, replay), _reference(cell, OURS)
+    pairs = [(getattr(theirs, name), getattr(ours, name)) for name in WORSE_MAX]
+    return max((abs(value / mine - 1) for value, mine in pairs if mine), default=0.0)
+
+
+def _reference(cell: Cell, replay: str) -> Figures:
+    return next(row.figures for row in cell.rows if (row.replay, row.policy) == (replay, REFERENCE))
 
 
 def behind(cells: Sequence[Cell]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.bench.zoo.traffic import Arrival
+from headwater.ops.config.errors import ConfigError
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
 
 LOADS: Final = {"light": 0.15, "medium": 0.45, "heavy": 0.8}
@@ -55,7 +56,9 @@ def requests_per_s(demand: Demand, blocks: int, share: float, step_time: StepTim
 
 
 def trace_at(name: str, arrivals: Sequence[Arrival], rate: float) -> Trace:
-    """The requests as a trace with `rate` requests a second."""
+    """The requests as a trace with `rate` requests a second. Raises `ConfigError` if all arrive at once."""
+    if not arrivals[-1].at:
+        raise ConfigError(f"all {len(arrivals)} requests of {name} arrive at once: give more --requests")
     scale = 1e9 * len(arrivals) / (rate * arrivals[-1].at)
     return Trace(
         name,

@@ -1,13 +1,23 @@
 """Options of `headwater bench whatif --zoo`. Light to import: the command line reads them from here."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
+
+Study = Literal["compare", "frontier", "cross-validation"]
 
 
 class ZooOptions(NamedTuple):
     """Which cells are run and how. Lists are separated by commas; empty: all."""
 
+    study: Annotated[
+        Study,
+        Meta(
+            description="whatif --zoo: compare: kv with every other policy and the peers; frontier: what kv gives for values of "
+            "crowding, which trades TTFT for ITL, and which peers lie outside; cross-validation: weights of kv chosen on all "
+            "classes but one, and what they give there"
+        ),
+    ] = "compare"
     classes: Annotated[str, Meta(description="whatif --zoo: classes of traffic, as agents,cold")] = ""
     loads: Annotated[str, Meta(description="whatif --zoo: levels of load, as light,heavy")] = ""
     policies: Annotated[

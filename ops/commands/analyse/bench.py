@@ -69,8 +69,7 @@ def bench(
     if zoo:
         from headwater.ops.bench.zoo import command as zoos
 
-        sizes = _sizes(workers) if workers else ()
-        zoos.show(zoos.bench(options, sizes, peer=peer), as_json=as_json)
+        zoos.run(options, _sizes(workers) if workers else (), peer=peer, as_json=as_json)
         return 0
     if peer and what != "index":
         raise ConfigError("--peer is for bench index and bench whatif --zoo")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.ops.bench.zoo import command
+from headwater.ops.bench.zoo.cells import plan_of
 from headwater.ops.bench.zoo.compare import OURS, Cell, Row, behind, compared
 from headwater.ops.bench.zoo.figures import Figures
 from headwater.ops.bench.zoo.options import ZooOptions
@@ -122,7 +123,7 @@ def test_a_peers_summary_is_parsed() -> None:
 def test_an_interpreter_that_is_missing_or_lacks_the_peer_is_named() -> None:
     """Before anything is simulated."""
     with pytest.raises(ConfigError, match=r"--peer-python /nowhere/python: No such file.*ai-dynamo"):
-        command.bench(ZooOptions(peer_python=("/nowhere/python",)), (), peer=False)
+        command.run(ZooOptions(peer_python=("/nowhere/python",)), (), peer=False, as_json=False)
     with pytest.raises(ConfigError, match=r"No module named.*install ai-dynamo"):
         find_peer(sys.executable)
     with pytest.raises(ConfigError, match=r"replay of ai-dynamo 9 failed.*ai-dynamo"):
@@ -143,13 +144,13 @@ def test_an_interpreter_that_is_missing_or_lacks_the_peer_is_named() -> None:
 def test_unknown_names_are_refused(options: ZooOptions, message: str) -> None:
     """With what can be chosen."""
     with pytest.raises(ConfigError, match=message):
-        command.bench(options, (), peer=False)
+        command.run(options, (), peer=False, as_json=False)
 
 
 def test_a_small_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One cell of two policies: the traces are kept, round robin is added, and both forms of output have the rows."""
     options = ZooOptions(classes="hot", loads="light", policies="kv", requests=20, write=str(tmp_path))
-    found = command.bench(options, (2,), peer=False)
+    found = command.compare_all(plan_of(options, (2,)), [])
     assert [(row.replay, row.policy) for row in found.cells[0].rows] == [(OURS, "kv"), (OURS, "round_robin")]
     assert len((tmp_path / "hot.2.light.jsonl").read_bytes().splitlines()) == 40
     command.show(found, as_json=False)

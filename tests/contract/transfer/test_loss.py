@@ -19,7 +19,7 @@ from tests.support.ports.transfers import Case, MakeCase, expected, local_case, 
 pytestmark = [pytest.mark.xdist_group("nixl")]
 
 SOON_S = 3.0
-NBYTES = 16 << 20
+NBYTES = 12 << 20
 
 
 @pytest.fixture(params=["local", "nixl"])
@@ -47,7 +47,7 @@ def soon() -> Iterator[None]:
 
 
 async def offered(case: Case, seed: int = 1) -> Offer:
-    """A tensor of 16 MiB."""
+    """A tensor of 12 MiB."""
     offer: Offer = await case.owner.offer(seed, (NBYTES,), "uint8", 60.0)
     return offer
 
@@ -146,7 +146,7 @@ async def test_an_owner_killed_in_the_middle_leaves_the_right_bytes_or_is_gone(
     else:
         assert array.tobytes() == expected(5, (64 << 20,), "uint8").tobytes()
     if not case.fabric:
-        await case.owner.process.wait()
+        await case.owner.wait()
     await case.nothing_is_lost(owner_lives=False)
 
 

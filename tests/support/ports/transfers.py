@@ -1,22 +1,24 @@
 """What the tests of the `TensorTransfer` contract share: an owner beside a reader, in one process or in two.
 
-The owner of the NIXL case is a real process (`python -m tests.support.ports.transfers`) that does what it is told over
-its standard input; leases on either side run on clocks that a test moves by hand.
+The owner of the NIXL case is a process of its own that does what it is told over a socket. It is a fork of one that has
+imported NIXL, with which comes PyTorch: 2 s of processor time. Leases on either side run on clocks that a test moves by hand.
 """
 
 import asyncio
+import multiprocessing
 import os
 import pickle
 import secrets
 import signal
+import socket
 import struct
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,12 +38,15 @@ from headwater.schemas.messages.transfer import (
 from tests.support.ports.waiting import eventually
 from tests.support.worlds.clock import SkippingClock
 
-SLAB = 160 << 20
+SLAB = 80 << 20
 CLAIM_S, QUARANTINE_S = 5.0, 30.0
 EPOCH = 3
 LENGTH = struct.Struct("<I")
 
 new_lease = partial(secrets.token_bytes, 16)
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["nixl._api", __name__])
 
 
 def expected(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
@@ -122,8 +127,12 @@ class Host:
 class RemoteHost:
     """A `Host` in a process of its own: the same methods. A dead one raises `PeerGone`, as a bus would tell."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
+    def __init__(
+        self, process: BaseProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
         self._lock = asyncio.Lock()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -136,21 +145,28 @@ class RemoteHost:
     async def kill(self) -> None:
         """Kill -9, and wait until it is dead."""
         self.signal(signal.SIGKILL)
-        await self.process.wait()
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Wait until it is dead."""
+        await asyncio.to_thread(self._process.join)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
-        os.kill(self.process.pid, number)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    async def end(self) -> None:
+        """Kill it unless it is dead, and close the connection."""
+        if self._process.is_alive():
+            await self.kill()
+        self._process.close()
+        self._writer.close()
 
     async def _call(self, name: str, args: tuple[Any, ...]) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
             async with self._lock:
-                self.process.stdin.write(_framed((name, args)))
-                await self.process.stdin.drain()
-                (length,) = LENGTH.unpack(await self.process.stdout.readexactly(LENGTH.size))
-                result = pickle.loads(await self.process.stdout.readexactly(length))
+                result = await _sent(self._reader, self._writer, (name, args))
         except (OSError, RuntimeError, asyncio.IncompleteReadError) as error:  # uvloop's is a RuntimeError
             raise PeerGone("the owner's process does not answer") from error
         if isinstance(result, Exception):
@@ -242,12 +258,11 @@ async def local_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterato
 @asynccontextmanager
 async def nixl_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator[Case]:
     """The owner in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.support.ports.transfers", str(slab), str(claim_s)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    owner = RemoteHost(process)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = _processes.Process(target=_own, args=(theirs, slab, claim_s), daemon=True)
+        await asyncio.to_thread(process.start)
+    owner = RemoteHost(process, *await asyncio.open_connection(sock=ours))
     before = listening()
     reader = await nixl_host("reader", slab, claim_s)
     assert listening() > before
@@ -257,9 +272,7 @@ async def nixl_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator
         await reader.close()
         # Whatever the test still holds, its errors' tracebacks among it, the agent has ended, and on its own thread.
         await eventually(lambda: listening() <= before)
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        await owner.end()
 
 
 def listening() -> set[str]:
@@ -281,27 +294,41 @@ async def nixl_host(name: str, slab: int, claim_s: float) -> Host:
     return Host(await transfer.start(), memory, clock)
 
 
-def _framed(value: Any) -> bytes:
+async def _sent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, value: Any) -> Any:
+    """Send a value and return the one that answers it."""
+    _write(writer, value)
+    await writer.drain()
+    return await _read(reader)
+
+
+def _write(writer: asyncio.StreamWriter, value: Any) -> None:
     data = pickle.dumps(value)
-    return LENGTH.pack(len(data)) + data
+    writer.write(LENGTH.pack(len(data)) + data)
 
 
-async def serve(source: BinaryIO, sink: BinaryIO, slab: int, claim_s: float) -> None:
-    """The owner's process: do what is told until the input ends."""
+async def _read(reader: asyncio.StreamReader) -> Any:
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+def _own(connection: socket.socket, slab: int, claim_s: float) -> None:
+    """The owner's process."""
+    die_with_parent()
+    asyncio.run(_serve(connection, slab, claim_s))
+
+
+async def _serve(connection: socket.socket, slab: int, claim_s: float) -> None:
+    """Do what is told until the connection ends."""
     host = await nixl_host("owner", slab, claim_s)
-    while head := await asyncio.to_thread(source.read, LENGTH.size):
-        name, args = pickle.loads(source.read(*LENGTH.unpack(head)))
+    reader, writer = await asyncio.open_connection(sock=connection)
+    while True:
+        try:
+            name, args = await _read(reader)
+        except asyncio.IncompleteReadError:
+            return
         try:
             result = await getattr(host, name)(*args)
         except Exception as error:
             result = error
-        sink.write(_framed(result))
-        sink.flush()
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    # NIXL and UCX may print; the protocol has the real output for itself.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    asyncio.run(serve(sys.stdin.buffer, answers, int(sys.argv[1]), float(sys.argv[2])))
+        _write(writer, result)
+        await writer.drain()

@@ -26,7 +26,14 @@ from headwater.ops.whatif.trace import Trace, read
 
 DEFAULTS = Setup()
 
-ENGINE_FACTS = ("step_time", "step_tokens", "kv_bytes_per_token", "transfer_gb_per_s")
+ENGINE_FACTS = (
+    "step_time",
+    "worker_speeds",
+    "slowdowns",
+    "step_tokens",
+    "kv_bytes_per_token",
+    "transfer_gb_per_s",
+)
 
 Values = Mapping[str, Sequence[Any]]
 """What options give, by field of `Setup`: one value for all columns, or one per column."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.engines.sim.step_time import StepTime
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif.run import RunResult
 from headwater.ops.whatif.setup import Setup
@@ -140,6 +141,7 @@ def as_data(report: WhatifReport) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(report)
     data["setup"]["weights"] = msgspec.structs.asdict(report.setup.weights)
     data["setup"]["step_time"] = report.setup.step_time._asdict()
+    data["setup"]["slowdowns"] = [one._asdict() for one in report.setup.slowdowns]
     return data
 
 
@@ -256,6 +258,8 @@ def _short(value: object) -> str:
         default = kind()
         names = [name for name in kind.__struct_fields__ if getattr(value, name) != getattr(default, name)]
         return " ".join(f"{name}={getattr(value, name):g}" for name in names) or "default"
-    if isinstance(value, tuple):
-        return "default" if value == type(value)() else " ".join(f"{x:g}" for part in value for x in part)
+    if isinstance(value, StepTime):
+        return "default" if value == StepTime() else " ".join(f"{x:g}" for part in value for x in part)
+    if type(value) is tuple:
+        return ",".join(map(_short, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -8,7 +8,7 @@ from headwater.ops.whatif.routing.log import NEVER
 from headwater.ops.whatif.routing.router import Question, joined
 from headwater.ops.whatif.routing.routers import Routers
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, TraceRequest, check_block_size, hashes_of
+from headwater.ops.whatif.trace import Trace, TraceRequest, all_hashes, check_block_size
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.route import Decision, RouteRefused
@@ -68,6 +68,7 @@ class VirtualRun:
         self._setup = setup
         self._trace = trace.first(setup.requests).faster(setup.speed)
         check_block_size(self._trace.requests, setup.block_size)
+        self._hashes = all_hashes(self._trace.requests, setup.block_size)
         routing = setup.routing()
         self._routers = Routers(routing)
         # Every router knows the workers when the first request arrives.
@@ -85,12 +86,14 @@ class VirtualRun:
         self._numbers_of: dict[str, int] = {}
         self._refused = 0
         self._readable_ns = 0
+        self._reports_due_ns = 0
 
     def __call__(self) -> RunResult:
         """Run the simulation."""
         began = time.perf_counter()
         setup = self._setup
-        for shape in shapes(setup):
+        for worker in self._list:
+            shape = worker.shape
             event = joined(shape.name, shape.role, setup.block_size, shape.blocks, setup.sequences)
             self._routers.send(shape.name, self._joined_ns, event)
         requests = self._trace.requests
@@ -127,11 +130,8 @@ class VirtualRun:
 
     def _arrive(self, first: int, last: int, now_ns: int) -> None:
         """Requests `first` to `last` - 1 arrive at the same time."""
-        for worker in self._list:
-            if now_ns - worker.reported_ns >= REPORT_NS:
-                report = worker.regular_report(now_ns)
-                if report is not None:
-                    self._routers.send(worker.shape.name, now_ns, report)
+        if now_ns >= self._reports_due_ns:
+            self._send_regular_reports(now_ns)
         size, blocks = self._setup.block_size, self._setup.blocks
         burst: list[Question] = []
         for number in range(first, last):
@@ -140,9 +140,18 @@ class VirtualRun:
                 self._refused += 1
                 continue
             self._numbers_of[request.name] = number
-            burst.append(self._question(request))
+            burst.append(self._question(request, number))
         for question, answer in self._routers.offer_burst(burst, now_ns):
             self._place(question, answer, now_ns)
+
+    def _send_regular_reports(self, now_ns: int) -> None:
+        """Of the workers that have not reported for a while. Not before the first of them can be due again."""
+        for worker in self._list:
+            if now_ns - worker.reported_ns >= REPORT_NS:
+                report = worker.regular_report(now_ns)
+                if report is not None:
+                    self._routers.send(worker.shape.name, now_ns, report)
+        self._reports_due_ns = min(worker.reported_ns for worker in self._list) + REPORT_NS
 
     def _serve_queues(self, now_ns: int) -> None:
         """Place requests whose queries waited at a router. While some still do, its next message is an event."""
@@ -153,12 +162,12 @@ class VirtualRun:
             self._readable_ns = readable_ns
             heappush(self._events, (readable_ns, READABLE, 0, 0))
 
-    def _question(self, request: TraceRequest) -> Question:
+    def _question(self, request: TraceRequest, number: int) -> Question:
         return Question(
             request.name,
             request.prompt_tokens,
             request.output_tokens,
-            hashes_of(request, self._setup.block_size),
+            self._hashes[number],
             session=request.session,
             tenant=request.tenant,
         )
@@ -225,7 +234,7 @@ class VirtualRun:
     def _start_handoff(self, leg: SimulatedRequest, worker: SimWorker, now_ns: int) -> None:
         """A prompt is computed: query the router for the decode worker, as the edge does."""
         request = self._requests[leg.name]
-        question = self._question(request)._replace(
+        question = self._question(request, leg.number)._replace(
             name=f"{leg.name}/decode", leg="decode", pairs_with=self._legs[leg.name][2]
         )
         decision = self._routers.offer(question, now_ns)

@@ -13,6 +13,13 @@ from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.config.router import read_weights, write_weights
 from headwater.ops.config.setting import Choices, Flag, Text
+from headwater.ops.whatif.fleet.speed import (
+    Slowdown,
+    read_slowdowns,
+    read_speeds,
+    write_slowdowns,
+    write_speeds,
+)
 from headwater.ops.whatif.routing.setup import RoutersSetup
 from headwater.router.decision.names import PolicyName
 from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
@@ -81,6 +88,22 @@ class Setup(msgspec.Struct, frozen=True):
             "blocks in use; six numbers, or a JSON file with prefill_ms and decode_ms"
         ),
     ] = StepTime()
+    worker_speeds: Annotated[
+        tuple[float, ...],
+        Text(read_speeds, write_speeds, "X,…", Any),
+        Meta(
+            description="speeds of the workers of each role, repeated over them: with 1,0.5 every second worker needs twice "
+            "the step times"
+        ),
+    ] = (1.0,)
+    slowdowns: Annotated[
+        tuple[Slowdown, ...],
+        Text(read_slowdowns, write_slowdowns, "WORKER@SECONDS=FACTOR,…", Any),
+        Meta(
+            description="workers that turn slow: from then on their steps take this many times as long as before the first "
+            "slowdown; a later factor of 1 ends it"
+        ),
+    ] = ()
     step_tokens: Annotated[
         int, Meta(ge=1, description="maximum tokens that a worker computes in one step")
     ] = 8_192

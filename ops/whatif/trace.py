@@ -2,7 +2,8 @@
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ TRACE_BLOCK = 512
 """Tokens per id of a Mooncake trace."""
 
 _M1, _M2, _GOLDEN = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 0x9E3779B97F4A7C15
+_U64 = (1 << 64) - 1
 _GZIP = b"\x1f\x8b"
 
 
@@ -164,9 +166,21 @@ def hashes_of(request: TraceRequest, size: int) -> U64:
     return mix((mix(ids)[:, None] + within).ravel()[:full])
 
 
+def all_hashes(requests: Sequence[TraceRequest], size: int) -> list[U64]:
+    """`hashes_of` each request; where that is one hash per id, all are mixed at once, as a call costs more than a prompt."""
+    if not requests or any(size < request.unit for request in requests):
+        return [hashes_of(request, size) for request in requests]
+    chosen = [
+        request.ids[size // request.unit - 1 :: size // request.unit][: request.prompt_tokens // size]
+        for request in requests
+    ]
+    ends = np.cumsum([len(ids) for ids in chosen])
+    return np.split(mix(np.fromiter(chain.from_iterable(chosen), np.uint64, ends[-1])), ends[:-1])
+
+
 def own_hash(number: int, block: int) -> int:
     """The hash of a block that only one request has: of its generated tokens."""
-    return int(mix(mix(np.array([(1 << 63) + number], np.uint64)) + np.uint64(block))[0])
+    return _mix_one(_mix_one((1 << 63) + number) + block)
 
 
 def mix(values: U64) -> U64:
@@ -178,3 +192,11 @@ def mix(values: U64) -> U64:
         state ^= state >> np.uint64(31)
     state[state == 0] = 1
     return state
+
+
+def _mix_one(value: int) -> int:
+    """`mix` of one value, without an array."""
+    state = (value + _GOLDEN) & _U64
+    state = ((state ^ (state >> 30)) * int(_M1)) & _U64
+    state = ((state ^ (state >> 27)) * int(_M2)) & _U64
+    return (state ^ (state >> 31)) or 1

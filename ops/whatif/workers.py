@@ -11,6 +11,7 @@ from headwater.engines.sim.paged_cache import PagedCache
 from headwater.engines.sim.scheduled import Scheduled
 from headwater.engines.sim.scheduler import Limits, SimScheduler, StepPlan
 from headwater.engines.sim.step_time import StepTime
+from headwater.ops.whatif.fleet.speed import SpeedProfile, check_workers, profile_of
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import own_hash
 from headwater.schemas.events.fleet import Role
@@ -38,13 +39,14 @@ class SimulatedRequest(Scheduled, kw_only=True, eq=False):
 
 
 class WorkerShape(NamedTuple):
-    """Role and capacity of a worker."""
+    """Role, capacity and speed of a worker. `step_time` is that of speed 1."""
 
     name: str
     role: Role
     blocks: int
     limits: Limits
     step_time: StepTime
+    speed: SpeedProfile = SpeedProfile()
 
 
 class RequestOutcome(NamedTuple):
@@ -117,7 +119,9 @@ class SimWorker:
         if not plan.chunks:
             return False
         used = self.cache.used / self.cache.capacity
-        seconds = self.shape.step_time.seconds(plan.prompt_tokens, used, plan.emits)
+        speed = self.shape.speed
+        seconds = self.shape.step_time.seconds(plan.prompt_tokens, used, plan.emits) / speed.at(now_ns)
+        step_ns = max(1, round(seconds * 1e9))
         steps = 1
         if plan.prompt_tokens:
             for job, _ in plan.chunks:
@@ -126,8 +130,8 @@ class SimWorker:
         elif self._skip and not self.cache.changed:
             # (Evictions for this step are published when it ends, not later.)
             left = min([job.output_tokens - job.produced for job, _ in plan.chunks])
-            steps = min(left, self.scheduler.alike(plan))
-        self.stretch = _Stretch(plan, now_ns, max(1, round(seconds * 1e9)), steps)
+            steps = speed.steps_until_change(now_ns, step_ns, min(left, self.scheduler.alike(plan)))
+        self.stretch = _Stretch(plan, now_ns, step_ns, steps)
         return True
 
     def finish(self) -> RequestOutcome:
@@ -142,11 +146,18 @@ class SimWorker:
         done: list[SimulatedRequest] = []
         if plan.emits:
             self._timer.record_step()
+        size = self.shape.limits.block_size
         for job, count in plan.chunks:
             if steps > 1:
                 job.length += steps - 1
                 count = steps
-            if not self.scheduler.compute(job, count):
+            computed = job.computed + count
+            if computed // size == len(job.blocks):
+                # No block is full now, which is all that the scheduler would look for.
+                job.computed = computed
+            else:
+                self.scheduler.compute(job, count)
+            if computed < job.length:
                 continue
             if job.first_ns < 0:
                 job.first_ns = now_ns
@@ -225,15 +236,19 @@ class SimWorker:
 
 
 def shapes(setup: Setup) -> list[WorkerShape]:
-    """The workers of a column's fleet."""
+    """The workers of a column's fleet. Raises `ConfigError` for a slowdown of another worker."""
     limits = Limits(setup.block_size, setup.step_tokens, setup.sequences)
     counts: list[tuple[Role, str, int]] = [
         ("both", "w", setup.workers),
         ("prefill", "p", setup.prefill_workers),
         ("decode", "d", setup.decode_workers),
     ]
-    return [
-        WorkerShape(f"{letter}{number:03d}", role, setup.blocks, limits, setup.step_time)
-        for role, letter, count in counts
-        for number in range(count)
-    ]
+    speeds = setup.worker_speeds
+    found = []
+    for role, letter, count in counts:
+        for number in range(count):
+            name = f"{letter}{number:03d}"
+            speed = profile_of(name, speeds[number % len(speeds)], setup.slowdowns)
+            found.append(WorkerShape(name, role, setup.blocks, limits, setup.step_time, speed))
+    check_workers(setup.slowdowns, [shape.name for shape in found])
+    return found

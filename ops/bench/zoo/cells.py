@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
@@ -11,16 +12,16 @@ import msgspec
 
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.bench.zoo.compare import OURS, REFERENCE, Cell, Row
-from headwater.ops.bench.zoo.figures import figures_of
-from headwater.ops.bench.zoo.load import LOADS, demand_of, requests_per_s, trace_at
+from headwater.ops.bench.zoo.figures import Figures, figures_of
+from headwater.ops.bench.zoo.fleets import ZooFleet, plan_traffic
+from headwater.ops.bench.zoo.load import LOADS, demand_of, trace_at
 from headwater.ops.bench.zoo.options import ZooOptions
 from headwater.ops.bench.zoo.peer import PeerInstall, PeerRun, replay
 from headwater.ops.bench.zoo.traffic import CLASSES, generate
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.process.kernels import compile_kernels
-from headwater.ops.whatif.command import run_one, without_queue
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import read, write
+from headwater.ops.whatif.command import run_one
+from headwater.ops.whatif.trace import Trace, read, write
 from headwater.router.decision.names import PolicyName
 from headwater.schemas.events.route import Weights
 
@@ -38,6 +39,14 @@ class Plan(NamedTuple):
     policies: list[str]
     workers: Sequence[int]
     options: ZooOptions
+
+
+class PlannedCell(NamedTuple):
+    """A cell without results, its trace and its workers."""
+
+    cell: Cell
+    file: Path
+    fleet: ZooFleet
 
 
 def plan_of(options: ZooOptions, workers: Sequence[int]) -> Plan:
@@ -87,24 +96,40 @@ def _run_in(
 ) -> list[Cell]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        cells = list(_write_traces(folder, plan))
+        planned = list(_write_traces(folder, plan))
     except OSError as error:
         raise ConfigError(f"--write {folder}: {error.strerror}") from error
-    files = [folder / trace_file(cell) for cell in cells]
     # Peers first: they take seconds, so that a failure of theirs ends the command early.
-    runs = [PeerRun(str(file), cell.workers, cell.blocks) for file, cell in zip(files, cells, strict=True)]
-    theirs = [(f"Dynamo {peer.version}", replay(peer, runs)) for peer in peers]
-    ours = _simulate_all(cells, files, variants, plan.options.jobs)
+    theirs = [(f"Dynamo {peer.version}", _replayed(peer, planned)) for peer in peers]
+    ours = _simulate_all(planned, variants, plan.options.jobs)
     return [
         msgspec.structs.replace(
-            cell,
+            one.cell,
             rows=[
                 *mine,
                 *(Row(name, mode, figures) for name, found in theirs for mode, figures in found[at].items()),
             ],
+            not_run={name: one.fleet.not_replayed for name, _ in theirs if one.fleet.not_replayed},
         )
-        for at, (cell, mine) in enumerate(zip(cells, ours, strict=True))
+        for at, (one, mine) in enumerate(zip(planned, ours, strict=True))
     ]
+
+
+def _replayed(peer: PeerInstall, planned: Sequence[PlannedCell]) -> list[dict[str, Figures]]:
+    """The figures of a peer's settings for each cell; none for a cell whose fleet it cannot have."""
+    replayed = [one for one in planned if not one.fleet.not_replayed]
+    runs = [
+        PeerRun(
+            str(one.file),
+            one.fleet.workers,
+            one.cell.blocks,
+            one.fleet.prefill_workers,
+            one.fleet.decode_workers,
+        )
+        for one in replayed
+    ]
+    found = dict(zip((one.file for one in replayed), replay(peer, runs), strict=True)) if runs else {}
+    return [found.get(one.file, {}) for one in planned]
 
 
 def trace_file(cell: Cell) -> str:
@@ -112,35 +137,50 @@ def trace_file(cell: Cell) -> str:
     return f"{cell.traffic}.{cell.workers}.{cell.load}.jsonl"
 
 
-def _write_traces(folder: Path, plan: Plan) -> Iterator[Cell]:
-    step_time = StepTime()
+def _write_traces(folder: Path, plan: Plan) -> Iterator[PlannedCell]:
+    step_time, blocks = StepTime(), plan.options.blocks
     for workers in plan.workers:
         for name in plan.classes:
             arrivals = generate(name, workers * plan.options.requests, plan.options.seed)
             demand = demand_of(arrivals, step_time)
             for load in plan.loads:
-                rate = workers * requests_per_s(demand, plan.options.blocks, LOADS[load], step_time)
-                cell = Cell(name, load, workers, plan.options.blocks, len(arrivals), rate, [])
-                write(folder / trace_file(cell), trace_at(name, arrivals, rate))
-                yield cell
+                traffic = plan_traffic(name, workers, demand, blocks, LOADS[load], len(arrivals))
+                cell = Cell(
+                    name,
+                    load,
+                    workers,
+                    blocks,
+                    len(arrivals),
+                    traffic.rate,
+                    [],
+                    fleet=traffic.fleet.description,
+                )
+                file = folder / trace_file(cell)
+                write(file, trace_at(name, arrivals, traffic.rate))
+                yield PlannedCell(cell, file, traffic.fleet)
 
 
-def _simulate_all(
-    cells: Sequence[Cell], files: Sequence[Path], variants: Sequence[Variant], jobs: int
-) -> list[list[Row]]:
+def _simulate_all(planned: Sequence[PlannedCell], variants: Sequence[Variant], jobs: int) -> list[list[Row]]:
     compile_kernels()
-    each = [variants] * len(cells)
+    _read.cache_clear()
+    count = len(variants)
+    cells = [one for one in planned for _ in variants]
+    each = [*variants] * len(planned)
     if jobs <= 1 or len(cells) == 1:
-        return list(map(_simulate, cells, files, each))
-    # Forked after the kernels are loaded, so that they start at once.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        return list(pool.map(_simulate, cells, files, each))
+        rows = list(map(_simulate, cells, each))
+    else:
+        # Forked after the kernels are loaded, so that they start at once.
+        with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+            rows = list(pool.map(_simulate, cells, each))
+    return [rows[first : first + count] for first in range(0, len(rows), count)]
 
 
-def _simulate(cell: Cell, file: Path, variants: Sequence[Variant]) -> list[Row]:
-    trace = read(file)
-    rows = []
-    for one in variants:
-        setup = Setup(policy=one.policy, workers=cell.workers, blocks=cell.blocks, weights=one.weights)
-        rows.append(Row(OURS, one.name, figures_of(run_one(trace, without_queue(setup)).report)))
-    return rows
+@lru_cache(maxsize=1)
+def _read(file: Path) -> Trace:
+    """The trace of a cell, once for all of its variants."""
+    return read(file)
+
+
+def _simulate(planned: PlannedCell, variant: Variant) -> Row:
+    setup = planned.fleet.setup(variant.policy, planned.cell.blocks, variant.weights)
+    return Row(OURS, variant.name, figures_of(run_one(_read(planned.file), setup).report))

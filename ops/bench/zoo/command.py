@@ -94,12 +94,15 @@ def show(report: ZooReport, *, as_json: bool) -> None:
     peers = ", ".join(report.peers) or "no peer"
     print(f"whatif --zoo: seed {report.seed}, {peers}; machine {report.machine}")
     for cell in report.cells:
-        print(f"\n{cell.name}: {cell.requests:,} requests, {cell.rate:.2f}/s, {cell.blocks:,} blocks each")
+        fleet = f"; {cell.fleet}" if cell.fleet else ""
         print(
-            table(
-                ("replay", "policy", *HEADS), [_row(row.replay, row.policy, row.figures) for row in cell.rows]
-            )
+            f"\n{cell.name}: {cell.requests:,} requests, {cell.rate:.2f}/s, {cell.blocks:,} blocks each{fleet}"
         )
+        rows = [_row(row.replay, row.policy, row.figures) for row in cell.rows]
+        rows += [(replay, "not run", *("-" for _ in HEADS)) for replay in cell.not_run]
+        print(table(("replay", "policy", *HEADS), rows))
+        for replay, reason in cell.not_run.items():
+            print(f"{replay} did not run: {reason}")
     print(f"\n{report.policy} of {OURS} divided by the best of all others (and which that is):")
     print(table(("traffic", "workers", "load", *HEADS), [_ratios(cell) for cell in report.cells]))
     print("\n".join(report.notes))

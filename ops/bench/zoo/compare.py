@@ -53,7 +53,10 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One class of traffic at one load of one fleet. `rate` is in requests per second."""
+    """One class of traffic at one load of one fleet of `workers`. `rate` is in requests per second.
+
+    `fleet` says how its workers differ, if they do; `not_run` why a replay did not run.
+    """
 
     traffic: str
     load: str
@@ -63,6 +66,8 @@ class Cell(msgspec.Struct, frozen=True):
     rate: float
     rows: list[Row]
     best: dict[str, Best] = {}
+    fleet: str = ""
+    not_run: dict[str, str] = {}
 
     @property
     def name(self) -> str:

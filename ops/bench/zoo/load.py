@@ -49,10 +49,23 @@ def requests_per_s(demand: Demand, blocks: int, share: float, step_time: StepTim
 
     A request holds its blocks while its tokens are generated; those steps take turns with the prompts'.
     """
+    return min(_by_blocks(demand, blocks, share, step_time, demand.prefill_ms), prefills_per_s(demand, share))
+
+
+def prefills_per_s(demand: Demand, share: float) -> float:
+    """The rate per worker at which `share` of its time is spent on prompts."""
+    return 1000 * share / demand.prefill_ms
+
+
+def decodes_per_s(demand: Demand, blocks: int, share: float, step_time: StepTime) -> float:
+    """The rate per worker at which `share` of its `blocks` are in use, if others compute the prompts."""
+    return _by_blocks(demand, blocks, share, step_time, 0.0)
+
+
+def _by_blocks(demand: Demand, blocks: int, share: float, step_time: StepTime, prefill_ms: float) -> float:
     together = share * min(SEQUENCES, blocks / demand.blocks)
     step_ms = step_time.seconds(0, together * demand.blocks / blocks, True) * 1000
-    by_blocks = together / (demand.output_tokens * step_ms + together * demand.prefill_ms)
-    return 1000 * min(by_blocks, share / demand.prefill_ms)
+    return 1000 * together / (demand.output_tokens * step_ms + together * prefill_ms)
 
 
 def trace_at(name: str, arrivals: Sequence[Arrival], rate: float) -> Trace:

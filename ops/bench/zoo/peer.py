@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
 from headwater.ops.bench.zoo import peer_replay
 from headwater.ops.bench.zoo.figures import Figures
 from headwater.ops.config.errors import ConfigError
@@ -26,11 +27,13 @@ class PeerInstall(NamedTuple):
 
 
 class PeerRun(NamedTuple):
-    """A trace file, and the fleet that it is replayed on."""
+    """A trace file, and the fleet that it is replayed on: `workers`, or two pools instead of them."""
 
     file: str
     workers: int
     blocks: int
+    prefill_workers: int = 0
+    decode_workers: int = 0
     block_size: int = TRACE_BLOCK
 
 
@@ -58,6 +61,8 @@ def replay(peer: PeerInstall, runs: Sequence[PeerRun]) -> list[dict[str, Figures
             "out": str(out),
             "ttft_ms": GOODPUT_TTFT_MS,
             "itl_ms": GOODPUT_ITL_MS,
+            "kv_bytes_per_token": KV_BYTES_PER_TOKEN,
+            "transfer_gb_per_s": TRANSFER_GB_PER_S,
             "runs": [run._asdict() for run in runs],
         }
         done = subprocess.run(

@@ -16,7 +16,10 @@ TUNED = {"overlap_score_credit": 2.0, "prefill_load_scale": 64, "router_predicte
 
 
 def main() -> None:
-    """The task: {"out": file, "ttft_ms": limit, "itl_ms": limit, "runs": [{"file", "workers", "blocks", "block_size"}]}."""
+    """The task: {"out": file, "ttft_ms": limit, "itl_ms": limit, "kv_bytes_per_token", "transfer_gb_per_s", "runs": […]}.
+
+    A run: {"file", "workers", "blocks", "block_size", "prefill_workers", "decode_workers"}.
+    """
     task = json.load(sys.stdin)
     version = tuple(int(part) for part in importlib.metadata.version("ai-dynamo").split(".")[:2])
     tuned = {"tuned": {"router_mode": "kv_router"}} if version >= TUNED_FROM else {}
@@ -35,14 +38,10 @@ def main() -> None:
 def replay(run: dict[str, Any], task: dict[str, Any], mode: dict[str, Any], *, new: bool, tuned: bool) -> Any:
     """The summary of one replay, with the number of requests `within_limits` where single requests are reported."""
     llm = importlib.import_module("dynamo.llm")
-    engine: dict[str, Any] = {"num_gpu_blocks": run["blocks"], "block_size": run["block_size"]}
     options: dict[str, Any] = {
         **mode,
-        "num_workers": run["workers"],
         "trace_block_size": run["block_size"],
-        "extra_engine_args": {"engine": {**engine, "emit_kv_events": True}}
-        if new
-        else llm.MockEngineArgs(**engine),
+        **fleet(run, task, llm, new=new),
     }
     if new:
         options["capture_per_request"] = True
@@ -56,6 +55,29 @@ def replay(run: dict[str, Any], task: dict[str, Any], mode: dict[str, Any], *, n
         for one in report.per_request
     )
     return {**report.summary, "within_limits": within}
+
+
+def fleet(run: dict[str, Any], task: dict[str, Any], llm: Any, *, new: bool) -> dict[str, Any]:
+    """The engines of a replay: equal ones, or a pool for prompts and one for tokens."""
+    engine: dict[str, Any] = {"num_gpu_blocks": run["blocks"], "block_size": run["block_size"]}
+
+    def engines(**more: Any) -> Any:
+        if new:
+            return {"engine": {**engine, "emit_kv_events": True, **more}}
+        return llm.MockEngineArgs(**engine, **more)
+
+    if not run["prefill_workers"]:
+        return {"num_workers": run["workers"], "extra_engine_args": engines()}
+    link = {
+        "kv_bytes_per_token": task["kv_bytes_per_token"],
+        "kv_transfer_bandwidth": task["transfer_gb_per_s"],
+    }
+    return {
+        "num_prefill_workers": run["prefill_workers"],
+        "num_decode_workers": run["decode_workers"],
+        "prefill_engine_args": engines(worker_type="prefill", **link),
+        "decode_engine_args": engines(worker_type="decode", **link),
+    }
 
 
 if __name__ == "__main__":

@@ -233,6 +233,36 @@ def single_turn(source: TrafficSource, count: int) -> list[Arrival]:
     ]
 
 
+def slow_worker(source: TrafficSource, count: int) -> list[Arrival]:
+    """The traffic of `agents`, on a fleet of which one worker turns slow."""
+    return agents(source, count)
+
+
+def two_speeds(source: TrafficSource, count: int) -> list[Arrival]:
+    """The traffic of `documents` and of `single_turn` in equal parts, on workers of two speeds."""
+    half = count // 2
+    found = [*documents(source, count - half), *single_turn(source, half)]
+    # Both have a mean time of 1 between their requests, and half as many of them as the whole.
+    return sorted(one._replace(at=2 * one.at) for one in found)
+
+
+def prefill_decode(source: TrafficSource, count: int) -> list[Arrival]:
+    """Prompts of which about half is one of 60 prefixes, and answers of some hundred tokens, on two pools of workers."""
+    prefixes = [source.blocks.new_segment(source.lognormal(4_000, 0.5)) for _ in range(60)]
+    popularity = zipf_weights(len(prefixes), 0.9)
+    return [
+        source.arrival(
+            at,
+            [
+                source.draw.choices(prefixes, popularity)[0],
+                source.blocks.new_segment(source.lognormal(3_000, 0.9)),
+            ],
+            source.lognormal(350, 0.7, 2_000),
+        )
+        for at in _poisson(source, count)
+    ]
+
+
 CLASSES: Final[dict[str, Generator]] = {
     generator.__name__: generator
     for generator in (
@@ -243,12 +273,15 @@ CLASSES: Final[dict[str, Generator]] = {
         documents,
         hot,
         long_context,
+        prefill_decode,
         shifting,
         single_turn,
+        slow_worker,
         tenants,
+        two_speeds,
     )
 }
-"""Traffic classes by name."""
+"""Traffic classes by name. `zoo.fleets` says which of them have workers that are not all alike."""
 
 
 def generate(name: str, count: int, seed: int) -> list[Arrival]:

@@ -8,7 +8,19 @@ from headwater.ops.bench.zoo.prompts import BlockIds, length_of
 from headwater.ops.bench.zoo.traffic import CLASSES, PROMPT_MAX, generate
 from headwater.ops.whatif.trace import TRACE_BLOCK
 
-SHARED = {"agents", "chat", "code", "documents", "hot", "long_context", "shifting", "tenants"}
+SHARED = {
+    "agents",
+    "chat",
+    "code",
+    "documents",
+    "hot",
+    "long_context",
+    "prefill_decode",
+    "shifting",
+    "slow_worker",
+    "tenants",
+    "two_speeds",
+}
 """Classes in which prompts have something in common."""
 
 

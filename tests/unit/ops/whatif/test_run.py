@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.ops.whatif.fleet.speed import Slowdown
 from headwater.ops.whatif.report import WhatifReport, as_data, report_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
@@ -59,6 +60,7 @@ def test_tokens_follow_each_other_as_the_peers_do(count: int, wanted_ms: float) 
     block_size=st.sampled_from((128, 512)),
     sequences=st.sampled_from((3, 256)),
     busy=st.sampled_from(((131_072, 0), (3_000, 0), (0, 1))),
+    slow=st.sampled_from((("d000", 1.5), ("w000", 0.7))),
 )
 def test_skipping_steps_changes_nothing(
     seed: int,
@@ -68,10 +70,15 @@ def test_skipping_steps_changes_nothing(
     block_size: int,
     sequences: int,
     busy: tuple[int, int],
+    slow: tuple[str, float],
 ) -> None:
     """Steps taken together end where they would one by one, with the same decisions on the way."""
     both, prefill, decode = workers
+    name, at_s = slow
+    slow_too = (Slowdown(name, at_s, 3.0),) if (both if name == "w000" else decode) else ()
     setup = Setup(
+        worker_speeds=(1.0, 0.5),
+        slowdowns=slow_too,
         policy=policy,
         workers=both,
         prefill_workers=prefill,

@@ -10,7 +10,15 @@ import pytest
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import TraceRequest, check_block_size, hashes_of, mix, own_hash, read
+from headwater.ops.whatif.trace import (
+    TraceRequest,
+    all_hashes,
+    check_block_size,
+    hashes_of,
+    mix,
+    own_hash,
+    read,
+)
 from tests.support.data.whatif_traces import conversations, written
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
@@ -105,3 +113,19 @@ def test_no_hash_is_0_and_none_of_a_million_is_twice() -> None:
     own = {own_hash(number, block) for number in range(30) for block in range(30)}
     assert len(own) == 900
     assert not np.isin(hashes, list(own)).any()
+
+
+@pytest.mark.parametrize("size", [128, 512, 1_024])
+def test_all_prompts_at_once_have_the_hashes_of_each(size: int) -> None:
+    """At blocks smaller than, equal to and larger than the trace's."""
+    requests = conversations(2, 40).requests
+    together = all_hashes(requests, size)
+    assert [one.tolist() for one in together] == [hashes_of(one, size).tolist() for one in requests]
+    assert all_hashes((), size) == []
+
+
+def test_the_hash_of_one_value_is_that_of_an_array() -> None:
+    """Also for the largest request number that is used."""
+    for number, block in ((0, 0), (3, 5), ((1 << 40) + 7, 123)):
+        first = mix(np.array([(1 << 63) + number], np.uint64))
+        assert own_hash(number, block) == int(mix(first + np.uint64(block))[0])

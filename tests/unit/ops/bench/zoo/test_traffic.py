@@ -35,9 +35,12 @@ def reuse_of(found: list[Arrival]) -> float:
         ("documents", 0.5, 0.95),
         ("hot", 0.7, 0.95),
         ("long_context", 0.1, 0.4),
+        ("prefill_decode", 0.3, 0.7),
         ("shifting", 0.6, 0.95),
         ("single_turn", 0.0, 0.0),
+        ("slow_worker", 0.8, 1.0),
         ("tenants", 0.5, 0.95),
+        ("two_speeds", 0.4, 0.9),
     ],
 )
 def test_prefixes_are_shared_as_the_class_says(name: str, low: float, high: float) -> None:

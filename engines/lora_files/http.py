@@ -7,7 +7,6 @@ differently the second time, numeric addresses, and every hop of a redirect.
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
@@ -17,6 +16,7 @@ from headwater.engines.lora_files.budget import Budget
 from headwater.engines.lora_files.errors import LoraError, SourceMissing
 from headwater.engines.lora_files.peft import CHUNK_BYTES
 from headwater.engines.lora_files.policy import LoraPolicy, Source
+from headwater.engines.public_address import may_connect
 
 if TYPE_CHECKING:
     import aiohttp
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 REDIRECTS_MAX = 5
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-
-NAT64 = ip_network("64:ff9b::/96")
-
-Address = IPv4Address | IPv6Address
 
 
 class HttpOrigin:
@@ -59,24 +55,6 @@ class HttpOrigin:
         return []
 
 
-def allowed(address: str, policy: LoraPolicy) -> bool:
-    """May a socket be connected to this address?"""
-    found = _inner(ip_address(address.partition("%")[0]))
-    if any(found.version == network.version and found in network for network in policy.networks):
-        return True
-    return found.is_global and not found.is_multicast
-
-
-def _inner(address: Address) -> Address:
-    """The IPv4 address embedded in an IPv6 address, if any."""
-    if isinstance(address, IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if address in NAT64:
-            inner = IPv4Address(int(address) & 0xFFFFFFFF)
-        return inner or address
-    return address
-
-
 @asynccontextmanager
 async def _session(policy: LoraPolicy) -> AsyncIterator[tuple["aiohttp.ClientSession", list[str]]]:
     """A session for one file, and the addresses that were rejected."""
@@ -85,7 +63,7 @@ async def _session(policy: LoraPolicy) -> AsyncIterator[tuple["aiohttp.ClientSes
 
     def make(info: Any) -> socket.socket:
         family, kind, protocol, _, address = info
-        if not allowed(address[0], policy):
+        if not may_connect(address[0], policy.networks):
             refused.append(address[0])
             raise PermissionError(f"{address[0]} is not a public address")
         return socket.socket(family, kind, protocol)

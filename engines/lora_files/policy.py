@@ -5,19 +5,18 @@ client. So only listed sources are allowed: folders, hosts, organisations of a h
 """
 
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from headwater.engines.lora_files.errors import LoraError
 from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
+from headwater.engines.public_address import Network
 
 SCHEMES = ("file", "http", "https", "s3", "hf")
 PORTS = {"http": 80, "https": 443}
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
-
-Network = IPv4Network | IPv6Network
 
 
 class Source(NamedTuple):

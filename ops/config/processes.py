@@ -5,6 +5,7 @@ from typing import NamedTuple
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
+from headwater.ops.config.media import MediaSettings
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
@@ -28,6 +29,7 @@ class EdgeProcess(NamedTuple):
     drain_timeout: DrainTimeout = DEFAULTS.drain_timeout
     http: HttpSettings = DEFAULTS.http
     edge: EdgeSettings = DEFAULTS.edge
+    media: MediaSettings = DEFAULTS.media
     auth: AccessSettings = DEFAULTS.auth
     nats: NatsSettings = DEFAULTS.nats
     metrics: MetricsSettings = DEFAULTS.metrics
@@ -107,6 +109,7 @@ class LocalFleetSettings(NamedTuple):
     queue: QueueLimits = DEFAULTS.queue
     http: HttpSettings = DEFAULTS.http
     edge: EdgeSettings = DEFAULTS.edge
+    media: MediaSettings = DEFAULTS.media
     auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
     nats: NatsSettings = DEFAULTS.nats

@@ -14,6 +14,7 @@ from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
+from headwater.ops.config.media import MediaSettings
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
@@ -68,6 +69,7 @@ class Settings(NamedTuple):
     queue: QueueLimits = QueueLimits()
     http: Annotated[HttpSettings, Prefix("")] = HttpSettings()
     edge: EdgeSettings = EdgeSettings()
+    media: MediaSettings = MediaSettings()
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     nats: NatsSettings = NatsSettings()
@@ -94,6 +96,7 @@ GROUPS = {
     "queue": "Admission control",
     "http": "HTTP",
     "edge": "Requests",
+    "media": "Media",
     "auth": "Authentication",
     "admin": "Admin port",
     "nats": "NATS",

@@ -158,6 +158,7 @@ class LocalFleet:
             drain_timeout=settings.drain_timeout,
             http=http,
             edge=settings.edge,
+            media=settings.media,
             auth=settings.auth,
             nats=self._access,
             metrics=self._metrics["edge-0"],

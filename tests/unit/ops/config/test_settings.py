@@ -60,6 +60,8 @@ def other(one: Setting) -> tuple[str, Any]:
         "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
         "nats.replicas": ("3", 3),
         "fleet.workers": ("3", 3),
+        "media.schemes": ("https, file", ("https", "file")),
+        "media.ports": ("8443, 8080", (8443, 8080)),
     }
     if one.key in special:
         return special[one.key]

@@ -1,0 +1,78 @@
+"""The type of a file by its first bytes. Names, headers and declared types are a client's claims and do not count."""
+
+from typing import Final, NamedTuple
+
+from headwater.actors.media.request.errors import MediaCode, MediaError
+from headwater.actors.media.request.source import MediaKind
+
+HEAD_BYTES: Final = 64
+
+
+class FileFormat(NamedTuple):
+    """A format: its name, and the kinds of media that a file of it may be."""
+
+    name: str
+    kinds: tuple[MediaKind, ...]
+
+
+PNG: Final = FileFormat("png", ("image",))
+JPEG: Final = FileFormat("jpeg", ("image",))
+WEBP: Final = FileFormat("webp", ("image",))
+GIF: Final = FileFormat("gif", ("image",))
+WAV: Final = FileFormat("wav", ("audio",))
+FLAC: Final = FileFormat("flac", ("audio",))
+OGG: Final = FileFormat("ogg", ("audio",))
+MP3: Final = FileFormat("mp3", ("audio",))
+MP4: Final = FileFormat("mp4", ("audio", "video"))
+WEBM: Final = FileFormat("webm", ("audio", "video"))
+SAFETENSORS: Final = FileFormat("safetensors", ("embedding",))
+
+FORMATS: Final = (PNG, JPEG, WEBP, GIF, WAV, FLAC, OGG, MP3, MP4, WEBM, SAFETENSORS)
+
+
+def format_of(head: bytes) -> FileFormat | None:
+    """The format of a file that begins with these bytes, None if it is unknown."""
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return PNG
+    if head.startswith(b"\xff\xd8\xff"):
+        return JPEG
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return GIF
+    if head.startswith(b"RIFF"):
+        return {b"WEBP": WEBP, b"WAVE": WAV}.get(head[8:12])
+    if head.startswith(b"fLaC"):
+        return FLAC
+    if head.startswith(b"OggS"):
+        return OGG
+    if head[4:8] == b"ftyp":
+        return MP4
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return WEBM
+    if head.startswith(b"ID3") or _is_mp3_frame(head):
+        return MP3
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        return SAFETENSORS
+    return None
+
+
+def check_format(head: bytes, kind: MediaKind) -> FileFormat:
+    """The format of a file that must be of this kind. Raises `MediaError`."""
+    found = format_of(head)
+    accepted = ", ".join(one.name for one in FORMATS if kind in one.kinds)
+    if found is None:
+        raise MediaError(
+            MediaCode.UNKNOWN_TYPE, f"The file is of no known type by its first bytes. Accepted: {accepted}."
+        )
+    if kind not in found.kinds:
+        raise MediaError(
+            MediaCode.WRONG_TYPE,
+            f"The file is {found.name} by its first bytes; {kind} is accepted as {accepted}.",
+        )
+    return found
+
+
+def _is_mp3_frame(head: bytes) -> bool:
+    """Eleven bits of a frame's header, layer III, and neither of the bit rate and sample rate that do not exist."""
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
+        return False
+    return head[2] >> 4 != 15 and head[2] >> 2 & 3 != 3

@@ -1,0 +1,108 @@
+"""Images to pixels: uint8, RGB, upright, over white. Metadata never leaves this module.
+
+Of an animated image the first frame is decoded, and no other.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO, Final
+
+from PIL import GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from headwater.actors.media.decoders.formats import GIF, JPEG, PNG, WEBP, FileFormat
+from headwater.actors.media.decoders.image_size import image_size, malformed
+from headwater.actors.media.decoders.result import DecodedMedia, Sink
+from headwater.actors.media.request.errors import MediaCode, MediaError
+from headwater.actors.media.request.settings import ImageLimits
+
+BAND_ROWS: Final = 256
+"""Converted at once, so that an image is not in memory twice."""
+
+READERS: Final[dict[FileFormat, Callable[[BinaryIO], ImageFile.ImageFile]]] = {
+    PNG: PngImagePlugin.PngImageFile,
+    JPEG: JpegImagePlugin.JpegImageFile,
+    WEBP: WebPImagePlugin.WebPImageFile,
+    GIF: GifImagePlugin.GifImageFile,
+}
+"""The classes themselves: no other of the library's many formats is ever tried."""
+
+ORIENTATION: Final = 0x0112
+TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each orientation of EXIF."""
+
+_WHITE: Final = (255, 255, 255)
+
+
+def decode_image(file: BinaryIO, form: FileFormat, limits: ImageLimits, out: Sink) -> DecodedMedia:
+    """Write pixels of shape (height, width, 3) to `out`. Raises `MediaError`."""
+    stated = image_size(file, form)
+    _check_pixels(stated, limits)
+    Image.MAX_IMAGE_PIXELS = limits.pixels_max  # checked by the library for what is in no header
+    try:
+        with READERS[form](file) as image:
+            # A GIF's first frame may be larger than the size in its header.
+            _check_pixels(image.size, limits)
+            image.load()
+            upright = _upright(image)
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise malformed(form, "it cannot be decoded") from error
+    except Image.DecompressionBombError as error:
+        raise _too_many_pixels(stated, limits) from error
+    except (struct.error, zlib.error) as error:
+        raise malformed(form, "it cannot be decoded") from error
+    width, height = upright.size
+    for top in range(0, height, BAND_ROWS):
+        band = upright.crop((0, top, width, min(height, top + BAND_ROWS)))
+        out.write(_rgb(band).tobytes())
+    return DecodedMedia("uint8", (height, width, 3), form.name)
+
+
+def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
+    if size[0] * size[1] > limits.pixels_max:
+        raise _too_many_pixels(size, limits)
+
+
+def _too_many_pixels(size: tuple[int, int], limits: ImageLimits) -> MediaError:
+    return MediaError(
+        MediaCode.TOO_MANY_PIXELS,
+        f"The image has {size[0]} x {size[1]} pixels or more; at most {limits.pixels_max} are accepted. Scale it down.",
+    )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its orientation in EXIF says; metadata that cannot be read count as none."""
+    try:
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except (OSError, SyntaxError, ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error):
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def _rgb(band: Image.Image) -> Image.Image:
+    """8 bits a channel; transparency over white, as models are trained with."""
+    if band.mode.startswith("I;16"):
+        return band.point(lambda value: value / 256).convert("L").convert("RGB")
+    if band.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in band.info:
+        clear = band.convert("RGBA")
+        flat = Image.new("RGB", clear.size, _WHITE)
+        flat.paste(clear, mask=clear.getchannel("A"))
+        return flat
+    return band.convert("RGB")

@@ -1,0 +1,243 @@
+"""The media intake: fetches and decodes what clients name, in processes that can fail without harm.
+
+One process handles one item at a time. A process that crashes, exceeds its memory or its time ends; its item gets an error,
+and the next item a new process. Nothing here blocks the event loop for longer than it takes to copy `PIECE_BYTES`: contents
+are handed over in shared memory, written and read by threads.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_network
+from typing import Final, ParamSpec, TypeVar
+
+import msgspec
+import structlog
+
+from headwater.actors.http.errors import NO_RETRY, ApiError
+from headwater.actors.media.item import MediaItem, byte_count, map_values, media_id
+from headwater.actors.media.process import PROGRAM, IntakeProcess, TaskReply
+from headwater.actors.media.request.errors import MediaCode, MediaError
+from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
+from headwater.actors.media.request.source import MediaKind, MediaSource, MediaTarget
+from headwater.actors.media.request.task import MESSAGE_BYTES_MAX, Decoded, DecodeTask, ProcessSetup, Rejected
+from headwater.actors.media.sources.inline import encoded_bytes_max
+from headwater.actors.media.sources.url import URL_CHARS_MAX
+
+PIECE_BYTES: Final = 1 << 20
+"""Of a text, encoded at once: other threads run in between."""
+
+START_S: Final = 20.0
+"""That a process may take to start, on a busy machine."""
+
+WALL_PER_CPU: Final = 4
+"""How much longer than its CPU time an item may take on a busy machine."""
+
+RETRY_AFTER_S: Final = 1.0
+
+_TOO_SLOW: Final = "Fetching and decoding the media took too long. Send smaller ones."
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = structlog.get_logger("headwater.media")
+
+DEFAULT_POLICY: Final = FetchPolicy()
+DEFAULT_SETTINGS: Final = IntakeSettings()
+DEFAULT_LIMITS: Final = MediaLimits()
+DEFAULT_TARGET: Final = MediaTarget()
+
+
+class MediaIntake:
+    """The processes of one edge. They are started when needed and kept; `close` ends them.
+
+    `limits` hold for items without limits of their own. `idle` are processes without an item, `pids` those of all. Raises `ValueError` for a policy that says nothing sensible.
+    """
+
+    def __init__(
+        self,
+        policy: FetchPolicy = DEFAULT_POLICY,
+        settings: IntakeSettings = DEFAULT_SETTINGS,
+        limits: MediaLimits = DEFAULT_LIMITS,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        check_policy(policy)
+        self.limits = limits
+        self._settings = settings
+        self._policy = policy
+        self._setup = ProcessSetup(policy, settings.memory_mib << 20)
+        self._program = program
+        self._places = asyncio.Semaphore(settings.processes)
+        # A server that sends slowly must not keep all processes from those who send their media along.
+        self._web_places = asyncio.Semaphore(max(1, settings.processes - 1))
+        self.idle: list[IntakeProcess] = []
+        self.pids: set[int] = set()
+        self._waiting = 0
+        self._number = 0
+        self._closed = False
+
+    async def fetch(
+        self, source: MediaSource, limits: MediaLimits | None = None, target: MediaTarget = DEFAULT_TARGET
+    ) -> MediaItem:
+        """The checked, decoded item that a client named.
+
+        Raises `ApiError`: 400 with a `MediaCode` if the item is rejected, 503 if too many wait. If cancelled, the work on it
+        stops.
+        """
+        try:
+            return await self._fetch(source, limits or self.limits, target)
+        except MediaError as error:
+            raise _api_error(error, source.param) from error
+
+    async def close(self) -> None:
+        """End all processes. Items that are being decoded end with their callers."""
+        self._closed = True
+        while self.idle:
+            await self._end(self.idle.pop())
+
+    async def _fetch(self, source: MediaSource, limits: MediaLimits, target: MediaTarget) -> MediaItem:
+        one = getattr(limits, source.kind)
+        self._check(source, target, one.bytes_max)
+        self._number += 1
+        is_url = source.encoding == "url"
+        url = source.content if is_url and isinstance(source.content, str) else ""
+        task = DecodeTask(
+            self._number, source.kind, source.encoding, url, limits, target._replace(processor="")
+        )
+        seconds = START_S + one.fetch_s + WALL_PER_CPU * one.decode_s
+        async with self._place(is_url), AsyncExitStack() as open_until_done:
+            content = -1
+            if not is_url:
+                content = os.memfd_create("content", os.MFD_CLOEXEC)
+                open_until_done.callback(os.close, content)
+                await _in_thread(_write, content, source.content)
+            reply, descriptor = await self._run(task, content, seconds)
+            if isinstance(reply, Rejected):
+                raise MediaError(reply.code, reply.message)
+            open_until_done.callback(os.close, descriptor)
+            return await _in_thread(_item, source.kind, target.processor, reply, descriptor)
+
+    def _check(self, source: MediaSource, target: MediaTarget, bytes_max: int) -> None:
+        """What needs no process. Raises `MediaError`."""
+        if source.kind == "embedding" and (not self._policy.embeddings or target.embedding is None):
+            raise MediaError(MediaCode.EMBEDDINGS_OFF, "Precomputed embeddings are not accepted here.")
+        if source.encoding == "url":
+            text = source.content
+            if not isinstance(text, str) or len(text) > URL_CHARS_MAX or not _is_unicode(text):
+                raise MediaError(
+                    MediaCode.BAD_URL,
+                    f"The URL of the media is invalid, or has more than {URL_CHARS_MAX} characters.",
+                )
+        elif len(source.content) > encoded_bytes_max(source.encoding, bytes_max):
+            raise MediaError(MediaCode.TOO_LARGE, f"The file of the media has more than {bytes_max} bytes.")
+
+    @asynccontextmanager
+    async def _place(self, is_url: bool) -> AsyncIterator[None]:
+        """A process's place for one item. Raises `MediaError` if too many wait for one."""
+        busy = self._places.locked() or (is_url and self._web_places.locked())
+        if busy and self._waiting >= self._settings.queue_max:
+            raise MediaError(MediaCode.BUSY, "Too many requests with media at the moment. Retry.")
+        async with AsyncExitStack() as held:
+            self._waiting += 1
+            try:
+                if is_url:
+                    await held.enter_async_context(self._web_places)
+                await held.enter_async_context(self._places)
+            finally:
+                self._waiting -= 1
+            yield
+
+    async def _run(self, task: DecodeTask, content: int, seconds: float) -> TaskReply:
+        """The reply of a process to a task. One that does not reply in order is ended. Raises `MediaError`."""
+        process = self.idle.pop() if self.idle else await IntakeProcess.start(self._setup, self._program)
+        self.pids.add(process.pid)
+        is_usable = False
+        try:
+            try:
+                async with asyncio.timeout(seconds):
+                    done = await process.run(task, content)
+            except TimeoutError as error:
+                raise MediaError(MediaCode.DECODE_TIMEOUT, _TOO_SLOW) from error
+            is_usable = not (isinstance(done.reply, Rejected) and done.reply.final) and not self._closed
+            return done
+        except MediaError as error:
+            _log.warning("media_process_ended", kind=task.kind, code=error.code.value, pid=process.pid)
+            raise
+        finally:
+            if is_usable:
+                self.idle.append(process)
+            else:
+                await self._end(process)
+
+    async def _end(self, process: IntakeProcess) -> None:
+        self.pids.discard(process.pid)
+        await process.kill()
+
+
+def check_policy(policy: FetchPolicy) -> None:
+    """Raises `ValueError` for networks and folders that are none, and for more hosts than a process can be given."""
+    for text in policy.networks:
+        ip_network(text)
+    for folder in policy.directories:
+        if not os.path.isabs(folder) or os.path.normpath(folder) != folder:
+            raise ValueError(f"{folder!r} is no absolute path: folders of media are written as /srv/media")
+    if len(msgspec.msgpack.encode(ProcessSetup(policy, 0))) > MESSAGE_BYTES_MAX:
+        raise ValueError("the list of hosts of media is too long; use `*.example` for all names below one")
+
+
+async def _in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Run in a thread. If cancelled, wait for it first: it uses descriptors that the caller closes."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
+
+
+def _write(descriptor: int, content: str | bytes | memoryview) -> None:
+    """Write a content to shared memory, a text in pieces."""
+    if isinstance(content, str):
+        for at in range(0, len(content), PIECE_BYTES):
+            _write(descriptor, content[at : at + PIECE_BYTES].encode("utf-8", "replace"))
+        return
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _item(kind: MediaKind, processor: str, reply: Decoded, descriptor: int) -> MediaItem:
+    """The item behind a sealed descriptor, with its id. Raises `MediaError` if its size is not as stated."""
+    size = byte_count(reply.dtype, reply.shape)
+    if os.fstat(descriptor).st_size != size:
+        raise MediaError(MediaCode.DECODER_FAILED, "The media were not decoded as expected.")
+    data = map_values(descriptor, size)
+    found = media_id(kind, reply.dtype, reply.shape, data, processor)
+    return MediaItem(kind, found, reply.dtype, reply.shape, data, reply.format, reply.seconds, reply.times_s)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no lone surrogates, which JSON may spell and UTF-8 has no form for."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _api_error(error: MediaError, param: str | None) -> ApiError:
+    if error.code == MediaCode.BUSY:
+        return ApiError(
+            503,
+            str(error),
+            kind="server_error",
+            param=param,
+            code=error.code.value,
+            retry_after_s=RETRY_AFTER_S,
+        )
+    if error.code == MediaCode.UNAVAILABLE:
+        return ApiError(
+            503, str(error), kind="server_error", param=param, code=error.code.value, headers=NO_RETRY
+        )
+    return ApiError(400, str(error), param=param, code=error.code.value)

@@ -1,0 +1,87 @@
+"""A decoded item, and its id: a hash of what the model sees, whatever file, URL or metadata it came from."""
+
+from hashlib import blake2b
+from mmap import ACCESS_READ, mmap
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.actors.media.request.source import MediaKind
+
+ID_BYTES: Final = 16
+
+ITEM_BYTES: Final = {"uint8": 1, "float32": 4, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of one value by type."""
+
+_ARRAY_TYPES: Final[dict[str, Any]] = {
+    "uint8": np.uint8,
+    "float32": np.float32,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+}
+
+
+class MediaItem(NamedTuple):
+    """A checked, decoded item. Its values lie in shared memory that nothing can change, and that ends with the last user.
+
+    `id`: 32 hexadecimal digits, see `media_id`. `dtype` and `shape` by kind:
+
+    * image: uint8 (height, width, 3), RGB, upright, transparency over white
+    * audio: float32 (samples,), mono, at the target's rate
+    * video: uint8 (frames, height, width, 3)
+    * embedding: F32, F16 or BF16 (tokens, width)
+
+    `format` is the file's (`png`, `mp4`). `seconds` is the length of audio or video, `times_s` are those of the frames.
+    """
+
+    kind: MediaKind
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+    format: str
+    seconds: float = 0.0
+    times_s: tuple[float, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Of an image or a video's frames, in pixels; of an embedding, in values."""
+        return self.shape[-2] if self.dtype == "uint8" else self.shape[-1]
+
+    @property
+    def height(self) -> int:
+        """Of an image or a video's frames, in pixels."""
+        return self.shape[-3]
+
+    def array(self) -> NDArray[Any]:
+        """The values without a copy, read-only. NumPy has no BF16: such values are uint16 with their bits."""
+        return np.frombuffer(self.data, _ARRAY_TYPES[self.dtype]).reshape(self.shape)
+
+
+def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an array. Raises KeyError for an unknown type."""
+    count = ITEM_BYTES[dtype]
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def media_id(
+    kind: MediaKind, dtype: str, shape: tuple[int, ...], data: memoryview | bytes, processor: str
+) -> str:
+    """The id of an item: BLAKE2b of 128 bits over its kind, type, shape, the processor's settings and all values.
+
+    Equal ids mean that the model sees the same, so cached blocks may be used again. Without a key: caches are kept apart
+    between tenants by the salt of their block hashes. About 1 s per GB, during which other threads run.
+    """
+    head = "\0".join([kind, dtype, ",".join(map(str, shape)), processor]).encode()
+    found = blake2b(len(head).to_bytes(8, "little") + head, digest_size=ID_BYTES, person=b"headwater-media")
+    found.update(data)
+    return found.hexdigest()
+
+
+def map_values(descriptor: int, size: int) -> memoryview:
+    """The values behind a sealed descriptor, read-only, without a copy. The caller closes the descriptor."""
+    return memoryview(mmap(descriptor, size, access=ACCESS_READ)) if size else memoryview(b"")

@@ -1,0 +1,119 @@
+"""The program of an intake process: takes one task at a time from its socket, fetches, decodes, answers, and waits for the next.
+
+    python -m headwater.actors.media.program FD
+
+It decodes what strangers send, so it has as little as possible: an environment of a few names, no descriptor but its socket,
+bounded memory, and a CPU limit that is renewed for each item. It ends when the socket does.
+"""
+
+import fcntl
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import BinaryIO, Final
+
+import msgspec
+
+from headwater.actors.media.decoders.decode import decode
+from headwater.actors.media.request.errors import MediaCode, MediaError
+from headwater.actors.media.request.settings import FetchPolicy
+from headwater.actors.media.request.task import (
+    MESSAGE_BYTES_MAX,
+    SEALS,
+    Decoded,
+    DecodeTask,
+    ProcessSetup,
+    Rejected,
+    Reply,
+)
+from headwater.actors.media.sources.open import open_source
+from headwater.actors.media.sources.web import WebAccess
+
+DESCRIPTORS_MAX: Final = 64
+
+
+def main(network: WebAccess | None = None) -> None:
+    """Serve the socket whose descriptor is the last argument. Tests have a program of their own with another `network`."""
+    with socket.socket(fileno=int(sys.argv[-1])) as link:
+        setup = msgspec.msgpack.decode(link.recv(MESSAGE_BYTES_MAX), type=ProcessSetup)
+        _limit(setup.memory_bytes)
+        network = network or WebAccess()
+        while _serve_one(link, setup.policy, network):
+            gc.collect()
+
+
+def _limit(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS_MAX, DESCRIPTORS_MAX))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, _on_alarm)
+
+
+def _on_alarm(_number: int, _frame: FrameType | None) -> None:
+    raise MediaError(
+        MediaCode.FETCH_TIMEOUT, "Fetching the media took too long. Send them in the request instead."
+    )
+
+
+def _serve_one(link: socket.socket, policy: FetchPolicy, network: WebAccess) -> bool:
+    """Take and answer one task. False if there are no more, or if this process should not take another one."""
+    message, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES_MAX, 1)
+    if not message:
+        return False
+    content = os.fdopen(descriptors[0], "rb") if descriptors else None
+    task = msgspec.msgpack.decode(message, type=DecodeTask)
+    with os.fdopen(os.memfd_create("decoded", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as out:
+        reply: Reply
+        try:
+            reply = _answer(task, content, policy, network, out)
+        except MediaError as error:
+            reply = Rejected(task.number, error.code, str(error))
+        except MemoryError:
+            reply = _out_of_memory(task)
+        except ImportError as error:
+            message_text = f"This server does not decode media: {error}. Install headwater[media]."
+            reply = Rejected(task.number, MediaCode.UNAVAILABLE, message_text, final=True)
+        finally:
+            if content is not None:
+                content.close()
+        fds = [out.fileno()] if isinstance(reply, Decoded) else []
+        socket.send_fds(link, [msgspec.msgpack.encode(reply)], fds)
+    return not (isinstance(reply, Rejected) and reply.final)
+
+
+def _answer(
+    task: DecodeTask, content: BinaryIO | None, policy: FetchPolicy, network: WebAccess, out: BinaryIO
+) -> Decoded:
+    limits = getattr(task.limits, task.kind)
+    _limit_cpu(limits.decode_s)
+    signal.setitimer(signal.ITIMER_REAL, limits.fetch_s)
+    try:
+        file = open_source(task, content, policy, network, limits.bytes_max)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    with file:
+        found = decode(file, task.kind, task.limits, task.target, out)
+    out.flush()
+    fcntl.fcntl(out.fileno(), fcntl.F_ADD_SEALS, SEALS)
+    return Decoded(task.number, found.dtype, found.shape, found.format, found.seconds, found.times_s)
+
+
+def _limit_cpu(seconds: int) -> None:
+    """Let this process use so many more seconds of CPU. Beyond them the kernel ends it, whatever it does (SIGXCPU)."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))
+
+
+def _out_of_memory(task: DecodeTask) -> Rejected:
+    """The process ends: what is left of its memory may be fragmented."""
+    text = "Decoding the media takes more memory than allowed. Send smaller ones."
+    return Rejected(task.number, MediaCode.OUT_OF_MEMORY, text, final=True)
+
+
+if __name__ == "__main__":
+    main()

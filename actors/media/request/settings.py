@@ -1,0 +1,127 @@
+"""Settings of the media intake: types, defaults and descriptions only. Light to import: the command line reads them."""
+
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
+
+Scheme = Literal["https", "data", "http", "file"]
+
+
+class ImageLimits(NamedTuple):
+    """Limits of one image."""
+
+    bytes_max: Annotated[int, Meta(ge=1, description="maximum size of an image's file, in bytes")] = (
+        32 * 1024 * 1024
+    )
+    fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch an image")] = 5.0
+    decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and decode an image")] = 10
+    pixels_max: Annotated[
+        int, Meta(ge=1, description="maximum pixels of an image, read from its header before it is decoded")
+    ] = 40_000_000
+
+
+class AudioLimits(NamedTuple):
+    """Limits of one recording."""
+
+    bytes_max: Annotated[int, Meta(ge=1, description="maximum size of an audio file, in bytes")] = (
+        32 * 1024 * 1024
+    )
+    fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch an audio file")] = 10.0
+    decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and decode an audio file")] = 30
+    seconds_max: Annotated[float, Meta(gt=0, description="maximum length of a recording, in seconds")] = (
+        1800.0
+    )
+    channels_max: Annotated[int, Meta(ge=1, le=64, description="maximum channels of a recording")] = 8
+
+
+class VideoLimits(NamedTuple):
+    """Limits of one video."""
+
+    bytes_max: Annotated[int, Meta(ge=1, description="maximum size of a video's file, in bytes")] = (
+        256 * 1024 * 1024
+    )
+    fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch a video")] = 30.0
+    decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and decode a video")] = 60
+    seconds_max: Annotated[float, Meta(gt=0, description="maximum length of a video, in seconds")] = 600.0
+    pixels_max: Annotated[int, Meta(ge=1, description="maximum pixels of one frame of a video")] = 8_847_360
+    frames_max: Annotated[int, Meta(ge=1, description="maximum frames that are sampled from a video")] = 64
+    sampled_pixels_max: Annotated[
+        int, Meta(ge=1, description="maximum pixels of all frames sampled from a video together")
+    ] = 160_000_000
+
+
+class EmbeddingLimits(NamedTuple):
+    """Limits of one item of precomputed embeddings."""
+
+    bytes_max: Annotated[int, Meta(ge=1, description="maximum size of an embedding's file, in bytes")] = (
+        64 * 1024 * 1024
+    )
+    fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch an embedding")] = 10.0
+    decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check an embedding")] = 5
+    tokens_max: Annotated[
+        int, Meta(ge=1, description="maximum tokens that an embedding stands for: its rows")
+    ] = 16_384
+
+
+class MediaLimits(NamedTuple):
+    """Limits of single items by kind. A model's own limits are these with fields replaced."""
+
+    image: ImageLimits = ImageLimits()
+    audio: AudioLimits = AudioLimits()
+    video: VideoLimits = VideoLimits()
+    embedding: EmbeddingLimits = EmbeddingLimits()
+
+
+class FetchPolicy(NamedTuple):
+    """Where media may come from."""
+
+    schemes: Annotated[
+        tuple[Scheme, ...],
+        Meta(description="kinds of media URLs that are accepted, comma-separated: https, data, http, file"),
+    ] = ("https", "data")
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts that media are fetched from, comma-separated: `images.example`, or `*.example` for all "
+            "names below it; holds for redirects too (default: every public host)"
+        ),
+    ] = ()
+    ports: Annotated[
+        tuple[int, ...],
+        Meta(description="ports that media are fetched from, besides those of https and http"),
+    ] = ()
+    networks: Annotated[
+        tuple[str, ...],
+        Meta(description="non-public networks that media may be fetched from: 10.1.0.0/16"),
+    ] = ()
+    directories: Annotated[
+        tuple[str, ...],
+        Meta(description="folders whose files every client may name as file:///FOLDER/FILE"),
+    ] = ()
+    redirects_max: Annotated[
+        int, Meta(ge=0, le=10, description="redirects that are followed, each checked like the first URL")
+    ] = 3
+    embeddings: Annotated[
+        bool,
+        Meta(
+            description="accept precomputed embeddings (safetensors) from clients; only for clients you trust"
+        ),
+    ] = False
+
+
+class IntakeSettings(NamedTuple):
+    """The processes that fetch and decode."""
+
+    processes: Annotated[
+        int,
+        Meta(
+            ge=1, le=256, description="processes of an edge that fetch and decode media, started when needed"
+        ),
+    ] = 4
+    queue_max: Annotated[
+        int, Meta(ge=0, description="items of media that wait for a process; beyond it 503")
+    ] = 256
+    memory_mib: Annotated[
+        int,
+        Meta(ge=256, description="maximum address space of such a process, in MiB; beyond it the item fails"),
+    ] = 1536

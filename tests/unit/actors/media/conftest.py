@@ -1,0 +1,73 @@
+"""A small Internet, and intakes with several policies that see it. Their processes serve all tests of a run."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.actors.http.errors import ApiError
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
+from headwater.actors.media.request.source import MediaSource
+from tests.support.media.internet import Internet, internet
+
+HOST = "images.example"
+OTHER_HOST = "other.example"
+
+TIGHT = MediaLimits()
+TIGHT = TIGHT._replace(
+    image=TIGHT.image._replace(bytes_max=200_000, pixels_max=1_000_000, fetch_s=1.0, decode_s=1),
+    audio=TIGHT.audio._replace(bytes_max=400_000, fetch_s=1.0, seconds_max=2.0, channels_max=2),
+    video=TIGHT.video._replace(bytes_max=400_000, fetch_s=1.0, seconds_max=2.0, pixels_max=10_000),
+    embedding=TIGHT.embedding._replace(bytes_max=200_000, tokens_max=16),
+)
+"""Small enough that an attack is a small file, and a slow server a short test."""
+
+
+@pytest.fixture(scope="session")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Internet]:
+    """Two hosts with certificates. Paths and names of one test have that test's own names."""
+    with internet(tmp_path_factory.mktemp("internet"), HOST, OTHER_HOST) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wide policy lists."""
+    return tmp_path_factory.mktemp("listed").resolve()
+
+
+@pytest.fixture(scope="session")
+def strict(net: Internet) -> Iterator[MediaIntake]:
+    """The default policy."""
+    yield from _intake(MediaIntake(limits=TIGHT, program=net.program))
+
+
+@pytest.fixture(scope="session")
+def wide(net: Internet, files: Path) -> Iterator[MediaIntake]:
+    """Http and files too, from some hosts and one more port only; embeddings."""
+    policy = FetchPolicy(
+        schemes=("https", "data", "http", "file"),
+        hosts=(HOST, "*.cdn.example", "127.0.0.1"),
+        ports=(8080,),
+        directories=(str(files),),
+        embeddings=True,
+    )
+    yield from _intake(MediaIntake(policy, IntakeSettings(processes=1), TIGHT, program=net.program))
+
+
+def _intake(made: MediaIntake) -> Iterator[MediaIntake]:
+    yield made
+    asyncio.run(made.close())
+
+
+async def rejection(intake: MediaIntake, source: MediaSource, limits: MediaLimits | None = None) -> ApiError:
+    """The error for an item, in bounded time. It names the item's place in the request."""
+    async with asyncio.timeout(20):
+        with pytest.raises(ApiError) as caught:
+            await intake.fetch(source._replace(param="messages[0].content[1]"), limits)
+    assert caught.value.status == 400
+    assert caught.value.param == "messages[0].content[1]"
+    assert str(caught.value).endswith((".", ")"))
+    return caught.value

@@ -19,4 +19,16 @@ def decode(
         from headwater.actors.media.decoders.image import decode_image
 
         return decode_image(file, form, limits.image, out)
-    raise MediaError(MediaCode.UNAVAILABLE, f"This server decodes images only, not {kind}.")
+    if kind == "audio":
+        from headwater.actors.media.decoders.audio import decode_audio
+
+        return decode_audio(file, form, limits.audio, target.rate_hz, out)
+    if kind == "video":
+        from headwater.actors.media.decoders.video import decode_video
+
+        return decode_video(file, form, limits.video, target.frames, out)
+    from headwater.actors.media.decoders.embedding import decode_embedding
+
+    if target.embedding is None:
+        raise MediaError(MediaCode.EMBEDDINGS_OFF, "The model takes no precomputed embeddings.")
+    return decode_embedding(file, form, limits.embedding, target.embedding, out)

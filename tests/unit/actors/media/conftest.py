@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.http.errors import ApiError
-from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.intake import DEFAULT_TARGET, MediaIntake
 from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request.source import MediaSource, MediaTarget
 from tests.support.media.internet import Internet, internet
 
 HOST = "images.example"
@@ -62,11 +62,16 @@ def _intake(made: MediaIntake) -> Iterator[MediaIntake]:
     asyncio.run(made.close())
 
 
-async def rejection(intake: MediaIntake, source: MediaSource, limits: MediaLimits | None = None) -> ApiError:
+async def rejection(
+    intake: MediaIntake,
+    source: MediaSource,
+    limits: MediaLimits | None = None,
+    target: MediaTarget = DEFAULT_TARGET,
+) -> ApiError:
     """The error for an item, in bounded time. It names the item's place in the request."""
     async with asyncio.timeout(20):
         with pytest.raises(ApiError) as caught:
-            await intake.fetch(source._replace(param="messages[0].content[1]"), limits)
+            await intake.fetch(source._replace(param="messages[0].content[1]"), limits, target)
     assert caught.value.status == 400
     assert caught.value.param == "messages[0].content[1]"
     assert str(caught.value).endswith((".", ")"))

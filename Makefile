@@ -7,11 +7,15 @@ BIN = $(VENV)/bin
 
 # pip reads PIP_FIND_LINKS and pip.conf; uv reads neither, so hand the folder over.
 FIND_LINKS ?= $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null || $(PYTHON) -m pip config get :env:.find-links 2>/dev/null)
+# Models with images need torchvision. PyPI's is built for CUDA: with a CPU build of torch a hook makes it importable (tests/support/torchvision).
+TORCHVISION = torchvision==0.28.0
 ifneq ($(strip $(FIND_LINKS)),)
 TORCH = torch==2.13.0+cpu
 else
 TORCH = --torch-backend=cpu
 endif
+TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import torchvision_on_cpu' \
+	> $$($(1)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headwater_torchvision.pth
 
 .DELETE_ON_ERROR:
 .PHONY: install clients sglang up demo check test soak lint types bench graph docs docs-reference clean
@@ -28,7 +32,8 @@ $(VENV)/.installed: pyproject.toml uv.lock
 	$(BIN)/uv export --frozen --quiet --no-header --no-annotate --no-hashes --no-emit-project \
 		$(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) > $(VENV)/constraints.txt
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
-		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) -c $(VENV)/constraints.txt
+		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) $(TORCHVISION) -c $(VENV)/constraints.txt
+	$(if $(strip $(FIND_LINKS)),$(call TORCHVISION_HOOK,$(BIN)))
 	$(BIN)/headwater warm
 	@touch $@
 
@@ -50,7 +55,6 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-
 # installed without what needs a GPU, and a hook of the tests stands in for that (tests/support/sglang/site).
 SGLANG = .sglang
 SGLANG_VERSION = 0.5.23
-TORCHVISION = torchvision==0.28.0
 
 sglang: $(SGLANG)/.installed
 
@@ -60,6 +64,7 @@ $(SGLANG)/.installed: tests/support/sglang/requirements.txt Makefile | $(VENV)/.
 		--python $(SGLANG)/bin/python $(TORCH) -r tests/support/sglang/requirements.txt
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
 		--python $(SGLANG)/bin/python sglang==$(SGLANG_VERSION) $(TORCHVISION) -e .
+	$(call TORCHVISION_HOOK,$(SGLANG)/bin)
 	printf '%s\n' ../../../../tests/support/sglang/site 'import sglang_on_cpu' \
 		> $$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headwater_tests.pth
 	@# Compiles what SGLang imports: 15 s, once.

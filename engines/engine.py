@@ -12,6 +12,7 @@ from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStor
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
 from headwater.schemas.tables.capability import Capability, required_capabilities
+from headwater.schemas.tables.card import ImageSupport
 
 Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
 """abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran.
@@ -80,7 +81,8 @@ class EngineInfo(NamedTuple):
     `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model,
     dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
     parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
-    the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits.
+    the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `images` says how the model takes
+    images, None if it does not.
     """
 
     model: str
@@ -97,6 +99,7 @@ class EngineInfo(NamedTuple):
     vocabulary: int = 0
     logprobs_max: int = 20
     default_sampling: Mapping[str, float] = {}
+    images: ImageSupport | None = None
 
 
 class Pinned(NamedTuple):
@@ -305,7 +308,12 @@ class EngineBase:
 
     def _check_supported(self, request: GenerateRequest) -> None:
         """Raises `NotSupported` for the first capability that a request requires and this engine lacks, or `SplitOnly`."""
-        features = {"lora_name": request.lora_name, "leg": request.leg, "cache_salt": request.cache_salt}
+        features = {
+            "lora_name": request.lora_name,
+            "leg": request.leg,
+            "cache_salt": request.cache_salt,
+            "media": request.media,
+        }
         for capability in required_capabilities(request.sampling, **features):
             if capability not in self.capabilities:
                 self._reject(capability)

@@ -45,7 +45,7 @@ def unseal(sealed: bytes, request: GenerateRequest | None = None) -> bytes:
 
 
 def _digest(request: GenerateRequest) -> bytes:
-    return prompt_digest(request.lora_name, request.cache_salt, request.tokens)
+    return prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
 
 
 def _checksum(prompt: bytes, params: bytes) -> bytes:

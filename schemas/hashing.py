@@ -8,7 +8,7 @@ Only the short chaining step depends on the previous block, so a core hashes sev
 `headwater bench hash`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -119,6 +119,23 @@ def sequence_hashes(
     _chain(as_read_only(tokens), block_size, np.uint64(parent), extra, out)
     out.flags.writeable = False
     return out
+
+
+def media_digests(items: Iterable[tuple[str, int, int]], block_size: int) -> list[MultimodalDigest]:
+    """Digests for `sequence_hashes` of the blocks that items of media overlap; an item is (id, first token, tokens).
+
+    A digest depends on the item and on where it begins relative to the block, as vLLM's keys of a block do.
+    """
+    found: list[MultimodalDigest] = []
+    for id_, start, tokens in items:
+        for block in range(start // block_size, -(-(start + tokens) // block_size)):
+            found.append((block, media_digest(id_, start - block * block_size)))
+    return found
+
+
+def media_digest(id_: str, offset: int) -> int:
+    """Digest of an item of media that begins `offset` tokens after the start of a block; before it, if negative."""
+    return int.from_bytes(blake2b(f"{id_}@{offset}".encode(), digest_size=8).digest(), "little")
 
 
 def as_read_only(array: ArrayT) -> ArrayT:

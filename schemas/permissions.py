@@ -97,11 +97,12 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.table_subject(subjects.stored_bucket(ns), ">"),
             *_look_up(*everything),
             *_read(*everything),
-            *_reply(ns, "operator", "observer"),
+            *_reply(ns, "worker", "operator", "observer"),
         ),
         subscribe=(
             _inbox(ns, "edge", client),
             subjects.edge_frames(ns, client),
+            subjects.edge_media(ns, client),
             subjects.usage(ns, ANY),
             *_services("edge", client),
         ),

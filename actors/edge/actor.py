@@ -1,7 +1,7 @@
 """The edge actor: HTTP in, tokens out.
 
 Subjects in
-    hw.<ns>.edge.<edge>.frames; hw.<ns>.usage.*; the tables of leases, cards and API keys
+    hw.<ns>.edge.<edge>.{frames,media}; hw.<ns>.usage.*; the tables of leases, cards and API keys
 Subjects out
     hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status};
     hw.<ns>.usage.<edge>; the request log
@@ -39,6 +39,7 @@ from headwater.actors.http.cors import allow_origins
 from headwater.actors.http.errors import upstream_failed
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.server import STOP_S, HttpServer
+from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Persistence
@@ -52,7 +53,10 @@ ANSWER_S_MAX = 2.0
 
 
 class EdgeActor(Actor):
-    """See the module. `payload`: what of requests and answers is recorded. `limits`: routing options of clients."""
+    """See the module. `payload`: what of requests and answers is recorded. `limits`: routing options of clients.
+
+    `intake` fetches and decodes images, and is the caller's to close; None: requests are text only.
+    """
 
     kind = "edge"
 
@@ -74,6 +78,7 @@ class EdgeActor(Actor):
         cors_origins: tuple[str, ...] = (),
         probes: bool = True,
         reasoning_field: ReasoningField = "both",
+        intake: MediaIntake | None = None,
     ) -> None:
         super().__init__(ports, name)
         self._server = server
@@ -89,6 +94,7 @@ class EdgeActor(Actor):
         self._cors_origins = cors_origins
         self._probes = probes
         self._reasoning_field: ReasoningField = reasoning_field
+        self._intake = intake
         self._limiter = RateLimiter(ports.clock)
         self._sharing: UsageSharing | None = None
         self._persistence = Persistence(ports.clock, self.log)
@@ -97,6 +103,7 @@ class EdgeActor(Actor):
         self._lease: lease.LeaseHandle | None = None
         self._ledger: OpenRequests | None = None
         self._frames: Subscription | None = None
+        self._media: Subscription | None = None
         self._app: App | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -131,6 +138,9 @@ class EdgeActor(Actor):
         self._frames = await ports.bus.subscribe(
             subjects.edge_frames(ports.ns, self.name), self._workers.on_frame
         )
+        self._media = await ports.bus.subscribe(
+            subjects.edge_media(ports.ns, self.name), self._workers.media.on_query
+        )
         self._sharing = UsageSharing(ports.bus, ports.ns, self.name, self._lease.epoch, self._limiter)
         await self._sharing.start()
         self.spawn(self._sharing.run(), "usage")
@@ -159,6 +169,7 @@ class EdgeActor(Actor):
             service=self._service_limits,
             limiter=self._limiter,
             probes=self._probes,
+            intake=self._intake,
         )
         self._serving = self.spawn(self._server.serve(allow_origins(self._app, self._cors_origins)), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())
@@ -206,8 +217,9 @@ class EdgeActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        if self._frames is not None:
-            await self._frames.unsubscribe()
+        for one in (self._frames, self._media):
+            if one is not None:
+                await one.unsubscribe()
         if self._sharing is not None:
             await self._sharing.stop()
         # After a drain no requests are left. After a failure each gets its error before its connection ends.

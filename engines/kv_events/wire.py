@@ -59,11 +59,10 @@ def salt(keys: Any, lora: str) -> str:
 
 
 def multimodal(extra: list[Any]) -> list[hashing.MultimodalDigest]:
-    """(block, digest) of the multimodal items: pairs of item id and offset among the extra keys."""
+    """(block, digest) of the multimodal items: pairs of item id and its offset from the block's start among the extra keys."""
     found: list[hashing.MultimodalDigest] = []
     for block, keys in enumerate(extra):
         for key in keys or ():
-            if isinstance(key, list | tuple) and key and isinstance(key[0], str):
-                text = key[0].encode()
-                found.append((block, hashing.seed(text.hex())))
+            if isinstance(key, list | tuple) and len(key) >= 2 and isinstance(key[0], str):
+                found.append((block, hashing.media_digest(key[0], int(key[1]))))
     return found

@@ -95,7 +95,7 @@ class SimHandoff:
         self, request: GenerateRequest, free: Callable[[], None], first_tokens: tuple[int, ...]
     ) -> Pinned:
         """Pin a prompt's KV; `free` is called once, when it is fetched or released, or its lease expires."""
-        digest = prompt_digest(request.lora_name, request.cache_salt, request.tokens)
+        digest = prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
         params = SimParams(self._name(request), digest, len(request.tokens) // 4)
         self._fabric.pins[params.pin] = _Pin(self._engine, free, self._clock.monotonic_s() + LEASE_S)
         return Pinned(msgspec.msgpack.encode(params), LEASE_S, first_tokens)
@@ -140,7 +140,9 @@ class SimHandoff:
         except ValueError as error:
             raise KvGone(str(error)) from error
         tokens = len(request.tokens) // 4
-        other = params.prompt != prompt_digest(request.lora_name, request.cache_salt, request.tokens)
+        other = params.prompt != prompt_digest(
+            request.lora_name, request.cache_salt, request.tokens, request.media
+        )
         twice = params.pin in self._fabric.fetched
         if not self._shared and (other or twice):
             raise KvGone("it was already used" if twice else "it is another prompt's")

@@ -46,7 +46,7 @@ def new_request_id() -> int:
 
 def digest_of(request: GenerateRequest) -> bytes:
     """Names the prompt of a request."""
-    return prompt_digest(request.lora_name, request.cache_salt, request.tokens)
+    return prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
 
 
 def pack(request: GenerateRequest, given: Any) -> bytes:

@@ -27,6 +27,7 @@ from headwater.engines.ranked.base import default_sampling
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
+from headwater.engines.vllm.images import image_prompt, image_support
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.operations import VllmControl
 from headwater.engines.vllm.rank import of_engine
@@ -36,6 +37,7 @@ from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.card import ImageSupport
 
 API_LOGPROBS_MAX = 20
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
@@ -61,6 +63,7 @@ class VllmEngine(VllmControl):
         self.ranks = settings.ranks
         self._folder = self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
+        self._images: ImageSupport | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -103,6 +106,9 @@ class VllmEngine(VllmControl):
         self.capabilities = capabilities(config, tasks, self._settings.processors, self._engine)
         if "handoff" in self.capabilities:
             self._handoffs = handoff.VllmHandoffs(config)
+        self._images = image_support(config)
+        if self._images is not None:
+            self.capabilities |= {"images"}
         lora = config.lora_config
         self._loras = Loras(
             self._engine,
@@ -125,6 +131,7 @@ class VllmEngine(VllmControl):
             processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
             vocabulary=int(config.model_config.get_vocab_size()),
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
+            images=self._images,
             default_sampling=default_sampling(config.model_config.get_diff_sampling_param()),
         )
 
@@ -164,6 +171,9 @@ class VllmEngine(VllmControl):
             )
         if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
             raise RequestRejected(fault)
+        prompt = image_prompt(tokens.tolist(), request.media, self._images)
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
         lora = self._loras.request(request.lora_name)
         stream = _Stream(emit, prefill=request.leg == "prefill")
         loop = asyncio.get_running_loop()
@@ -173,7 +183,7 @@ class VllmEngine(VllmControl):
             loop.call_soon(emit, Step((), "error", detail=f"the hand-off is invalid: {error}"))
             return
         task = loop.create_task(
-            self._generate(request, tokens.tolist(), params, lora, rank, stream),
+            self._generate(request, prompt, params, lora, rank, stream),
             name=f"generate {request.request}",
         )
         self._tasks[request.request] = task
@@ -214,15 +224,13 @@ class VllmEngine(VllmControl):
     async def _generate(
         self,
         request: GenerateRequest,
-        tokens: list[int],
+        prompt: dict[str, Any],
         params: Any,
         lora: Any,
         rank: int,
         stream: "_Stream",
     ) -> None:
-        prompt: dict[str, Any] = {"prompt_token_ids": tokens}
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
+        tokens = prompt["prompt_token_ids"]
         reported_cached = False
         scores: tuple[TokenLogprob | None, ...] = ()
         scored = False

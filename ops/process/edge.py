@@ -7,6 +7,7 @@ from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.limits.settings import ServiceLimits
 from headwater.actors.http.cors import check_origins
 from headwater.actors.http.server import UvicornServer
+from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import PROBE_S
 from headwater.actors.runtime.ports import Ports
@@ -30,6 +31,11 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     listener = bind(http.host, http.port)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
 
+    try:
+        intake = MediaIntake(settings.media.fetch, settings.media.intake, settings.media.limits)
+    except ValueError as error:
+        raise ConfigError(f"--media-*: {error}") from error
+
     async def make(ports: Ports) -> Actor:
         # Each incarnation of the actor closes its own copy.
         server = UvicornServer(listener.dup(), http.connections, certificate)
@@ -49,6 +55,10 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             service=ServiceLimits(edge.limit, edge.request_timeout_s),
             cors_origins=http.cors_origins,
             probes=http.probes,
+            intake=intake,
         )
 
-    return await run_one(Host(settings.nats, settings.metrics), "edge", name, make, stop)
+    try:
+        return await run_one(Host(settings.nats, settings.metrics), "edge", name, make, stop)
+    finally:
+        await intake.close()

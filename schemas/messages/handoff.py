@@ -4,10 +4,13 @@ The worker that computed it keeps the engine's parameters and grants them once, 
 passes the hand-off's name from one worker to the other, without the parameters.
 """
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Literal
 
 import msgspec
+
+from headwater.schemas.messages.media import PromptMedia
 
 Choreography = Literal["returned", "room", "opaque"]
 """How an engine's two legs are joined: parameters that the prefill returns (vLLM), a room that both legs enter at
@@ -20,12 +23,14 @@ it has expired, it was released, or it belongs to other tokens."""
 PROMPT_DIGEST_BYTES = 16
 
 
-def prompt_digest(lora_name: str, cache_salt: str, tokens: bytes) -> bytes:
-    """Identifies what a prompt's KV is valid for: these tokens (packed) with this LoRA adapter and salt."""
+def prompt_digest(lora_name: str, cache_salt: str, tokens: bytes, media: Iterable[PromptMedia] = ()) -> bytes:
+    """Identifies what a prompt's KV is valid for: these tokens (packed) and media with this LoRA adapter and salt."""
     digest = blake2b(digest_size=PROMPT_DIGEST_BYTES)
     for text in (lora_name.encode(), cache_salt.encode()):
         digest.update(len(text).to_bytes(4, "little") + text)
     digest.update(tokens)
+    for item in media:
+        digest.update(f"{item.id}@{item.start}".encode())
     return digest.digest()
 
 

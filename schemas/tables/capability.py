@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 Capability = Literal[
     "generate",
+    "images",
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
@@ -51,6 +52,7 @@ NEEDS: Final = (
     Need("lora_name", "", "lora", "model"),
     Need("leg", "", "handoff", ""),
     Need("cache_salt", "", "cache_salt", "cache_salt"),
+    Need("media", (), "images", "messages"),
 )
 """Features that not every engine has."""
 

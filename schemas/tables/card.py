@@ -3,6 +3,21 @@
 import msgspec
 
 
+class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model takes images: up to `per_prompt`, each as a run of tokens with the id `placeholder`.
+
+    An image has `tokens` tokens of any size, or, if that is 0, one for each square of `side` pixels after it was resized to
+    between `pixels_min` and `pixels_max` pixels: see `headwater.schemas.image_tokens`.
+    """
+
+    placeholder: int
+    per_prompt: int
+    tokens: int = 0
+    side: int = 0
+    pixels_min: int = 0
+    pixels_max: int = 0
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
 
@@ -45,6 +60,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The model's own defaults (its generation_config.json) for sampling fields that a request omits."""
     response_template: str = ""
     """Describes the formats, where a parser is `response_template`."""
+    images: ImageSupport | None = None
+    """None: the model takes text only."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.engines import tiny_model
+from tests.support.engines import tiny_vision_model
 from tests.support.processes.fleet import FleetProcess, fleet
 
 MODEL = "tiny"
@@ -14,8 +14,8 @@ FLAGS = ("--served-model-name", MODEL, "--max-model-len", "2048", "--kv-cache-mi
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two vLLM workers with the tiny model. A test that kills one waits until it is back."""
-    model = str(tiny_model.ensure())
+    """Two vLLM workers with the tiny model that takes images. A test that kills one waits until it is back."""
+    model = str(tiny_vision_model.ensure())
     flags = ("--engine", "vllm", "--model", model, *FLAGS, "--client-policies", "kv,direct")
     async with fleet(tmp_path_factory.mktemp("vllm"), *flags, ready_s=240, vllm=True) as made:
         yield made

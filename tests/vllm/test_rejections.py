@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 MODEL = "tiny"
-VOCABULARY = 49_152
+VOCABULARY = 49_156
 SCHEMA_S = 10.0
 
 

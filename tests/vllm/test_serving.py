@@ -8,6 +8,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import FleetProcess, stream_text
 
 pytestmark = [
@@ -169,13 +170,19 @@ async def test_a_long_prefix_is_found_again_also_by_a_restarted_router(
 
 
 async def test_a_killed_worker_costs_no_client_its_answer(up: FleetProcess) -> None:
-    """Kill -9 under two streams at temperature 0: each answer is the one an undisturbed run gives."""
+    """Kill -9 under two streams about an image at temperature 0: each answer is the one an undisturbed run gives.
+
+    The other worker fetches the image from the edge.
+    """
+    picture: Any = {"type": "image_url", "image_url": {"url": picture_url(31)}}
     body: dict[str, Any] = {
         "model": MODEL,
         "temperature": 0,
         "max_tokens": STORY_TOKENS,
         "ignore_eos": True,
-        "messages": [{"role": "user", "content": "Tell me a story about a river."}],
+        "messages": [
+            {"role": "user", "content": [picture, {"type": "text", "text": "Tell me a story about this."}]}
+        ],
     }
     before = await up.until("both workers", lambda stats: sum("epoch" in one for one in stats) >= 2)
     async with up.client() as http:

@@ -37,6 +37,7 @@ from headwater.actors.http.errors import ApiError, method_not_allowed
 from headwater.actors.http.json_shape import check_shape
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.websocket import WebSocket, refuse
+from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.persistence import Persistence
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
@@ -76,6 +77,7 @@ class App:
         probes: bool = True,
         reasoning_field: ReasoningField = "both",
         history: HistorySettings | None = None,
+        intake: MediaIntake | None = None,
     ) -> None:
         self._workers = workers
         self.bodies = Bodies(bodies)
@@ -98,6 +100,7 @@ class App:
             self._access.salts,
             service.request_timeout_s,
             reasoning_field,
+            intake,
         )
         generator = Generator(serving)
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)

@@ -7,6 +7,7 @@ import msgspec
 from headwater.actors.edge.api.openai.messages import turns_of
 from headwater.actors.edge.api.openai.tools import tools_of
 from headwater.actors.edge.api.openai.types import MESSAGES_MAX, TOOLS_MAX, ChatMessage, ChatTool, TokenId
+from headwater.actors.edge.generation.images import load_images
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts
 from headwater.actors.edge.generation.request import GenerationRequest, PromptOptions
 from headwater.actors.edge.request.context import Call, Serving
@@ -59,7 +60,9 @@ class TokensApi:
         wanted = _wanted(request)
         if wanted.messages:
             plain = not self._serving.special_tokens_in_text
-            _, tokens = await chat_prompt(wanted, model, context, special_tokens_in_text=not plain)
+            images = await load_images(wanted.messages, model, self._serving.intake)
+            chat = await chat_prompt(wanted, model, context, images, special_tokens_in_text=not plain)
+            tokens = chat.tokens
         else:
             [tokens] = await text_prompts(wanted, model, context)
         document: dict[str, Any] = {"count": len(tokens), "max_model_len": context, "tokens": tokens.tolist()}

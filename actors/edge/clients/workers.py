@@ -9,6 +9,7 @@ import structlog
 
 from headwater.actors import metrics
 from headwater.actors.bus.port import BusError, Message, NoResponder
+from headwater.actors.edge.clients.media import MediaHolder
 from headwater.actors.edge.clients.router_client import UNANSWERED_MAX, RouterClient
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.ports import Ports
@@ -100,6 +101,7 @@ class WorkerRegistry:
         self._spawn = spawn
         self.routing = RouterClient(ports, spawn)
         self.receivers: dict[int, FrameReceiver] = {}
+        self.media = MediaHolder(ports.bus)
         self.closed = False
         self.calls: set[ClientCall] = set()
         """Requests that were accepted and have not ended."""

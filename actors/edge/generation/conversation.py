@@ -5,7 +5,14 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.edge.generation.request import GenerationRequest, ToolCall, Turn
+from headwater.actors.edge.generation.request import (
+    GenerationRequest,
+    MediaPart,
+    Part,
+    TextPart,
+    ToolCall,
+    Turn,
+)
 
 
 def template_messages(turns: Sequence[Turn], *, developer: bool = True) -> list[dict[str, Any]]:
@@ -44,7 +51,9 @@ def template_variables(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _message(turn: Turn) -> dict[str, Any]:
-    content = turn.text() if turn.parts or not turn.calls else None
+    content: Any = turn.text() if turn.parts or not turn.calls else None
+    if any(isinstance(part, MediaPart) for part in turn.parts):
+        content = [_part(part) for part in turn.parts]
     message: dict[str, Any] = {"role": turn.role, "content": content}
     if turn.name:
         message["name"] = turn.name
@@ -56,6 +65,11 @@ def _message(turn: Turn) -> dict[str, Any]:
         # Each name is used by some templates; those that leave earlier reasoning out use none of them.
         message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.reasoning)
     return message
+
+
+def _part(part: Part) -> dict[str, Any]:
+    """A part of a message: an image only says where it is, since its content does not go through the template."""
+    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": part.kind}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

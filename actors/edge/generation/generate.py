@@ -1,5 +1,7 @@
 """Runs generation requests, whatever their API: from the internal request to the last byte of the response."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import GenerationResult
 from headwater.actors.edge.generation.prepare import Prepared, prepare
@@ -26,8 +28,20 @@ class Generator:
         context = quota.context(model.card.name, model.card.context_length)
         salt = serving.salts.salt_of(call.principal, model.card, request.hints.cache_salt, request.system)
         return await prepare(
-            request, model, context, salt, special_tokens_in_text=serving.special_tokens_in_text
+            request,
+            model,
+            context,
+            salt,
+            serving.intake,
+            special_tokens_in_text=serving.special_tokens_in_text,
         )
+
+    def _held(self, prepared: Prepared) -> AbstractContextManager[None]:
+        """While it is entered, workers can fetch the request's images."""
+        items = prepared.images.items
+        if not items:
+            return nullcontext()
+        return self._serving.workers.media.hold([(item.id, item.data) for item in items])
 
     async def run(
         self,
@@ -79,7 +93,7 @@ class Generator:
         )
         client = Disconnect(call.receive)
         try:
-            with TimeLimit(serving.request_timeout_s, generation.abort):
+            with TimeLimit(serving.request_timeout_s, generation.abort), self._held(prepared):
                 return await generation.run(client)
         finally:
             client.stop()

@@ -5,13 +5,16 @@ from typing import Final, NamedTuple
 from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
 from headwater.actors.edge.generation.answer_format import AnswerFormat, answer_format
 from headwater.actors.edge.generation.events import PromptDetail
+from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, load_images
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, truncated
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import bad_request
+from headwater.actors.media.intake import MediaIntake
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Sampling, TokenLogprob
+from headwater.schemas.messages.media import PromptMedia
 
 CHOICES_MAX: Final = 128
 """Choices of one request, over all its prompts."""
@@ -30,6 +33,9 @@ class Prepared(NamedTuple):
     format: AnswerFormat
     guide_param: str
     salt: CacheSalt = NO_SALT
+    images: PromptImages = NO_IMAGES
+    media: tuple[PromptMedia, ...] = ()
+    """Where the images are in the prompt; a request with images has one."""
 
     @property
     def per_prompt(self) -> int:
@@ -64,25 +70,32 @@ async def prepare(
     model: Model,
     context: int,
     salt: CacheSalt = NO_SALT,
+    intake: MediaIntake | None = None,
     *,
     special_tokens_in_text: bool = False,
 ) -> Prepared:
     """Check a request against its model, and encode its prompts. Raises `ApiError` 400.
 
-    `context`: tokens that prompt and answer may have together, for this client.
+    `context`: tokens that prompt and answer may have together, for this client. `intake` decodes images; None: there are none to be had.
     """
     if "generate" not in model.card.capabilities:
         raise bad_request(f"{model.card.name} does not generate text; use /v1/embeddings.", param="model")
     if max(1, len(request.prompts)) * max(request.choices, request.best_of) > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
     read_as = answer_format(request, model.card, model.response_template)
+    images = NO_IMAGES
+    media: tuple[PromptMedia, ...] = ()
     if request.messages:
-        text, prompt = await chat_prompt(
-            request, model, context, special_tokens_in_text=special_tokens_in_text
+        if request.has_media:
+            images = await load_images(request.messages, model, intake)
+        chat = await chat_prompt(
+            request, model, context, images, special_tokens_in_text=special_tokens_in_text
         )
-        prompts, read_as = [prompt], read_as.after(text)
+        prompts, media, read_as = [chat.tokens], chat.media, read_as.after(chat.text)
     else:
         prompts = await text_prompts(request, model, context)
+    if media and request.prompt_options.truncate_tokens is not None:
+        raise bad_request("A prompt with images cannot be truncated.", param="truncate_prompt_tokens")
     prompts = truncated(prompts, request, context)
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise bad_request("The prompt has no tokens.", param=request.param)
@@ -91,4 +104,4 @@ async def prepare(
     guide_param = "tool_choice" if read_as.guide else request.guide_param
     longest = max(len(prompt) for prompt in prompts)
     sampling = sampling_for(request, model, context, longest, guide, guide_param)
-    return Prepared(request, model, prompts, sampling, read_as, guide_param, salt)
+    return Prepared(request, model, prompts, sampling, read_as, guide_param, salt, images, media)

@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headwater.actors.edge.generation.answer_format import tool_definition
 from headwater.actors.edge.generation.conversation import template_messages, template_variables
-from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, TextPart, Turn
+from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, expand_placeholders
+from headwater.actors.edge.generation.request import GenerationRequest, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.fill_in_middle import fill_in_middle
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.schemas.hashing import U32
+from headwater.schemas.messages.media import PromptMedia
 
 RENDERED_INLINE_MAX: Final = 65_536
 """Longer conversations, in characters, are rendered in a thread."""
@@ -30,10 +32,16 @@ async def text_prompts(request: GenerationRequest, model: Model, context: int) -
             _check_length(model, context, entry, request.param)
     special = request.prompt_options.add_special_tokens is not False
     if request.suffix:
-        return [
+        found = [
             await _around(model, context, entry, request.suffix, special=special) for entry in request.prompts
         ]
-    return [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
+    else:
+        found = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
+    if model.card.images is not None:
+        for tokens in found:
+            # Such a model ends on a placeholder without an image.
+            expand_placeholders(tokens, NO_IMAGES, model, request.param)
+    return found
 
 
 async def _around(model: Model, context: int, prefix: str | list[int], suffix: str, *, special: bool) -> U32:
@@ -80,14 +88,26 @@ async def tokens_of(model: Model, entry: str | list[int], param: str, *, special
     return tokens.astype(np.uint32)
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation as `text` and as token ids, and where its images are among these."""
+
+    text: str
+    tokens: U32
+    media: tuple[PromptMedia, ...] = ()
+
+
 async def chat_prompt(
-    request: GenerationRequest, model: Model, context: int, *, special_tokens_in_text: bool = False
-) -> tuple[str, U32]:
-    """The rendered conversation, and its token ids. `context` as in `text_prompts`. Raises `ApiError` 400."""
+    request: GenerationRequest,
+    model: Model,
+    context: int,
+    images: PromptImages = NO_IMAGES,
+    *,
+    special_tokens_in_text: bool = False,
+) -> ChatPrompt:
+    """The rendered conversation, with its `images`. `context` as in `text_prompts`. Raises `ApiError` 400."""
     template = model.template
     if template is None:
         raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
-    _refuse_media(request.messages, model)
     is_limited = request.prompt_options.truncate_tokens is None
     if is_limited:
         _check_length(model, context, request.messages, request.param)
@@ -104,7 +124,10 @@ async def chat_prompt(
     if is_limited:
         _check_length(model, context, text, request.param)
     special = bool(request.prompt_options.add_special_tokens)
-    return text, await literal.encode(text, add_special_tokens=special)
+    tokens = await literal.encode(text, add_special_tokens=special)
+    if model.card.images is None:
+        return ChatPrompt(text, tokens)
+    return ChatPrompt(text, *expand_placeholders(tokens, images, model, request.param))
 
 
 def _render(request: GenerationRequest, template: ChatTemplate, literal: LiteralText, mark: bool) -> str:
@@ -137,16 +160,6 @@ def _size_of_tools(request: GenerationRequest) -> int:
     """Bytes of the tools' definitions and of the template's variables as JSON: texts that no message contains."""
     given = (request.tools, request.prompt_options.variables)
     return len(msgspec.json.encode(given)) if any(given) else 0
-
-
-def _refuse_media(messages: Iterable[Turn], model: Model) -> None:
-    for turn in messages:
-        for part in turn.parts:
-            if isinstance(part, MediaPart):
-                raise bad_request(
-                    f"{model.card.name} takes text only; {part.param} is of kind {part.kind}.",
-                    param=part.param,
-                )
 
 
 def _check_length(model: Model, context: int, given: str | list[int] | tuple[Turn, ...], param: str) -> None:

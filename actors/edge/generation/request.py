@@ -198,6 +198,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     hints: Hints = NO_HINTS
 
     @property
+    def has_media(self) -> bool:
+        """Whether a message has more than text."""
+        return any(isinstance(part, MediaPart) for turn in self.messages for part in turn.parts)
+
+    @property
     def system(self) -> str | None:
         """The system prompt: the text of the first message, if that is one and has only text."""
         first = self.messages[0] if self.messages else None

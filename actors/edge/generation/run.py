@@ -17,10 +17,9 @@ from headwater.actors.edge.generation.events import (
     TokenUsage,
     written_tokens,
 )
-from headwater.actors.edge.generation.headers import routing_headers
 from headwater.actors.edge.generation.parsed_choice import ParsedChoiceWriter
 from headwater.actors.edge.generation.prepare import Prepared
-from headwater.actors.edge.generation.sink import ByteSink
+from headwater.actors.edge.generation.sink import ByteSink, routing_headers
 from headwater.actors.edge.model.stop_strings import StopStringMatcher
 from headwater.actors.edge.request.dispatch import ChoiceMessages, Dispatcher
 from headwater.actors.edge.request.driver import ChoiceDriver
@@ -87,7 +86,10 @@ class Generation:
         request, model, sampling = self._prepared.request, self._prepared.model, self._prepared.sampling
         card = model.card
         dispatcher = Dispatcher(self._workers, card.pool, hints)
-        constraints = Constraints(lora_name=model.lora_name, needs=required_capabilities(sampling))
+        media = self._prepared.media
+        constraints = Constraints(
+            lora_name=model.lora_name, needs=required_capabilities(sampling, media=media)
+        )
         # A hint: engines without priorities ignore it.
         priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
         for prompt in self._prepared.prompts:
@@ -105,7 +107,7 @@ class Generation:
                     priority,
                     card.tokenizer,
                 )
-                messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher)
+                messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher, media)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
                 self._choices.append(self._writer(index))
 

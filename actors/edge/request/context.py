@@ -15,6 +15,7 @@ from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.asgi import Headers, Receive, Scope, Send
 from headwater.actors.http.errors import overloaded
+from headwater.actors.media.intake import MediaIntake
 from headwater.schemas.events.request import PayloadKind
 
 _TRACEPARENT = re.compile(
@@ -45,7 +46,7 @@ class Serving(NamedTuple):
     `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
     in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
     a request, 0 for none. `reasoning_field` names
-    reasoning in OpenAI's chat completions.
+    reasoning in OpenAI's chat completions. `intake` fetches and decodes media, None: there is text only.
     """
 
     workers: WorkerRegistry
@@ -58,6 +59,7 @@ class Serving(NamedTuple):
     salts: CacheSalts = NO_SALTS
     request_timeout_s: float = 0.0
     reasoning_field: ReasoningField = "both"
+    intake: MediaIntake | None = None
 
     def model(self, name: str, principal: Principal) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""

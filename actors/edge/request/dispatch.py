@@ -1,5 +1,6 @@
 """Messages that place a request: route queries to the router, and the request itself to the worker that it names."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from headwater.schemas import hashing
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Accepted, GenerateRequest, Sampling
+from headwater.schemas.messages.media import PromptMedia
 
 
 class RouteAnswer(NamedTuple):
@@ -62,7 +64,17 @@ class Dispatcher:
 class TokenSequence:
     """A prompt and what was generated for it, with the hashes of its full blocks, computed once per length."""
 
-    def __init__(self, prompt: U32, block_size: int, lora_name: str, cache_salt: str) -> None:
+    def __init__(
+        self,
+        prompt: U32,
+        block_size: int,
+        lora_name: str,
+        cache_salt: str,
+        media: Sequence[PromptMedia] = (),
+    ) -> None:
+        self._media = hashing.media_digests(
+            [(item.id, item.start, item.tokens) for item in media], block_size
+        )
         self._prompt = prompt
         self._block_size = block_size
         self._root = hashing.seed(lora_name, cache_salt)
@@ -77,15 +89,26 @@ class TokenSequence:
         return self._tokens, self._hashes
 
     def _hash(self) -> bytes:
-        return hashing.pack_hashes(hashing.sequence_hashes(self._tokens, self._block_size, parent=self._root))
+        hashes = hashing.sequence_hashes(
+            self._tokens, self._block_size, parent=self._root, multimodal=self._media
+        )
+        return hashing.pack_hashes(hashes)
 
 
 class ChoiceMessages:
     """The messages of one choice's saga: carries out `AskRouter` and `Dispatch`, and returns the event of the answer."""
 
-    def __init__(self, spec: ChoiceSpec, prompt: U32, block_size: int, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        spec: ChoiceSpec,
+        prompt: U32,
+        block_size: int,
+        dispatcher: Dispatcher,
+        media: tuple[PromptMedia, ...] = (),
+    ) -> None:
         self._spec = spec
-        self._sequence = TokenSequence(prompt, block_size, spec.constraints.lora_name, spec.cache_salt)
+        self._media = media
+        self._sequence = TokenSequence(prompt, block_size, spec.constraints.lora_name, spec.cache_salt, media)
         self._dispatcher = dispatcher
         self._workers = dispatcher.workers
         self._clock = dispatcher.clock
@@ -122,6 +145,7 @@ class ChoiceMessages:
             priority=spec.priority,
             leg=attempt.leg,
             handoff=effect.handoff,
+            media=self._media,
         )
         try:
             reply = await self._workers.generate(attempt.worker, attempt.epoch, request)

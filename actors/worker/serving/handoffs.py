@@ -88,7 +88,7 @@ class Handoffs:
             name,
             self._worker,
             self._epoch,
-            prompt_digest(request.lora_name, request.cache_salt, request.tokens),
+            prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media),
             len(request.tokens) // 4,
             round(pinned.lease_s * 1000),
             self._choreography,

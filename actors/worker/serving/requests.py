@@ -1,7 +1,7 @@
 """Generation requests: accepting them into the engine, claiming and releasing hand-offs, cancelling, status queries.
 
-A request is accepted at once, except a decode leg: that first claims the KV of its prompt from the worker that computed
-it. The claim runs in a task of its own, and the request is answered when it is done.
+A request is accepted at once, except a decode leg, which first claims the KV of its prompt from the worker that computed
+it, and a request with images, which are first fetched from the edge. Both run in a task of their own, and the request is answered when they are done.
 """
 
 from typing import Protocol
@@ -14,6 +14,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.handoffs import Handoffs, UnclaimedKv
 from headwater.actors.worker.serving.inflight import Inflight, LoadSource
+from headwater.actors.worker.serving.media import MediaCache, MediaMissing
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.actors.worker.serving.token_frames import FrameSender
 from headwater.engines.engine import Aborts, Emit, EngineError, RequestRejected, Step, Transfer
@@ -83,8 +84,9 @@ class RequestIntake:
         self._engine = engine
         self._spawn = spawn
         self._status = status
+        self._media = MediaCache(ports.bus, ports.ns)
         self._claiming: dict[str, bool] = {}
-        """Decode legs that wait for their KV: is the request still wanted?"""
+        """Requests that wait for their images or, as decode legs, for their KV: are they still wanted?"""
         self._fetching: dict[str, bool] = {}
         """Decode legs in an engine that may not abort them before their first token: is the request still wanted?"""
 
@@ -109,29 +111,39 @@ class RequestIntake:
         refusal = self._status.refusal()
         if refusal:
             return await self._reply(message, Refused(refusal, True))
-        if request.handoff is None:
+        if request.handoff is None and not request.media:
             return await self._reply(message, self._submit(request, None))
         self._claiming[request.request] = True
-        self._spawn(self._claim_and_submit(message, request, request.handoff), "claim")
+        self._spawn(self._prepare_and_submit(message, request), "claim")
         return None
 
     async def _reply(self, message: Message, reply: GenerateReply) -> None:
         await self._ports.bus.publish(message.reply, _encode(reply))
 
-    async def _claim_and_submit(self, message: Message, request: GenerateRequest, handoff: Handoff) -> None:
+    async def _prepare_and_submit(self, message: Message, request: GenerateRequest) -> None:
+        """Fetch what the request needs: its images, and the KV of its prompt."""
         epoch = self.frames.epoch
-        reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, True)
+        handoff = request.handoff
+        reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, handoff is not None)
         try:
-            refused, transfer = await self._claim_kv(request, handoff)
+            refused: Refused | None = None
+            transfer: Transfer | None = None
+            try:
+                media = await self._media.load(request.edge, request.media)
+                request = msgspec.structs.replace(request, media=media)
+            except MediaMissing as error:
+                refused = Refused(str(error), True)
+            if handoff is not None and refused is None:
+                refused, transfer = await self._claim_kv(request, handoff)
             spent = transfer is not None
             refusal = self._status.refusal()
             if refused is not None:
                 reply = refused
             elif not self._claiming[request.request]:
-                reply = Refused("it was cancelled during the claim", True, spent)
+                reply = Refused("it was cancelled while it was prepared", True, spent)
             elif epoch != self.frames.epoch or refusal:
                 reply = Refused(
-                    refusal or f"worker {self._name} started a new incarnation during the claim", True, spent
+                    refusal or f"worker {self._name} started a new incarnation during that", True, spent
                 )
             else:
                 reply = self._submit(request, transfer)
@@ -144,7 +156,7 @@ class RequestIntake:
     ) -> tuple[Refused | None, Transfer | None]:
         """The parameters of the KV, from the worker that keeps it. It grants them once, and for this prompt only."""
         subject = subjects.engine(self._ports.ns, handoff.worker, handoff.epoch, "claim")
-        digest = prompt_digest(request.lora_name, request.cache_salt, request.tokens)
+        digest = prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
         claim = HandoffClaim(handoff.id, digest, self._name, self.frames.epoch)
         try:
             data = await self._ports.bus.request(subject, _encode(claim), timeout_s=CLAIM_TIMEOUT_S)

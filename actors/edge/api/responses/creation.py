@@ -19,13 +19,15 @@ from headwater.actors.edge.api.responses.resource import new_resource
 from headwater.actors.edge.api.responses.translate import generation_request, keep_last
 from headwater.actors.edge.api.responses.types import ENCRYPTED_REASONING, CreateFields, InputFields
 from headwater.actors.edge.generation.events import GenerationResult
+from headwater.actors.edge.generation.images import load_images
 from headwater.actors.edge.generation.prompts import chat_prompt
-from headwater.actors.edge.generation.request import GenerationRequest
+from headwater.actors.edge.generation.request import GenerationRequest, MediaPart
 from headwater.actors.edge.history.conversations import check_room
 from headwater.actors.edge.history.responses import StoredResponse
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.http.errors import ApiError
+from headwater.actors.media.item import MediaItem
 
 
 class Creation(NamedTuple):
@@ -123,28 +125,38 @@ class ResponseCreator:
             resource["store"] = False
         return response
 
-    async def count(self, request: GenerationRequest, model: Model, context: int) -> int:
-        """Tokens of a request's prompt. Raises `ApiError` 400 if they cannot fit into `context`."""
+    async def count(
+        self,
+        request: GenerationRequest,
+        model: Model,
+        context: int,
+        known: dict[MediaPart, MediaItem] | None = None,
+    ) -> int:
+        """Tokens of a request's prompt; images in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
         special = self._serving.special_tokens_in_text
-        _, tokens = await chat_prompt(request, model, context, special_tokens_in_text=special)
-        return len(tokens)
+        images = await load_images(request.messages, model, self._serving.intake, known)
+        chat = await chat_prompt(request, model, context, images, special_tokens_in_text=special)
+        return len(chat.tokens)
 
     async def _truncate(self, request: GenerationRequest, model: Model, room: int) -> GenerationRequest:
         """Without the oldest turns, as many as needed for `room` tokens. Logarithmically many counts are tried."""
-        if await self._fits(request, model, room):
+        known: dict[MediaPart, MediaItem] = {}
+        if await self._fits(request, model, room, known):
             return request
         fits, too_many = 1, len(request.messages)
         while fits + 1 < too_many:
             middle = (fits + too_many) // 2
-            if await self._fits(keep_last(request, middle), model, room):
+            if await self._fits(keep_last(request, middle), model, room, known):
                 fits = middle
             else:
                 too_many = middle
         return keep_last(request, fits)
 
-    async def _fits(self, request: GenerationRequest, model: Model, room: int) -> bool:
+    async def _fits(
+        self, request: GenerationRequest, model: Model, room: int, known: dict[MediaPart, MediaItem]
+    ) -> bool:
         try:
-            return await self.count(request, model, room) <= room
+            return await self.count(request, model, room, known) <= room
         except ApiError as error:
             if error.code == "context_length_exceeded":
                 return False

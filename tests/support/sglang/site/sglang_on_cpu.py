@@ -1,10 +1,8 @@
 """Makes SGLang's published package run on a CPU. Imported at the start of every Python of the tests' environment.
 
 PyPI has SGLang with its CUDA kernels only. On a CPU its models compute in PyTorch and need none of them, but its modules
-use five things that do not work there:
+use four things that do not work there (torchvision is another: see `tests/support/torchvision`):
 
-* torchvision's compiled operators, linked against CUDA's libtorch: their schemas are declared, which is all that an
-  import of torchvision asks for;
 * `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called;
 * `pin_memory`, which needs an accelerator: host memory is the device's here;
 * NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory;
@@ -58,10 +56,9 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the kernels, and declares torchvision's operators before its first import."""
+    """Finds the kernels, and changes what needs CUDA as it is imported."""
 
     def __init__(self) -> None:
-        self._library: Any = None
         self._unpinned = False
         self._in_host_memory = False
         self._loading: set[str] = set()
@@ -71,8 +68,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name in self._loading:
             return None
-        if name == "torchvision" and self._library is None:
-            self._library = _declare_operators()
         if name == TRANSFER and not self._in_host_memory:
             self._in_host_memory = True
             _name_host_memory()
@@ -118,15 +113,6 @@ def _copy_blocks(
     """Copy the tokens at these places, layer by layer."""
     for source, destination in zip(src_layers, dst_layers, strict=True):
         destination[dst_indices] = source[src_indices]
-
-
-def _declare_operators() -> Any:
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 def _ignore_pinning() -> None:

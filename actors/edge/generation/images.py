@@ -1,0 +1,135 @@
+"""Images in conversations: fetched and decoded by the media intake, and their placeholder tokens put into the prompt."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from headwater.actors.edge.generation.request import MediaPart, Turn
+from headwater.actors.edge.model.catalog import Model
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.item import MediaItem
+from headwater.actors.media.request.source import MediaSource
+from headwater.schemas.hashing import U32
+from headwater.schemas.image_tokens import count_image_tokens
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import ImageSupport
+
+IMAGES_MAX: Final = 16
+"""Of one request, whatever the model takes."""
+
+
+class PromptImages(NamedTuple):
+    """The decoded images of a conversation in its order, and the number of placeholder tokens of each."""
+
+    items: tuple[MediaItem, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+
+NO_IMAGES: Final = PromptImages()
+
+
+def media_parts(turns: Iterable[Turn]) -> list[MediaPart]:
+    """The media of a conversation, in order."""
+    return [part for turn in turns for part in turn.parts if isinstance(part, MediaPart)]
+
+
+async def load_images(
+    turns: Sequence[Turn],
+    model: Model,
+    intake: MediaIntake | None,
+    known: dict[MediaPart, MediaItem] | None = None,
+) -> PromptImages:
+    """Fetch and decode the images of a conversation, at the same time. Raises `ApiError` 400 naming the part at fault.
+
+    Those in `known` are not fetched again, and what is fetched is added to it.
+    """
+    parts = media_parts(turns)
+    if not parts:
+        return NO_IMAGES
+    support = _check_supported(parts, model, intake)
+    assert intake is not None, "checked"
+    found = {} if known is None else known
+    loading = {part: asyncio.ensure_future(intake.fetch(_source(part))) for part in {*parts} - found.keys()}
+    try:
+        await asyncio.gather(*loading.values())
+    finally:
+        for one in loading.values():
+            one.cancel()
+    found.update((part, one.result()) for part, one in loading.items())
+    items = tuple(found[part] for part in parts)
+    counts = (_count(support, part, item) for part, item in zip(parts, items, strict=True))
+    return PromptImages(items, tuple(counts))
+
+
+def _check_supported(parts: Sequence[MediaPart], model: Model, intake: MediaIntake | None) -> ImageSupport:
+    card = model.card
+    support = card.images if intake is not None else None
+    for part in parts:
+        if support is None:
+            raise bad_request(
+                f"{card.name} takes text only; {part.param} is of kind {part.kind}.", param=part.param
+            )
+        if part.kind != "image":
+            raise bad_request(
+                f"{card.name} takes text and images; {part.param} is of kind {part.kind}.", param=part.param
+            )
+    assert support is not None, "there is at least one part"
+    most = min(support.per_prompt, IMAGES_MAX)
+    if len(parts) > most:
+        raise bad_request(
+            f"{len(parts)} images; {card.name} takes at most {most} in a request.",
+            param=parts[most].param,
+            code="too_many_images",
+        )
+    return support
+
+
+def _source(part: MediaPart) -> MediaSource:
+    if part.file_id:
+        raise bad_request(
+            f"{part.param} names an upload, and this server has no files API.", param=part.param
+        )
+    if part.data:
+        return MediaSource.from_base64("image", part.data, part.param)
+    return MediaSource.from_url("image", part.url, part.param)
+
+
+def _count(support: ImageSupport, part: MediaPart, item: MediaItem) -> int:
+    try:
+        return count_image_tokens(support, item.height, item.width)
+    except ValueError as error:
+        raise bad_request(f"{part.param}: {error}.", param=part.param, code="image_shape") from error
+
+
+def expand_placeholders(
+    tokens: U32, images: PromptImages, model: Model, param: str
+) -> tuple[U32, tuple[PromptMedia, ...]]:
+    """The prompt with each image's placeholder token repeated, and where each image is. Raises `ApiError` 400."""
+    support = model.card.images
+    if support is None:
+        return tokens, ()
+    places = np.flatnonzero(tokens == support.placeholder)
+    if len(places) != len(images.items):
+        raise _unmatched(len(places), len(images.items), param)
+    if not len(places):
+        return tokens, ()
+    repeats = np.ones(len(tokens), np.int64)
+    repeats[places] = images.tokens
+    starts = (np.cumsum(repeats) - repeats)[places].tolist()
+    media = tuple(
+        PromptMedia("image", item.id, start, count, item.shape)
+        for item, start, count in zip(images.items, starts, images.tokens, strict=True)
+    )
+    return np.repeat(tokens, repeats).astype(np.uint32, copy=False), media
+
+
+def _unmatched(places: int, images: int, param: str) -> ApiError:
+    if images:
+        return bad_request(
+            f"The model's chat template made {places} places for {images} images; it does not take images here.",
+            param=param,
+        )
+    return bad_request("The prompt spells the token that stands for an image, without an image.", param=param)

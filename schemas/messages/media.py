@@ -1,0 +1,46 @@
+"""Images in prompts: what an engine computes placeholder tokens from. Core NATS, never the log."""
+
+from typing import Literal
+
+import msgspec
+
+MediaKind = Literal["image"]
+
+
+class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
+    """An item of media in a prompt, decoded.
+
+    `id` is 32 hexadecimal digits over what the model sees; equal ids are equal content. Its `tokens` placeholder tokens are in the prompt
+    from position `start` on. An image has `shape` (height, width, 3), uint8 RGB. `data` is empty in messages: a
+    worker that does not have the item yet fetches it from the edge.
+    """
+
+    kind: MediaKind
+    id: str
+    start: int
+    tokens: int
+    shape: tuple[int, ...]
+    data: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+class MediaQuery(msgspec.Struct, frozen=True, array_like=True):
+    """A worker asks the edge for `count` bytes of an item from `offset` on."""
+
+    id: str
+    offset: int
+    count: int
+
+
+class MediaPiece(msgspec.Struct, frozen=True, array_like=True):
+    """The bytes asked for; `known` is false for an item of no request in flight."""
+
+    known: bool
+    data: bytes = b""

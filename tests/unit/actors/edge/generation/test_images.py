@@ -1,0 +1,165 @@
+"""Images in conversations: which are accepted, where their tokens are, and what is wrong with the others."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from headwater.actors.edge.generation.conversation import template_messages
+from headwater.actors.edge.generation.images import (
+    NO_IMAGES,
+    PromptImages,
+    expand_placeholders,
+    load_images,
+)
+from headwater.actors.edge.generation.request import MediaPart, TextPart, Turn
+from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.request.dispatch import TokenSequence
+from headwater.actors.http.errors import ApiError
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.item import MediaItem
+from headwater.schemas.hashing import U32, unpack_hashes
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import ImageSupport, ModelCard
+from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
+
+PLACEHOLDER = 9
+SUPPORT = ImageSupport(placeholder=PLACEHOLDER, per_prompt=2, side=28, pixels_min=784, pixels_max=784 * 64)
+CARD = ModelCard(
+    name="vision",
+    pool="vision",
+    block_size=4,
+    context_length=1_000,
+    tokenizer="",
+    chat_template="",
+    special_tokens={},
+    eos_token_ids=(),
+    engine="vllm",
+    capabilities=("generate", "images"),
+    created_s=0,
+    images=SUPPORT,
+)
+
+
+def model(**fields: Any) -> Model:
+    """A model that takes images; of it only the card is read."""
+    tokenizer: Any = None
+    return Model(msgspec.structs.replace(CARD, **fields), tokenizer, None)
+
+
+def part(url: str, number: int = 0, kind: Any = "image") -> MediaPart:
+    """The media part at a place of the first message."""
+    return MediaPart(kind, f"messages[0].content[{number}].image_url", url=url)
+
+
+def item(id_: str) -> MediaItem:
+    """A decoded image of 2 x 2 pixels."""
+    return MediaItem("image", id_, "uint8", (2, 2, 3), memoryview(bytes(12)), "png")
+
+
+def tokens(*given: int) -> U32:
+    """Token ids."""
+    return np.array(given, np.uint32)
+
+
+async def test_images_are_decoded_in_order_and_known_ones_are_not_fetched_again() -> None:
+    """The count of tokens is that of the size; the same part of a later attempt is taken from what is known."""
+    intake = MediaIntake()
+    turn = Turn(role="user", parts=(part(picture_url(1)), TextPart("and"), part(picture_url(2), 2)))
+    known: dict[MediaPart, MediaItem] = {}
+    try:
+        images = await load_images([turn], model(), intake, known)
+    finally:
+        await intake.close()
+    assert images.tokens == (56, 56)
+    assert [(one.width, one.height) for one in images.items] == [(WIDTH, HEIGHT)] * 2
+    assert images.items[0].id != images.items[1].id
+    # The intake is closed: it could fetch nothing.
+    assert await load_images([turn], model(), intake, known) == images
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields", "message", "param"),
+    [
+        ((part("https://a"),), {"images": None}, "vision takes text only; .* is of kind image", 0),
+        ((part("https://a", 0, "audio"),), {}, "takes text and images; .* is of kind audio", 0),
+        (tuple(part("https://a", n) for n in range(3)), {}, "3 images; vision takes at most 2", 2),
+        ((MediaPart("image", "messages[0].content[0].image_url", file_id="f"),), {}, "no files API", 0),
+    ],
+)
+async def test_what_a_model_does_not_take_is_refused_by_name(
+    parts: tuple[MediaPart, ...], fields: dict[str, Any], message: str, param: int
+) -> None:
+    """Before anything is fetched."""
+    intake = MediaIntake()
+    with pytest.raises(ApiError, match=message) as raised:
+        await load_images([Turn(role="user", parts=parts)], model(**fields), intake)
+    assert raised.value.status == 400
+    assert raised.value.param == f"messages[0].content[{param}].image_url"
+    with pytest.raises(ApiError, match="takes text only"):
+        await load_images([Turn(role="user", parts=(part("https://a"),))], model(), None)
+
+
+def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
+    """The others stay as they are, and the places are those in the new prompt."""
+    found, media = expand_placeholders(
+        tokens(1, PLACEHOLDER, 2, 3, PLACEHOLDER),
+        PromptImages((item("a"), item("b")), (3, 2)),
+        model(),
+        "messages",
+    )
+    assert found.tolist() == [1, 9, 9, 9, 2, 3, 9, 9]
+    assert found.dtype == np.uint32
+    assert [(one.id, one.start, one.tokens) for one in media] == [("a", 1, 3), ("b", 6, 2)]
+    plain = tokens(1, 2, 3)
+    assert expand_placeholders(plain, NO_IMAGES, model(), "messages") == (plain, ())
+    # What has a meaning for other models only.
+    assert expand_placeholders(tokens(PLACEHOLDER), NO_IMAGES, model(images=None), "prompt")[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "images", "message"),
+    [
+        (tokens(1, PLACEHOLDER), NO_IMAGES, "without an image"),
+        (tokens(1, 2), PromptImages((item("a"),), (3,)), "made 0 places for 1 images"),
+        (tokens(PLACEHOLDER, PLACEHOLDER), PromptImages((item("a"),), (3,)), "made 2 places for 1 images"),
+    ],
+)
+def test_places_without_images_and_images_without_places(
+    given: U32, images: PromptImages, message: str
+) -> None:
+    """Neither reaches an engine."""
+    with pytest.raises(ApiError, match=message):
+        expand_placeholders(given, images, model(), "messages")
+
+
+def test_templates_see_where_images_are() -> None:
+    """As a list of parts, in order; a message with text only stays a text."""
+    turns = [
+        Turn(role="user", parts=(TextPart("a"), part("data:x"), TextPart("b"))),
+        Turn(role="user", parts=(TextPart("c"), TextPart("d"))),
+    ]
+    first, second = template_messages(turns)
+    assert first["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "image"},
+        {"type": "text", "text": "b"},
+    ]
+    assert second["content"] == "cd"
+
+
+def test_blocks_are_named_by_their_images() -> None:
+    """Equal tokens with another image differ from its first block on; tokens that follow do not change that."""
+    prompt = tokens(1, 2, 3, 4, 5, 9, 9, 9, 9, 9, 6, 7)
+
+    def hashes(id_: str, emitted: list[int]) -> list[int]:
+        media = (PromptMedia("image", id_, 5, 5, (2, 2, 3)),)
+        sequence = TokenSequence(prompt, 4, "", "", media)
+        found: list[int] = unpack_hashes(sequence.extend(emitted)[1]).tolist()
+        return found
+
+    one, other, plain = hashes("a", []), hashes("b", []), hashes("", [])
+    assert one[0] == other[0] == plain[0]
+    assert len({one[1], other[1], plain[1], one[2], other[2], plain[2]}) == 6
+    assert hashes("a", [8, 8, 8, 8])[:3] == one

@@ -1,0 +1,115 @@
+"""Images between edge and worker: fetched in pieces, once, kept within a bound, and missing ones told."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from headwater.actors.bus.memory import MemoryBus
+from headwater.actors.bus.port import Message
+from headwater.actors.edge.clients.media import MediaHolder
+from headwater.actors.worker.serving.media import PIECE_BYTES, MediaCache, MediaMissing
+from headwater.schemas import subjects
+from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
+
+
+def image(id_: str, height: int = 10) -> PromptMedia:
+    """An image that is 100 pixels wide, at the start of a prompt."""
+    return PromptMedia("image", id_, 0, 4, (height, 100, 3))
+
+
+def content(item: PromptMedia, seed: int = 0) -> bytes:
+    """As many bytes as the image has."""
+    return bytes((place + seed) % 251 for place in range(item.size))
+
+
+class Exchange:
+    """An edge that holds images, and counts the queries for them."""
+
+    def __init__(self, bytes_max: int = 1 << 30) -> None:
+        self.bus = MemoryBus()
+        self.holder = MediaHolder(self.bus)
+        self.cache = MediaCache(self.bus, "ns", bytes_max)
+        self.queries: list[MediaQuery] = []
+
+    async def open(self) -> None:
+        """Subscribe the edge."""
+        await self.bus.subscribe(subjects.edge_media("ns", "edge"), self._on_query)
+
+    async def _on_query(self, message: Message) -> None:
+        self.queries.append(msgspec.msgpack.decode(message.data, type=MediaQuery))
+        await self.holder.on_query(message)
+
+
+async def test_an_image_is_fetched_in_pieces_and_kept() -> None:
+    """The second request with it, of whatever edge, fetches nothing."""
+    made = Exchange()
+    await made.open()
+    large = image("a", height=2 * PIECE_BYTES // 300 + 100)
+    data = content(large)
+    with made.holder.hold([("a", memoryview(data))]):
+        [loaded] = await made.cache.load("edge", [large])
+    assert loaded.data == data
+    assert [query.offset for query in made.queries] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
+    [again] = await made.cache.load("another", [large])
+    assert again.data == data
+    assert len(made.queries) == 3
+
+
+async def test_requests_with_the_same_image_fetch_it_once() -> None:
+    """Also while it is on its way."""
+    made = Exchange()
+    await made.open()
+    one = image("a")
+    with made.holder.hold([("a", memoryview(content(one)))]):
+        loaded = await asyncio.gather(*(made.cache.load("edge", [one]) for _ in range(3)))
+    assert [item.data for [item] in loaded] == [content(one)] * 3
+    assert len(made.queries) == 1
+
+
+async def test_the_least_recently_used_image_makes_room() -> None:
+    """Of three that do not fit together."""
+    one, two, three = image("a"), image("b"), image("c")
+    made = Exchange(bytes_max=2 * one.size)
+    await made.open()
+    with made.holder.hold([(item.id, memoryview(content(item))) for item in (one, two, three)]):
+        for item in (one, two, one, three, one, two):
+            await made.cache.load("edge", [item])
+    assert [query.id for query in made.queries] == ["a", "b", "c", "b"]
+
+
+async def test_what_cannot_be_fetched_is_named() -> None:
+    """An edge that is gone, one whose request has ended, and a size that the edge does not have."""
+    made = Exchange()
+    one = image("a")
+    with pytest.raises(MediaMissing, match="image a from edge edge failed"):
+        await made.cache.load("edge", [one])
+    await made.open()
+    with made.holder.hold([("a", memoryview(content(one)))]):
+        pass
+    with pytest.raises(MediaMissing, match="no longer has image a"):
+        await made.cache.load("edge", [one])
+    with made.holder.hold([("a", memoryview(b"short"))]), pytest.raises(MediaMissing, match="no longer has"):
+        await made.cache.load("edge", [one])
+
+
+async def test_an_image_is_held_as_long_as_any_request_has_it() -> None:
+    """The first of two that ends does not take it from the other; no query reads beyond it."""
+    made = Exchange()
+    await made.open()
+    one = image("a")
+    data = memoryview(content(one))
+
+    async def ask(offset: int, count: int) -> MediaPiece:
+        query = msgspec.msgpack.encode(MediaQuery("a", offset, count))
+        reply = await made.bus.request(subjects.edge_media("ns", "edge"), query, timeout_s=1)
+        return msgspec.msgpack.decode(reply, type=MediaPiece)
+
+    with made.holder.hold([("a", data)]):
+        with made.holder.hold([("a", data), ("a", data)]):
+            assert (await ask(0, 10)).data == bytes(data[:10])
+        assert (await ask(5, 10)).data == bytes(data[5:15])
+        assert (await ask(one.size - 5, 10)).data == bytes(data[-5:])
+        for offset, count in ((-1, 10), (0, 0), (0, 1 << 30)):
+            assert not (await ask(offset, count)).known
+    assert not (await ask(0, 10)).known

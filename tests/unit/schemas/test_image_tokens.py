@@ -1,0 +1,55 @@
+"""Placeholder tokens of images by their size, and the digests by which blocks with images are told apart."""
+
+import pytest
+
+from headwater.engines.kv_events.wire import multimodal
+from headwater.schemas.hashing import media_digests
+from headwater.schemas.image_tokens import count_image_tokens
+from headwater.schemas.tables.card import ImageSupport
+
+GRID = ImageSupport(placeholder=7, per_prompt=4, side=28, pixels_min=4 * 28 * 28, pixels_max=64 * 28 * 28)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "tokens"),
+    [
+        # What `smart_resize` of transformers 5 gives with the same bounds.
+        (196, 224, 56),
+        (1100, 1500, 54),
+        (64, 64, 4),
+        (120, 500, 48),
+        (900, 333, 52),
+        (2000, 1500, 54),
+        (28, 28, 4),
+        (30, 3000, 80),
+    ],
+)
+def test_the_count_is_that_of_the_models_processor(height: int, width: int, tokens: int) -> None:
+    """Rounded to squares, shrunk or enlarged to the bounds."""
+    assert count_image_tokens(GRID, height, width) == tokens
+
+
+def test_a_fixed_count_and_a_shape_that_no_model_takes() -> None:
+    """The ratio of the sides is bounded where images are resized."""
+    assert count_image_tokens(ImageSupport(placeholder=7, per_prompt=1, tokens=576), 1, 5_000) == 576
+    with pytest.raises(
+        ValueError, match=r"3000 x 10 pixels is too narrow: the ratio of its sides is at most 200"
+    ):
+        count_image_tokens(GRID, 10, 3_000)
+
+
+def test_the_edge_and_an_engines_events_name_the_same_blocks() -> None:
+    """Keys as vLLM published them for an image of 56 tokens from token 17 on, with blocks of 32."""
+    cat = "a" * 32
+    published = [[[cat, 17]], [[cat, -15]], [[cat, -47]]]
+    assert media_digests([(cat, 17, 56)], 32) == multimodal(published)
+
+
+def test_digests_depend_on_the_item_and_where_it_is() -> None:
+    """Two images of one block in the other order have other digests, though their sum is of the same ids."""
+    one = media_digests([("a" * 32, 0, 4), ("b" * 32, 4, 4)], 16)
+    other = media_digests([("b" * 32, 0, 4), ("a" * 32, 4, 4)], 16)
+    assert [block for block, _ in one] == [0, 0]
+    assert sum(digest for _, digest in one) != sum(digest for _, digest in other)
+    # An item that ends with a block does not reach into the next one.
+    assert [block for block, _ in media_digests([("a" * 32, 0, 16)], 16)] == [0]

@@ -1,5 +1,5 @@
-"""What all tests share: log lines that cost nothing, how many examples a property gets, which tests run together, and the
-stack of a worker that crashed.
+"""What all tests share: log lines that cost nothing, how many examples a property gets, which tests run together, their ids,
+and the stack of a worker that crashed.
 """
 
 import faulthandler
@@ -28,6 +28,9 @@ os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
 
 SHARING = ("contract", "docs", "durability", "faults", "packaging", "sglang", "system", "tidy", "vllm")
 """Folders whose modules share servers, fleets or parsed sources: each module runs in one worker, so that none is made twice."""
+
+ID_CHARS_MAX = 200
+"""Of an argument in a test's id."""
 
 SHORT = ("tidy", "unit")
 """Folders of tests that take less than a second each."""
@@ -73,6 +76,13 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     for stack in Path(sched.config.stash[STACKS].name).iterdir():
         if f"'{stack.name}'" in str(report.longrepr):
             report.sections.append((f"Stack of {stack.name}", stack.read_text(encoding="utf-8")))
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a long value by its length: some have megabytes, and ids are escaped, and sent between processes many times."""
+    if isinstance(val, str | bytes) and len(val) > ID_CHARS_MAX:
+        return f"{argname} of {len(val)}"
+    return None
 
 
 @pytest.fixture(autouse=True)

@@ -44,35 +44,40 @@ SCENARIOS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "newest": {"openai": OPENAI, "anthropic": ANTHROPIC},
     "frameworks": {
         "openai": OPENAI,
-        "litellm": BOTH,
-        "langchain-core": BOTH,
         "pydantic-ai-slim": (*BOTH, "output type", "anthropic output type"),
         "openai-agents": (*LOOPS, *RESPONSES),
         "instructor": ("named call", "named call streamed", "json schema", "anthropic named call"),
     },
+    "slow frameworks": {"litellm": BOTH, "langchain-core": BOTH},
     "javascript": {
         "openai": (*CHAT, *RESPONSES),
         "@anthropic-ai/sdk": (*CHAT, "counting", "unknown model"),
     },
 }
-"""Environment, package, and what of it is tested."""
+"""Environment (or a part of it), package, and what of it is tested."""
+
+SOAK: Final = {"slow frameworks": [pytest.mark.soak]}
+"""Importing these two takes 10 s of processor time, and they ask with the SDKs that the others use, too."""
 
 MODULES: Final = {
     "newest": ("with_openai", "with_anthropic"),
     "frameworks": (
         "with_openai",
-        "with_litellm",
-        "with_langchain",
         "with_pydantic_ai",
         "with_openai_agents",
         "with_instructor",
     ),
+    "slow frameworks": ("with_litellm", "with_langchain"),
 }
 
 RUN_S: Final = 280
 
 CASES: Final = [
-    pytest.param(environment, package, scenario, id=f"{environment}-{package}-{scenario}")
+    pytest.param(
+        *(environment, package, scenario),
+        id=f"{environment}-{package}-{scenario}",
+        marks=SOAK.get(environment, []),
+    )
     for environment, packages in SCENARIOS.items()
     for package, scenarios in packages.items()
     for scenario in scenarios
@@ -164,7 +169,7 @@ async def test_a_client_completes_its_scenario(
     assert not outcome.error, outcome.error
 
 
-@pytest.mark.parametrize("environment", SCENARIOS)
+@pytest.mark.parametrize("environment", [pytest.param(name, marks=SOAK.get(name, [])) for name in SCENARIOS])
 async def test_each_scenario_of_the_programs_is_a_test(runs: Runs, environment: str) -> None:
     first = next(iter(SCENARIOS[environment].items()))
     await runs.outcome(environment, first[0], first[1][0])

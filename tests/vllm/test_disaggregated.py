@@ -30,8 +30,10 @@ pytestmark = [
     pytest.mark.timeout(420),
 ]
 
-PROMPTS = 80
+PROMPTS = 40
 PROMPTS_OF_SOAK = 200
+KILLS = ((6, "prefill-0"), (16, "decode-0"), (28, " router "))
+KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 SAMPLES = 40
 SAMPLE_S = 0.05
 BUSY_SHARE = 0.7
@@ -84,16 +86,17 @@ async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], tog
 
 @pytest.mark.soak
 async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, up: FleetProcess) -> None:
-    """The same with more of them."""
-    assert await answers(apart, PROMPTS_OF_SOAK) == await answers(up, PROMPTS_OF_SOAK)
+    """The same with more of them, undisturbed and under more kills."""
+    expected = await answers(up, PROMPTS_OF_SOAK)
+    assert await answers(apart, PROMPTS_OF_SOAK) == expected
+    assert await under_kills(apart, expected, KILLS_OF_SOAK) == []
 
 
 async def test_tokens_are_the_same_under_kills_and_cancels(
     apart: FleetProcess, together: list[Tokens]
 ) -> None:
     """Both workers and the router are killed under load while every tenth client leaves."""
-    kills = ((8, "prefill-0"), (24, "decode-0"), (40, " router "), (52, "prefill-0"))
-    assert await under_kills(apart, together, kills) == []
+    assert await under_kills(apart, together, KILLS) == []
     assert await answers(apart, 20) == together[:20]
 
 

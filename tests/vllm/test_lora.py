@@ -1,4 +1,7 @@
-"""Two LoRA adapters in real vLLM engines: each answers in its own way, also while one is unloaded under load."""
+"""Two LoRA adapters in real vLLM engines: each answers in its own way, also while one is unloaded under load.
+
+A long form: adapters in a real engine are in the engines' contract suite, and loading and unloading in a fleet in tests/system.
+"""
 
 import asyncio
 import contextlib
@@ -82,6 +85,7 @@ async def text(client: Client, model: str) -> str:
     return said
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(INSIDE_S + 60)
 async def test_two_adapters_are_loaded_routed_and_unloaded_under_load(tmp_path: Path) -> None:
     """In a process of its own: where other tests had engines before, vLLM's workers do not come up in it again."""

@@ -1,17 +1,20 @@
-"""Calls that a client demands have valid arguments whatever the model: random weights, and SmolLM2 as released."""
+"""Calls that a client demands have valid arguments whatever the model: random weights, and in the long form SmolLM2 as released."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import jsonschema
 import openai
 import pytest
 import pytest_asyncio
 
 from tests.support.processes.fleet import FleetProcess, fleet
+
+# Imported where it is used: every worker of pytest-xdist imports this module, and the client's takes 1.5 s of processor time.
+if TYPE_CHECKING:
+    from anthropic.types import Message
 
 pytestmark = [
     pytest.mark.vllm,
@@ -59,10 +62,12 @@ async def test_named_calls_of_random_weights_have_valid_arguments(up: FleetProce
     await check_named_calls(up, TINY)
 
 
+@pytest.mark.soak
 async def test_named_calls_of_smollm2_have_valid_arguments(smol: FleetProcess) -> None:
     await check_named_calls(smol, SMOL)
 
 
+@pytest.mark.soak
 async def test_smollm2_chats(smol: FleetProcess) -> None:
     async with openai.AsyncOpenAI(base_url=f"{smol.url}/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(
@@ -75,9 +80,11 @@ async def test_smollm2_chats(smol: FleetProcess) -> None:
 
 
 async def test_a_message_that_demands_a_tool_has_valid_input(up: FleetProcess) -> None:
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=up.url, api_key="none", max_retries=0) as client:
 
-        async def ask(question: str) -> anthropic.types.Message:
+        async def ask(question: str) -> "Message":
             async with client.messages.stream(
                 model=TINY,
                 max_tokens=200,

@@ -16,7 +16,7 @@ from hypothesis import settings
 # Checks that ship with the package: a failed assertion shows its values in tests, too.
 pytest.register_assert_rewrite("headwater.engines.conformance")
 
-settings.register_profile("ci", max_examples=30, deadline=None)
+settings.register_profile("ci", max_examples=15, deadline=None)
 settings.register_profile("soak", max_examples=500, deadline=None)
 settings.load_profile("ci")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.engines import tiny_model
+from tests.support.clients.pictures import picture_url
+from tests.support.engines import tiny_vision_model
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
     REFUSALS,
@@ -61,7 +62,7 @@ async def apart(
     together: list[Tokens], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[FleetProcess]:
     """One prefill and one decode worker. After `together`, which it would delay while it starts."""
-    flags = ("--engine", "vllm", "--model", str(tiny_model.ensure()), *APART, *COMMON)
+    flags = ("--engine", "vllm", "--model", str(tiny_vision_model.ensure()), *APART, *COMMON)
     async with fleet(tmp_path_factory.mktemp("apart"), *flags, ready_s=200, vllm=True) as made:
         yield made
 
@@ -82,6 +83,30 @@ async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], tog
     apart, handed_over = first
     assert apart == together
     assert handed_over >= PROMPTS * 0.8
+
+
+async def test_an_image_is_encoded_by_the_prefill_worker(apart: FleetProcess, up: FleetProcess) -> None:
+    """The decode worker gets the KV of its tokens: the same answer as together, and another for another image."""
+
+    async def ask(fleet: FleetProcess, seed: int) -> tuple[str, str]:
+        content = [
+            {"type": "image_url", "image_url": {"url": picture_url(seed)}},
+            {"type": "text", "text": "What is this?"},
+        ]
+        request = {"model": "tiny", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        async with fleet.client() as client:
+            answer = await client.post(
+                "/v1/chat/completions", json={**request, "messages": [{"role": "user", "content": content}]}
+            )
+        assert answer.status_code == 200, answer.text
+        prefilled = answer.headers.get("x-headwater-prefill-worker", "")
+        return answer.json()["choices"][0]["message"]["content"], prefilled
+
+    for seed in (41, 42):
+        (whole, _), (split, prefilled) = await ask(up, seed), await ask(apart, seed)
+        assert split == whole
+        assert prefilled == "prefill-0"
+    assert (await ask(apart, 41))[0] != (await ask(apart, 42))[0]
 
 
 @pytest.mark.soak

@@ -13,6 +13,8 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.processes.zygotes import Zygotes, use
+
 # Checks that ship with the package: a failed assertion shows its values in tests, too.
 pytest.register_assert_rewrite("headwater.engines.conformance")
 
@@ -22,6 +24,9 @@ settings.load_profile("ci")
 
 STACKS = pytest.StashKey[TemporaryDirectory[str]]()
 """The folder where the processes of pytest-xdist, if any, write their stacks when they crash."""
+
+ZYGOTES = pytest.StashKey[Zygotes]()
+"""The processes from which all workers of pytest-xdist, if any, fork others."""
 
 # UCX would take the signals of a crash from faulthandler, and print to the output that pytest captures and loses.
 os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
@@ -44,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None:
+        use(worker["zygotes"])
         stack = Path(worker["stacks"], worker["workerid"]).open("w", encoding="utf-8")  # noqa: SIM115 (until the worker ends)
         faulthandler.enable(stack)
         config.add_cleanup(faulthandler.disable)
@@ -62,8 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give a worker of pytest-xdist the folder for its stack."""
+    """Give a worker of pytest-xdist the folder for its stack, and that of the zygotes' sockets."""
     stash = node.config.stash
+    if ZYGOTES not in stash:
+        stash[ZYGOTES] = Zygotes()
+        node.config.add_cleanup(stash[ZYGOTES].close)
+    node.workerinput["zygotes"] = str(stash[ZYGOTES].folder)
     if STACKS not in stash:
         stash[STACKS] = TemporaryDirectory(prefix="headwater-stacks-")
         node.config.add_cleanup(stash[STACKS].cleanup)

@@ -4,31 +4,23 @@ Executed one by one, each costs 1.5 s of CPU for imports and compiled kernels, m
 processes are real: own session, environment, outputs and signals.
 
 A second one has imported vLLM as well (14 s of CPU): `vllm=True` forks from that one, and `headwater up` forks its
-engine host from itself. A third, `sglang=True`, runs in SGLang's
-environment and has imported SGLang. `-c PROGRAM` as arguments runs
-Python instead of a command.
+engine host from itself. A third, `sglang=True`, runs in SGLang's environment and has imported SGLang. `-c PROGRAM` as
+arguments runs Python instead of a command. `zygotes` starts these processes.
 """
 
 import asyncio
-import atexit
 import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from headwater.ops.fleet.child import child_environment
 from headwater.ops.fleet.spawner import SpawnedProcess, Spawner, serve
+from tests.support.processes import zygotes
 from tests.support.sglang import forks
-from tests.support.sglang.environment import PYTHON, ROOT
-
-Engine = Literal["", "vllm", "sglang"]
 
 PIPE = asyncio.subprocess.PIPE
 STDOUT = asyncio.subprocess.STDOUT
@@ -102,7 +94,7 @@ async def start(
 ) -> Process:
     """Start `headwater ARGUMENTS`; outputs as for `asyncio.create_subprocess_exec`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(_listening("vllm" if vllm else "sglang" if sglang else ""))
+    connection.connect(zygotes.socket_of("vllm" if vllm else "sglang" if sglang else ""))
     spawner = Spawner(connection)
     loop = asyncio.get_running_loop()
     reading: list[asyncio.StreamReader | None] = [None, None]
@@ -135,42 +127,6 @@ async def start(
     made.stderr = reading[1]
     made.outputs = outputs
     return made
-
-
-@cache
-def _listening(engine: Engine) -> str:
-    """Path of the socket on which this test process's zygote listens; starts it."""
-    folder = tempfile.mkdtemp(prefix="headwater-zygote-")
-    path = str(Path(folder) / "socket")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    listener.listen(64)
-    environ = child_environment()
-    if engine == "sglang":
-        # Headwater is not installed there.
-        environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    process = subprocess.Popen(
-        [python_of(engine), "-m", "tests.support.processes.zygote", str(listener.fileno()), engine],
-        pass_fds=[listener.fileno()],
-        stdin=subprocess.PIPE,
-        env=environ,
-    )
-    listener.close()
-
-    def end() -> None:
-        process.kill()
-        process.wait()
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-            os.rmdir(folder)
-
-    atexit.register(end)
-    return path
-
-
-def python_of(engine: Engine) -> str:
-    """The Python of an engine's environment."""
-    return str(PYTHON) if engine == "sglang" else sys.executable
 
 
 def _reap(*_: object) -> None:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headwater.actors.media.item import byte_count
 from headwater.actors.media.request.errors import MediaCode, MediaError
 from headwater.actors.media.request.task import (
     MESSAGE_BYTES_MAX,
@@ -165,4 +166,7 @@ def _checked(task: DecodeTask, reply: Reply, descriptors: list[int]) -> TaskRepl
         return TaskReply(reply, -1)
     if len(descriptors) != 1 or fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & SEALS != SEALS:
         raise ValueError("the decoded item is not sealed")
+    size = byte_count(reply.dtype, reply.shape)
+    if os.fstat(descriptors[0]).st_size != size:
+        raise ValueError("the decoded item is not of the size stated")
     return TaskReply(reply, descriptors[0])

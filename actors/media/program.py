@@ -34,6 +34,8 @@ from headwater.actors.media.sources.open import open_source
 from headwater.actors.media.sources.web import WebAccess
 
 DESCRIPTORS_MAX: Final = 64
+NICENESS: Final = 5
+"""Decoding may take longer on a busy machine; the streams of the edge may not."""
 
 
 def main(network: WebAccess | None = None) -> None:
@@ -47,6 +49,7 @@ def main(network: WebAccess | None = None) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS_MAX, DESCRIPTORS_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

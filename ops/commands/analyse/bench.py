@@ -18,6 +18,7 @@ What = Literal[
     "route",
     "snapshot",
     "log",
+    "media",
     "nixl",
     "whatif",
     "signal-age",
@@ -130,7 +131,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, workers: int, as_json: bool) -> int:
-    from headwater.ops.bench import edge, log, nixl, report, snapshot
+    from headwater.ops.bench import edge, log, media, nixl, report, snapshot
     from headwater.ops.bench import long_prompt as long_prompts
     from headwater.ops.bench.route import over_nats
     from headwater.ops.process import logging, signals
@@ -139,6 +140,7 @@ def _in_a_fleet(what: What, *, long_prompt: bool, keys: bool, workers: int, as_j
     benches = {
         "edge": edge.bench,
         "log": log.bench,
+        "media": media.bench,
         "nixl": nixl.bench,
         "route": over_nats.bench,
         "snapshot": snapshot.bench,

@@ -76,7 +76,7 @@ def gif_of_size(width: int, height: int, frame: tuple[int, int]) -> bytes:
 def noise(size: int) -> Image.Image:
     """An image that does not compress: `size` by `size` pixels, 3 bytes each."""
     values = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
-    return Image.fromarray(values, "RGB")
+    return Image.fromarray(values)
 
 
 def scan_bomb() -> bytes:

@@ -24,6 +24,13 @@ def nan_wav() -> bytes:
     return wav(samples, tag=3)
 
 
+def long_flac() -> bytes:
+    """A FLAC file of 2.2 s that claims a thousand samples."""
+    data = bytearray(recording("flac", "flac", 2.2))
+    data[21:26] = bytes([data[21] & 0xF0]) + struct.pack(">I", 1000)
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [
@@ -113,6 +120,7 @@ async def test_an_embedding_passes_with_its_values(wide: MediaIntake, shape: tup
 
 FILES: dict[str, tuple[MediaKind, Callable[[], bytes], str]] = {
     "sound that is too long": ("audio", lambda: wav(tone(2.2)), "media_too_long"),
+    "sound that is longer than its header says": ("audio", long_flac, "media_too_long"),
     "sound of an hour at one sample a second": (
         "audio",
         lambda: wav(np.zeros((3600, 1), "<i2"), 1),

@@ -1,0 +1,77 @@
+"""The event loop while an image of 20 MB is in flight."""
+
+import asyncio
+import gc
+import os
+import threading
+from mmap import mmap
+
+import pytest
+
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.item import SharedValues
+from headwater.actors.media.request.settings import IntakeSettings, MediaLimits
+from headwater.actors.media.request.source import MediaSource
+from headwater.ops.bench.media import LoopProbe
+from tests.support.media.images import data_url, encoded, noise, picture
+
+CPU_MS_MAX = 5.0
+"""Copying the image once takes the loop longer."""
+
+
+async def test_the_loop_does_not_copy_an_image() -> None:
+    """What its thread computes between two wake-ups, which does not depend on what else this machine does."""
+    data = encoded(noise(2600), "PNG", compress_level=0)
+    assert len(data) > 20_000_000
+    source = MediaSource.from_url("image", data_url(data))
+    intake = MediaIntake(settings=IntakeSettings(processes=1), limits=MediaLimits())
+    gc.disable()
+    try:
+        async with LoopProbe() as probe:
+            item = await intake.fetch(source)
+            assert item.shape == (2600, 2600, 3)
+            del item
+            await intake.fetch(MediaSource.from_bytes("image", data))
+        assert probe.most_cpu_ms() < CPU_MS_MAX
+    finally:
+        gc.enable()
+        await intake.close()
+
+
+async def test_threads_free_the_memory_of_items(strict: MediaIntake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the file, and that of the pixels once nothing refers to them: pages take milliseconds to free."""
+    by: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        by.append((what, threading.current_thread() is threading.main_thread()))
+
+    def close(descriptor: int, close: object = os.close) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd"):
+            note("close")
+        assert callable(close)
+        close(descriptor)
+
+    def unmap(values: mmap) -> None:
+        note("unmap")
+        mmap.close(values)
+
+    monkeypatch.setattr(os, "close", close)
+    monkeypatch.setattr(SharedValues, "close", unmap)
+    item = await strict.fetch(MediaSource.from_bytes("image", encoded(picture(), "PNG")))
+    assert mapped() == 1
+    part = item.array()[1]
+    del item
+    gc.collect()
+    assert mapped() == 1
+    assert part[0, 0] == 18 * 7 % 256
+    del part
+    async with asyncio.timeout(20):
+        while mapped():
+            await asyncio.sleep(0.01)
+    assert sorted(by) == [("close", False), ("close", False), ("unmap", False)]
+
+
+def mapped() -> int:
+    """Items mapped in this process."""
+    with open("/proc/self/maps") as file:
+        return sum("memfd:decoded" in line for line in file)

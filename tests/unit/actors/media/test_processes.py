@@ -1,0 +1,77 @@
+"""A process that decodes what strangers send may be taken over by it: what it replies is checked, and it is ended."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headwater.actors.http.errors import ApiError
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.request.settings import IntakeSettings
+from headwater.actors.media.request.source import MediaSource
+from tests.support.media import internet
+from tests.unit.actors.media.conftest import rejection
+
+ROGUE = str(Path(internet.__file__).with_name("rogue.py"))
+IMAGE = MediaSource.from_bytes("image", b"anything")
+
+
+def intake_of(mode: str) -> MediaIntake:
+    """An intake whose process replies in this way."""
+    return MediaIntake(settings=IntakeSettings(processes=1), program=(ROGUE, mode))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "unsealed",
+        "may shrink",
+        "smaller than stated",
+        "larger than stated",
+        "no memory",
+        "a file of its own",
+        "another task",
+        "unknown type",
+        "negative shape",
+        "memory with a rejection",
+        "garbage",
+        "closes",
+    ],
+)
+async def test_a_reply_that_breaks_the_protocol_fails_the_item_and_ends_the_process(mode: str) -> None:
+    """Memory that could still change or shrink would end this process when it reads it; nothing stays open."""
+    intake = intake_of(mode)
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        error = await rejection(intake, IMAGE)
+        assert error.code == "media_decoder_failed"
+        assert not intake.pids
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        await intake.close()
+
+
+async def test_an_honest_reply_passes() -> None:
+    """The control of the test above."""
+    intake = intake_of("honest")
+    try:
+        assert (await intake.fetch(IMAGE)).array().tolist() == [[[0, 0, 0]]]
+    finally:
+        await intake.close()
+
+
+async def test_without_the_extra_an_item_gets_a_503(tmp_path: Path) -> None:
+    """With the package to install, and without a retry."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nsys.modules['PIL'] = None\nfrom headwater.actors.media import program\nprogram.main()\n"
+    )
+    intake = MediaIntake(program=(str(program),))
+    try:
+        with pytest.raises(ApiError) as caught:
+            await intake.fetch(MediaSource.from_bytes("image", b"\x89PNG\r\n\x1a\n" + bytes(50)))
+        assert (caught.value.status, caught.value.code) == (503, "media_unavailable")
+        assert "headwater[media]" in str(caught.value)
+        assert (b"x-should-retry", b"false") in caught.value.headers
+    finally:
+        await intake.close()

@@ -147,9 +147,6 @@ async def test_more_memory_than_allowed_fails_the_item() -> None:
             intake, MediaSource.from_bytes("image", images.jpeg_of_size(10_000, 10_000)), limits
         )
         assert error.code == "media_out_of_memory"
-        # Of this one the library would allocate a canvas as soon as it opens the file.
-        error = await rejection(intake, MediaSource.from_bytes("image", images.webp_of_size(16_384, 16_384)))
-        assert error.code == "media_too_many_pixels"
         assert (await intake.fetch(MediaSource.from_bytes("image", PNG))).shape == (4, 6, 3)
     finally:
         await intake.close()

@@ -9,7 +9,7 @@ from tests.faults.kills.random_kills import Shape, random_kills
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-SECONDS = 15.0
+SECONDS = 9.0
 ANSWER_S = 6.0
 
 

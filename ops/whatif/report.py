@@ -51,7 +51,7 @@ class WhatifReport(msgspec.Struct, frozen=True):
 
     `reuse` is the share of all prompts' blocks (including partial ones) that were cached when their request started.
     `itl_ms` weights each token equally. `queue_ms` is from the arrival at the engine to its first step, `router_queue_ms`
-    the wait in the admission queue before that, and `waited` the number of requests that waited. `goodput` is the share of the
+    the wait in the admission queue before that, `pulled_blocks` came from other workers for `pulled` requests (`reuse` counts them), and `waited` the number of requests that waited. `goodput` is the share of the
     requests, refused ones included, within `GOODPUT_TTFT_MS` and `GOODPUT_ITL_MS`. `digest` covers the times of all requests:
     equal runs have equal digests.
     """
@@ -70,6 +70,8 @@ class WhatifReport(msgspec.Struct, frozen=True):
     queue_ms: Spread
     preemptions: int
     handed_over: int
+    pulled: int
+    pulled_blocks: int
     balance: Balance
     virtual_s: float
     decisions: int
@@ -125,6 +127,8 @@ def report_of(ran: RunResult) -> WhatifReport:
         queue_ms=_spread(began - given),
         preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
         handed_over=sum(bool(one.prefill_worker) for one in served),
+        pulled=ran.pulls.count,
+        pulled_blocks=ran.pulls.blocks,
         balance=_balance(ran),
         virtual_s=float(done.max(initial=0.0)) / 1e9,
         decisions=routers.decisions,
@@ -211,6 +215,14 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
         *(
             [("handed over", [f"{r.handed_over:,}" for r in reports])]
             if any(r.handed_over for r in reports)
+            else []
+        ),
+        *(
+            [
+                ("pulled prefixes", [f"{r.pulled:,}" for r in reports]),
+                ("pulled blocks", [f"{r.pulled_blocks:,}" for r in reports]),
+            ]
+            if any(r.pulled for r in reports)
             else []
         ),
         ("busiest/mean requests", [f"{r.balance.requests_ratio:.2f}" for r in reports]),

@@ -4,6 +4,8 @@ import time
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from headwater.engines.engine import KvEvent
+from headwater.ops.whatif.pulling import ActivePull, Pulls
 from headwater.ops.whatif.routing.log import NEVER
 from headwater.ops.whatif.routing.router import Question, joined
 from headwater.ops.whatif.routing.routers import Routers
@@ -17,12 +19,12 @@ from headwater.schemas.hashing import U64
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""
 
-STEP, ARRIVAL, HANDED, READABLE = range(4)
-"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV, and of messages at a
-router with a queue."""
+STEP, ARRIVAL, HANDED, PULLED, READABLE = range(5)
+"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV that was handed off or pulled,
+and of messages at a router with a queue."""
 
 Event = tuple[int, int, int, int]
-"""(nanoseconds, kind, number of the worker, the request or the hand-off, version of the worker's step)."""
+"""(nanoseconds, kind, number of the worker, the request, the hand-off or the pull, version of the worker's step)."""
 
 
 class ServedRequest(NamedTuple):
@@ -49,6 +51,7 @@ class RunResult(NamedTuple):
     requests_a_worker: dict[str, int]
     routers: Routers
     wall_s: float
+    pulls: Pulls
 
 
 class _Handoff(NamedTuple):
@@ -80,6 +83,8 @@ class VirtualRun:
         self._given = dict.fromkeys(self._workers, 0)
         self._events: list[Event] = []
         self._handoffs: list[_Handoff] = []
+        self._pulls = Pulls(setup, self._workers)
+        self._active_pulls: list[ActivePull] = []
         self._requests: dict[str, TraceRequest] = {}
         self._legs: dict[str, tuple[SimulatedRequest, SimWorker, str]] = {}
         self._served: list[ServedRequest] = []
@@ -111,6 +116,8 @@ class VirtualRun:
                 self._arrive(number, last, now_ns)
             elif kind == HANDED:
                 self._finish_handoff(self._handoffs[number], now_ns)
+            elif kind == PULLED:
+                self._finish_pull(self._active_pulls[number], now_ns)
             elif kind == STEP and version == self._versions[number]:
                 self._step_ended(self._list[number], now_ns)
             if self._routers.waiting:
@@ -126,6 +133,7 @@ class VirtualRun:
             self._given,
             self._routers,
             wall_s,
+            self._pulls,
         )
 
     def _arrive(self, first: int, last: int, now_ns: int) -> None:
@@ -184,7 +192,34 @@ class VirtualRun:
         if job.leg == "prefill":
             self._legs[job.name] = (job, worker, decision.pairs_with)
         self._requests[job.name] = request
-        self._submit(worker, job, now_ns)
+        if not self._setup.pull_gb_per_s or not self._start_pull(worker, job, question.hashes, now_ns):
+            self._submit(worker, job, now_ns)
+
+    def _start_pull(self, worker: SimWorker, job: SimulatedRequest, hashes: U64, now_ns: int) -> bool:
+        """Let the request wait for a prefix from another worker. False: there is none to pull."""
+        pull = self._pulls.choose(job, worker, self._routers.holders(hashes), now_ns)
+        active = pull and self._pulls.begin(pull, job, worker, now_ns)
+        if not active:
+            return False
+        self._active_pulls.append(active)
+        heappush(self._events, (active.end_ns, PULLED, len(self._active_pulls) - 1, 0))
+        self._given[worker.shape.name] += 1
+        # Other shares of their blocks are in use from the next step on.
+        for changed in (active.source, worker):
+            self._publish(changed, changed.cache.take_events(), now_ns)
+            if changed.cut(now_ns):
+                self._schedule(changed)
+        self._report(worker, now_ns)
+        return True
+
+    def _finish_pull(self, active: ActivePull, now_ns: int) -> None:
+        source, target = active.source, active.target
+        earlier = self._pulls.end(active, now_ns)
+        self._publish(target, target.cache.take_events(), now_ns)
+        if target.begin(now_ns) or earlier:
+            self._schedule(target)
+        if source.begin(now_ns) or source.cut(now_ns):
+            self._schedule(source)
 
     def _job(self, request: TraceRequest, name: str, number: int, hashes: U64) -> SimulatedRequest:
         return SimulatedRequest(
@@ -216,12 +251,14 @@ class VirtualRun:
         if worker.moved:
             self._routers.send(worker.shape.name, now_ns, worker.report(now_ns))
 
+    def _publish(self, worker: SimWorker, kv: list[KvEvent], now_ns: int) -> None:
+        if kv:
+            worker.stored_blocks += sum(len(e.hashes) // 8 for e in kv if isinstance(e, BlocksStored))
+            self._routers.send(worker.shape.name, now_ns, *kv)
+
     def _step_ended(self, worker: SimWorker, now_ns: int) -> None:
         outcome = worker.finish()
-        name = worker.shape.name
-        if outcome.kv:
-            worker.stored_blocks += sum(len(e.hashes) // 8 for e in outcome.kv if isinstance(e, BlocksStored))
-            self._routers.send(name, now_ns, *outcome.kv)
+        self._publish(worker, outcome.kv, now_ns)
         self._report(worker, now_ns)
         for job in outcome.done:
             if job.leg == "prefill":

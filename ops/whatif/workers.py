@@ -12,6 +12,7 @@ from headwater.engines.sim.scheduled import Scheduled
 from headwater.engines.sim.scheduler import Limits, SimScheduler, StepPlan
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.whatif.fleet.speed import SpeedProfile, check_workers, profile_of
+from headwater.ops.whatif.routing.log import EPOCH
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import own_hash
 from headwater.schemas.events.fleet import Role
@@ -70,10 +71,15 @@ class _Stretch(NamedTuple):
 
 
 class SimWorker:
-    """One engine. The caller begins a step (`begin`) and ends it when its time has passed (`finish`)."""
+    """One engine. The caller begins a step (`begin`) and ends it when its time has passed (`finish`).
+
+    `pulling` requests wait for blocks from other workers, see `pulling`.
+    """
 
     def __init__(self, shape: WorkerShape, *, skip: bool = True) -> None:
         self.shape = shape
+        self.epoch = EPOCH
+        self.pulling = 0
         self.cache = PagedCache(shape.blocks)
         self.scheduler: SimScheduler[SimulatedRequest] = SimScheduler(shape.limits, self.cache)
         self.stretch: _Stretch | None = None
@@ -82,6 +88,7 @@ class SimWorker:
         self.reported_ns = 0
         self._reported_idle = False
         self._skip = skip
+        self._pulled: dict[str, list[int]] = {}
         self._accepted: list[str] = []
         self._prefilled: list[SimulatedRequest] = []
         self._ended: list[str] = []
@@ -92,16 +99,66 @@ class SimWorker:
 
     def submit(self, job: SimulatedRequest, now_ns: int) -> bool:
         """Accept a request. True: the steps in progress now end earlier than scheduled."""
+        self._accepted.append(job.name)
+        return self._enqueue(job, now_ns)
+
+    def _enqueue(self, job: SimulatedRequest, now_ns: int) -> bool:
         self._now_ns = now_ns
         self._reported_idle = False
         if job.leg != "decode":
             self._timer.add_prompt(job.name, job.prompt_tokens)
         self.scheduler.waiting.append(job)
-        self._accepted.append(job.name)
-        return self._cut(now_ns)
+        return self.cut(now_ns)
 
-    def _cut(self, now_ns: int) -> bool:
-        """A request arrived: of equal steps taken together, those that have not begun are dropped."""
+    def reserve(self, job: SimulatedRequest, first: int, end: int) -> bool:
+        """Accept a request whose blocks from `first` to `end` will be received. False: no room, or the blocks before are gone."""
+        before = job.hashes[:first]
+        if self.cache.match(before) < first:
+            return False
+        self.cache.take(before)
+        if not self.cache.allocate(end - first):
+            self.cache.release(before, 0)
+            return False
+        self.pulling += 1
+        self._accepted.append(job.name)
+        self._reported_idle = False
+        return True
+
+    def receive(self, job: SimulatedRequest, first: int, end: int, now_ns: int) -> bool:
+        """The blocks of a request have arrived. It keeps them until it runs. True: as `submit`."""
+        self.cache.commit(job.hashes[first - 1] if first else job.root, job.hashes[first:end])
+        self._pulled[job.name] = job.hashes[:end]
+        self.pulling -= 1
+        return self._enqueue(job, now_ns)
+
+    def pin(self, blocks: list[int]) -> bool:
+        """Keep these blocks until `unpin`; another worker pulls them. False: one of them is not cached."""
+        if self.cache.match(blocks) < len(blocks):
+            return False
+        self.cache.take(blocks)
+        return True
+
+    def unpin(self, blocks: list[int]) -> None:
+        """Let blocks be evicted again."""
+        self.cache.release(blocks, 0)
+
+    def _plan(self) -> StepPlan[SimulatedRequest]:
+        """The next step. Requests that run hold their blocks themselves; if none can, what waiting ones have pulled may be evicted."""
+        plan = self.scheduler.plan()
+        if not self._pulled:
+            return plan
+        if not plan.chunks:
+            self._drop_pulled(list(self._pulled))
+            return self.scheduler.plan()
+        self._drop_pulled([job.name for job, _ in plan.chunks if job.name in self._pulled])
+        return plan
+
+    def _drop_pulled(self, names: list[str]) -> None:
+        for name in names:
+            self.cache.release(self._pulled.pop(name), 0)
+
+    def cut(self, now_ns: int) -> bool:
+        """Something changed: of equal steps taken together, those that have not begun are dropped. True: some were."""
         stretch = self.stretch
         if stretch is None:
             return False
@@ -115,7 +172,7 @@ class SimWorker:
         """Plan and begin a step, unless one is in progress. False: there is nothing to do, or no space for it."""
         if self.stretch is not None or not (self.scheduler.running or self.scheduler.waiting):
             return False
-        plan = self.scheduler.plan()
+        plan = self._plan()
         if not plan.chunks:
             return False
         used = self.cache.used / self.cache.capacity
@@ -210,7 +267,7 @@ class SimWorker:
             return None
         # The first one after the work also has the measurements that were still open when the last request ended.
         scheduler = self.scheduler
-        self._reported_idle = not (self.stretch or scheduler.running or scheduler.waiting)
+        self._reported_idle = not (self.stretch or scheduler.running or scheduler.waiting or self.pulling)
         return self.report(now_ns)
 
     def report(self, now_ns: int) -> LoadReported:
@@ -220,7 +277,7 @@ class SimWorker:
         self._count_tokens(now_ns)
         report = LoadReported(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + self.pulling,
             used_blocks=self.cache.used,
             total_blocks=self.cache.capacity,
             accepted=tuple(self._accepted),

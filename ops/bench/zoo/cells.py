@@ -20,6 +20,7 @@ from headwater.ops.bench.zoo.peer import PeerInstall, PeerRun, replay
 from headwater.ops.bench.zoo.traffic import CLASSES, generate
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.whatif.bounds.bound import TraceBounds, bounds_of
 from headwater.ops.whatif.command import run_one
 from headwater.ops.whatif.trace import Trace, read, write
 from headwater.router.decision.names import PolicyName
@@ -109,6 +110,7 @@ def _run_in(
                 *mine,
                 *(Row(name, mode, figures) for name, found in theirs for mode, figures in found[at].items()),
             ],
+            bounds=_bounds(one),
             not_run={name: one.fleet.not_replayed for name, _ in theirs if one.fleet.not_replayed},
         )
         for at, (one, mine) in enumerate(zip(planned, ours, strict=True))
@@ -183,4 +185,9 @@ def _read(file: Path) -> Trace:
 
 def _simulate(planned: PlannedCell, variant: Variant) -> Row:
     setup = planned.fleet.setup(variant.policy, planned.cell.blocks, variant.weights)
-    return Row(OURS, variant.name, figures_of(run_one(_read(planned.file), setup).report))
+    report = run_one(_read(planned.file), setup).report
+    return Row(OURS, variant.name, figures_of(report), report.requests)
+
+
+def _bounds(planned: PlannedCell) -> TraceBounds:
+    return bounds_of(_read(planned.file), planned.fleet.setup(REFERENCE, planned.cell.blocks, Weights()))

@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.ops.bench.report import machine
 from headwater.ops.bench.zoo import cross_validation, frontier
+from headwater.ops.bench.zoo.bounds import NOTE, bound_table, to_queueing
 from headwater.ops.bench.zoo.cells import Plan, plan_of, run_cells
 from headwater.ops.bench.zoo.compare import (
     OURS,
@@ -33,6 +34,7 @@ NOTES: Final = (
     f"{GOODPUT_ITL_MS:g} ms; '-' where a replay reports no single requests.",
     "A peer's times are compared relative to its own round robin, scaled to ours: mock engines differ (1.6.1's emits the first "
     "token one decode step earlier). Shares are compared as they are.",
+    f"Divided by bounds: {NOTE}",
     f"A ratio is marked '~' if round robin of that peer differs from ours by more than {REFERENCES_AGREE:.0%} in a time: there "
     "the mock engines behave differently, and the comparison is rough.",
 )
@@ -98,13 +100,16 @@ def show(report: ZooReport, *, as_json: bool) -> None:
         print(
             f"\n{cell.name}: {cell.requests:,} requests, {cell.rate:.2f}/s, {cell.blocks:,} blocks each{fleet}"
         )
-        rows = [_row(row.replay, row.policy, row.figures) for row in cell.rows]
-        rows += [(replay, "not run", *("-" for _ in HEADS)) for replay in cell.not_run]
-        print(table(("replay", "policy", *HEADS), rows))
+        rows = [(*_row(row.replay, row.policy, row.figures), *to_queueing(cell, row)) for row in cell.rows]
+        heads = ("replay", "policy", *HEADS, "TTFT/bound", "E2E/bound")
+        rows += [(replay, "not run", *("-" for _ in heads[2:])) for replay in cell.not_run]
+        print(table(heads, rows))
         for replay, reason in cell.not_run.items():
             print(f"{replay} did not run: {reason}")
     print(f"\n{report.policy} of {OURS} divided by the best of all others (and which that is):")
     print(table(("traffic", "workers", "load", *HEADS), [_ratios(cell) for cell in report.cells]))
+    print(f"\n{report.policy} of {OURS} divided by bounds:")
+    print(bound_table(report.cells, report.policy))
     print("\n".join(report.notes))
     limits = ", ".join(f"{name} {limit:g}" for name, limit in report.limits.items())
     print(f"Worse than the limits ({limits}):")

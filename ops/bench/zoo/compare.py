@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from headwater.ops.bench.zoo.figures import HIGHER_IS_BETTER, NAMES, Figures
+from headwater.ops.whatif.bounds.bound import TraceBounds
 
 OURS: Final = "headwater"
 
@@ -23,11 +24,12 @@ REFERENCES_AGREE: Final = 0.05
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One replay of a cell's trace: by `headwater`, or by a release of the peer."""
+    """One replay of a cell's trace: by `headwater`, or by a release of the peer. `served` requests got an answer."""
 
     replay: str
     policy: str
     figures: Figures
+    served: int = 0
 
     @property
     def label(self) -> str:
@@ -67,6 +69,7 @@ class Cell(msgspec.Struct, frozen=True):
     rows: list[Row]
     best: dict[str, Best] = {}
     fleet: str = ""
+    bounds: TraceBounds | None = None
     not_run: dict[str, str] = {}
 
     @property

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from headwater.actors.http.errors import NO_RETRY, ApiError
-from headwater.actors.media.item import MediaItem, byte_count, map_values, media_id
+from headwater.actors.media.item import MediaItem, MemoryBudget, byte_count, map_values, media_id
 from headwater.actors.media.process import PROGRAM, IntakeProcess, TaskReply
 from headwater.actors.media.request.errors import MediaCode, MediaError
 from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
@@ -68,6 +68,7 @@ class MediaIntake:
         self._policy = policy
         self._setup = ProcessSetup(policy, settings.memory_mib << 20)
         self._program = program
+        self._budget = MemoryBudget(settings.decoded_mib << 20)
         self._places = asyncio.Semaphore(settings.processes)
         # A server that sends slowly must not keep all processes from those who send their media along.
         self._web_places = asyncio.Semaphore(max(1, settings.processes - 1))
@@ -116,7 +117,7 @@ class MediaIntake:
             if isinstance(reply, Rejected):
                 raise MediaError(reply.code, reply.message)
             open_until_done.push_async_callback(_in_thread, os.close, descriptor)
-            return await _in_thread(_item, source.kind, target.processor, reply, descriptor)
+            return await _in_thread(self._item, source.kind, target.processor, reply, descriptor)
 
     def _check(self, source: MediaSource, target: MediaTarget, bytes_max: int) -> None:
         """What needs no process. Raises `MediaError`."""
@@ -170,6 +171,21 @@ class MediaIntake:
             else:
                 await self._end(process)
 
+    def _item(self, kind: MediaKind, processor: str, reply: Decoded, descriptor: int) -> MediaItem:
+        """The item behind a sealed descriptor, with its id. Raises `MediaError` if too many others are in use."""
+        size = byte_count(reply.dtype, reply.shape)
+        if not self._budget.take(size):
+            raise MediaError(MediaCode.BUSY, "The requests in flight hold too many media. Retry.")
+        try:
+            data = map_values(descriptor, size, self._budget)
+        except OSError as error:
+            self._budget.give_back(size)
+            raise MediaError(MediaCode.BUSY, "The edge has no memory for more media. Retry.") from error
+        found = media_id(kind, reply.dtype, reply.shape, data, processor)
+        return MediaItem(
+            kind, found, reply.dtype, reply.shape, data, reply.format, reply.seconds, reply.times_s
+        )
+
     async def _end(self, process: IntakeProcess) -> None:
         self.pids.discard(process.pid)
         await process.kill()
@@ -208,13 +224,6 @@ def _write(descriptor: int, content: str | bytes | memoryview) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
-
-
-def _item(kind: MediaKind, processor: str, reply: Decoded, descriptor: int) -> MediaItem:
-    """The item behind a sealed descriptor, with its id."""
-    data = map_values(descriptor, byte_count(reply.dtype, reply.shape))
-    found = media_id(kind, reply.dtype, reply.shape, data, processor)
-    return MediaItem(kind, found, reply.dtype, reply.shape, data, reply.format, reply.seconds, reply.times_s)
 
 
 def _is_unicode(text: str) -> bool:

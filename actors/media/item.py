@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from math import prod
 from mmap import ACCESS_READ, mmap
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -83,12 +84,38 @@ def media_id(
     return found.hexdigest()
 
 
+class MemoryBudget:
+    """Bytes of decoded items that may be in use at once. Safe to use from several threads."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._free = bytes_max
+        self._lock = Lock()
+
+    def take(self, size: int) -> bool:
+        """Count an item, if there is room for it."""
+        with self._lock:
+            if size > self._free:
+                return False
+            self._free -= size
+            return True
+
+    def give_back(self, size: int) -> None:
+        """An item is no longer used."""
+        with self._lock:
+            self._free += size
+
+
 class SharedValues(mmap):
     """Mapped values of an item. A thread unmaps them once nothing uses them: for 100 MB that takes 15 ms, too long for the
     event loop, whose thread usually drops the last reference.
     """
 
+    budget: MemoryBudget | None = None
+    """What the values are counted in."""
+
     def __del__(self) -> None:
+        if self.budget is not None:
+            self.budget.give_back(len(self))
         try:
             _unmapping.submit(self.close)
         except RuntimeError:
@@ -98,6 +125,11 @@ class SharedValues(mmap):
 _unmapping: Final = ThreadPoolExecutor(1, thread_name_prefix="media-unmap")
 
 
-def map_values(descriptor: int, size: int) -> memoryview:
-    """The values behind a sealed descriptor, read-only, without a copy. The caller closes the descriptor."""
-    return memoryview(SharedValues(descriptor, size, access=ACCESS_READ))
+def map_values(descriptor: int, size: int, budget: MemoryBudget | None = None) -> memoryview:
+    """The values behind a sealed descriptor, read-only, without a copy. The caller closes the descriptor.
+
+    `size` has been taken from the budget, and is given back when nothing uses the values any longer.
+    """
+    values = SharedValues(descriptor, size, access=ACCESS_READ)
+    values.budget = budget
+    return memoryview(values)

@@ -121,6 +121,13 @@ class IntakeSettings(NamedTuple):
     queue_max: Annotated[
         int, Meta(ge=0, description="items of media that wait for a process; beyond it 503")
     ] = 256
+    decoded_mib: Annotated[
+        int,
+        Meta(
+            ge=64,
+            description="decoded media that the requests of an edge hold at once, in MiB; beyond it 503",
+        ),
+    ] = 4096
     memory_mib: Annotated[
         int,
         Meta(ge=256, description="maximum address space of such a process, in MiB; beyond it the item fails"),

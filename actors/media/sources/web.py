@@ -8,8 +8,10 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cache
 from ipaddress import ip_network
+from threading import Thread
 from typing import BinaryIO, Final, NamedTuple
 
 from headwater.actors.media.request.errors import MediaCode, MediaError
@@ -20,6 +22,9 @@ from headwater.engines.public_address import may_connect
 CHUNK_BYTES: Final = 64 * 1024
 ADDRESSES_MAX: Final = 4
 """Addresses of a host that are tried, one after the other."""
+
+CONNECT_S: Final = 2.0
+"""Then the next address is tried: of a host whose IPv6 leads nowhere, say."""
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 
@@ -33,8 +38,10 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to an IP address. Raises `OSError`."""
-    return socket.create_connection((address, port))
+    """A TCP connection to an IP address, within `CONNECT_S` seconds. Raises `OSError`."""
+    connected = socket.create_connection((address, port), CONNECT_S)
+    connected.settimeout(None)  # the alarm bounds everything else
+    return connected
 
 
 @cache
@@ -90,12 +97,26 @@ def _get(url: WebUrl, policy: FetchPolicy, network: WebAccess, bytes_max: int, o
 def _addresses(url: WebUrl, policy: FetchPolicy, network: WebAccess) -> list[str]:
     """The addresses to try. Every address of the host is checked, so that none is public by chance. Raises `MediaError`."""
     try:
-        addresses = [url.host] if url.is_address else network.resolve(url.host, url.port)
+        addresses = [url.host] if url.is_address else _resolved(url, network)
     except (OSError, UnicodeError) as error:
         raise MediaError(MediaCode.DNS, f"The host {url.host!r} was not found.") from error
     networks = [ip_network(text) for text in policy.networks]
     check_addresses(url, addresses, [may_connect(one, networks) for one in addresses])
     return addresses[:ADDRESSES_MAX]
+
+
+def _resolved(url: WebUrl, network: WebAccess) -> list[str]:
+    """In a thread: an alarm does not interrupt the system's resolver, but it does a wait for a thread."""
+    found: Future[list[str]] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(network.resolve(url.host, url.port))
+        except Exception as error:  # raised again by the thread that waits
+            found.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return found.result()
 
 
 def _connected(url: WebUrl, addresses: Sequence[str], network: WebAccess) -> socket.socket:

@@ -94,6 +94,17 @@ async def test_a_slow_server_is_left_when_the_time_is_over(
     assert time.monotonic() - began >= 0.3
 
 
+async def test_a_resolver_that_does_not_answer_is_left_too(strict: MediaIntake, net: Internet) -> None:
+    """Though nothing interrupts it, and the process serves the next item."""
+    net.name("stuck.example", ["93.184.216.34"])
+    limits = TIGHT._replace(image=TIGHT.image._replace(fetch_s=0.3))
+    error = await rejection(strict, MediaSource.from_url("image", "https://stuck.example/"), limits)
+    assert error.code == "media_fetch_timeout"
+    pids = set(strict.pids)
+    assert (await strict.fetch(MediaSource.from_bytes("image", PNG))).shape == (4, 6, 3)
+    assert strict.pids == pids
+
+
 @pytest.mark.parametrize("attack", BODIES)
 async def test_a_body_is_what_was_announced_and_within_limits(
     strict: MediaIntake, net: Internet, attack: str

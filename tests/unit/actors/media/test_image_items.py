@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem, media_id
 from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings
@@ -214,3 +215,22 @@ async def test_items_at_once_do_not_mix(many: MediaIntake) -> None:
     items = await asyncio.gather(*(item_of(many, encoded(one, "PNG")) for one in colours))
     assert [int(item.array()[0, 0, 0]) for item in items] == list(range(20))
     assert len(many.pids) == len(many.idle) == 2
+
+
+async def test_the_items_in_use_have_a_limit(net: Internet) -> None:
+    """Beyond it a request gets a 503; the room of an item that is dropped is there again."""
+    intake = MediaIntake(settings=IntakeSettings(processes=1, decoded_mib=64), program=net.program)
+    gray = encoded(Image.new("L", (3000, 4000)), "PNG")
+    try:
+        held = await item_of(intake, gray)
+        with pytest.raises(ApiError) as caught:
+            await item_of(intake, gray)
+        assert (caught.value.status, caught.value.code) == (503, "media_busy")
+        part = held.array()[0]
+        del held
+        with pytest.raises(ApiError):
+            await item_of(intake, gray)
+        del part
+        assert (await item_of(intake, gray)).shape == (4000, 3000, 3)
+    finally:
+        await intake.close()

@@ -1,6 +1,6 @@
 """Pulled prefixes on virtual time: a request waits at its worker while blocks of its prompt come from another one.
 
-Only the request waits: the worker computes others meanwhile. Blocks are reserved at the target and pinned at the source for that
+Only the request waits, while the worker computes others. Blocks are reserved at the target and pinned at the source for that
 time. What the source has lost when the pull would begin, or the target has no room for, is computed as without a pull.
 """
 

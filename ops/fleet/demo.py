@@ -51,7 +51,7 @@ async def demo(settings: LocalFleetSettings, stop: asyncio.Event) -> int:
             print(fleet.failure.result() if fleet.failure.done() else "stopped", file=sys.stderr)
             return 1
         ready.result()
-        model = await fleet.model()
+        model = (await fleet.model()).name
         print(f"ready at {fleet.url}/v1 after {time.monotonic() - began:.1f} s, model {model}\n", flush=True)
         requests = [await _ask(fleet.url, model, question) for question in QUESTIONS]
         return await _explain(fleet.nats, requests)

@@ -53,6 +53,7 @@ from headwater.ops.process.sockets import bind, free_port, free_range
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
 from headwater.ops.worker import environment, make_engine, plan, preflight
 from headwater.schemas import subjects
+from headwater.schemas.tables.card import ModelCard
 
 READY_POLL_S = 0.05
 PROGRESS_S = 3.0
@@ -289,11 +290,11 @@ class LocalFleet:
         """See `ChildGroup.failure`."""
         return self._children.failure
 
-    async def model(self) -> str:
-        """Name of a served model."""
+    async def model(self) -> ModelCard:
+        """The card of a served model."""
         assert self._client is not None
         cards = CardTable(JetStreamTable(self._client, subjects.card_bucket(self.nats.namespace)))
-        return min(card.name for card in await cards.models())
+        return min(await cards.models(), key=lambda card: card.name)
 
     @property
     def probe_url(self) -> str:
@@ -344,15 +345,18 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
             await fleet.stop()
 
 
-def _greeting(fleet: LocalFleet, model: str, seconds: float) -> str:
-    body = msgspec.json.encode(
-        {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    ).decode()
+def _greeting(fleet: LocalFleet, card: ModelCard, seconds: float) -> str:
+    model = card.name
+    path = "chat/completions"
+    example: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    if "generate" not in card.capabilities:
+        path, example = "embeddings", {"input": "Hello!"}
+    body = msgspec.json.encode({"model": model, **example}).decode()
     url, nats = fleet.url, fleet.nats.url
     key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
     return (
         f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {without_secret(nats)})\n"
-        f"try: curl -N {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
+        f"try: curl -N {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
     )
 
 

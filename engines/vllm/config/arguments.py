@@ -63,8 +63,8 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
     """
     given = cli_arguments.parse(settings.native)
     _agree(settings, given)
+    # Prefix caching stays vLLM's default: on, except for models that it would crash or make wrong, as encoders that attend to both sides.
     arguments: dict[str, Any] = {
-        "enable_prefix_caching": True,
         # Headwater logs its own; vLLM's would be printed every ten seconds.
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

@@ -244,6 +244,23 @@ _MODEL_MIGRATIONS = Counter(
     "headwater_edge_migrations_total", "Requests migrated to another worker", ["model"]
 )
 STRIPPED = Counter("headwater_edge_stripped_fields_total", "Reserved fields removed from requests", ["field"])
+MEDIA = Counter(
+    "headwater_edge_media_items_total",
+    "Images, audio and video of requests, by how fetching and decoding ended: ok, or the code of the error",
+    ["kind", "outcome"],
+)
+MEDIA_SECONDS = Histogram(
+    "headwater_edge_media_seconds",
+    "Time to fetch and decode an item of media, waiting for a process included",
+    ["kind"],
+    buckets=_LONG_SECONDS,
+)
+MEDIA_FETCHED_BYTES = Counter("headwater_worker_media_bytes_total", "Bytes of images fetched from edges")
+MEDIA_LOADS = Counter(
+    "headwater_worker_media_loads_total",
+    "Images that requests needed, by where they were: cache or edge",
+    ["source"],
+)
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
 _MODEL_TTFT_SECONDS = Histogram(

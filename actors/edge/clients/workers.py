@@ -31,6 +31,9 @@ from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables.lease import Lease
 
 GENERATE_TIMEOUT_S: Final = 2.0
+MEDIA_TIMEOUT_S: Final = 5.0
+"""For a request with images, which the worker fetches before it replies."""
+
 STATUS_TIMEOUT_S: Final = 1.0
 EMBED_TIMEOUT_S: Final = 120.0
 """For one message of prompts. A lost worker is detected long before, by its lease."""
@@ -146,7 +149,8 @@ class WorkerRegistry:
 
     async def generate(self, worker: str, epoch: int, request: GenerateRequest) -> GenerateReply:
         """Send a request to a worker. Raises `BusError` if it does not reply."""
-        return _generate.decode(await self._request(worker, epoch, "generate", request, GENERATE_TIMEOUT_S))
+        timeout_s = MEDIA_TIMEOUT_S if request.media else GENERATE_TIMEOUT_S
+        return _generate.decode(await self._request(worker, epoch, "generate", request, timeout_s))
 
     async def status(self, worker: str, epoch: int, query: StatusQuery) -> StatusReply:
         """Query a worker about a request. Raises `BusError` if it does not reply."""

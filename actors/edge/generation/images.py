@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from headwater.actors import metrics
 from headwater.actors.edge.generation.request import MediaPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
@@ -52,7 +53,7 @@ async def load_images(
     support = _check_supported(parts, model, intake)
     assert intake is not None, "checked"
     found = {} if known is None else known
-    loading = {part: asyncio.ensure_future(intake.fetch(_source(part))) for part in {*parts} - found.keys()}
+    loading = {part: asyncio.ensure_future(_fetch(intake, part)) for part in {*parts} - found.keys()}
     try:
         await asyncio.gather(*loading.values())
     finally:
@@ -85,6 +86,21 @@ def _check_supported(parts: Sequence[MediaPart], model: Model, intake: MediaInta
             code="too_many_images",
         )
     return support
+
+
+async def _fetch(intake: MediaIntake, part: MediaPart) -> MediaItem:
+    source = _source(part)
+    outcome = "cancelled"
+    try:
+        with metrics.MEDIA_SECONDS.labels(part.kind).time():
+            item = await intake.fetch(source)
+        outcome = "ok"
+    except ApiError as error:
+        outcome = error.code or "error"
+        raise
+    finally:
+        metrics.MEDIA.labels(part.kind, outcome).inc()
+    return item
 
 
 def _source(part: MediaPart) -> MediaSource:

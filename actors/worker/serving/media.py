@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from headwater.actors import metrics
 from headwater.actors.bus.port import Bus, BusError
 from headwater.schemas import subjects
 from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
@@ -15,8 +16,8 @@ from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
 PIECE_BYTES: Final = 1 << 20
 PIECES_AT_ONCE: Final = 4
 PIECE_TIMEOUT_S: Final = 2.0
-LOAD_S_MAX: Final = 10.0
-"""That all images of a request may take."""
+LOAD_S_MAX: Final = 4.0
+"""That all images of a request may take: less than the edge waits for the reply."""
 
 CACHE_BYTES: Final = 256 << 20
 
@@ -60,6 +61,7 @@ class MediaCache:
         # Ids are hashes of the content; the size is compared because it comes with the message.
         if found is not None and len(found) == item.size:
             self._held.move_to_end(item.id)
+            metrics.MEDIA_LOADS.labels("cache").inc()
             return found
         loading = asyncio.ensure_future(self._fetch(edge, item))
         self._loading[item.id] = loading
@@ -69,6 +71,8 @@ class MediaCache:
             if self._loading.get(item.id) is loading:
                 del self._loading[item.id]
         self._keep(item.id, data)
+        metrics.MEDIA_LOADS.labels("edge").inc()
+        metrics.MEDIA_FETCHED_BYTES.inc(len(data))
         return data
 
     def _keep(self, id_: str, data: bytes) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from headwater.actors import metrics
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import Message
 from headwater.actors.edge.clients.media import MediaHolder
@@ -51,8 +52,11 @@ async def test_an_image_is_fetched_in_pieces_and_kept() -> None:
         [loaded] = await made.cache.load("edge", [large])
     assert loaded.data == data
     assert [query.offset for query in made.queries] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
+    cached = metrics.MEDIA_LOADS.labels("cache")
+    before = cached._value.get()
     [again] = await made.cache.load("another", [large])
     assert again.data == data
+    assert cached._value.get() == before + 1
     assert len(made.queries) == 3
 
 

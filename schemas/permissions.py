@@ -160,6 +160,8 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
         publish=(
             *_events(ns, pools, ("fleet", "kv", "load"), client),
             subjects.edge_frames(ns, ANY),
+            # Images of its requests that it does not have yet.
+            subjects.edge_media(ns, ANY),
             # A decode worker claims the KV of its prompt from the worker that computed it.
             subjects.engine(ns, ANY, ANY, "claim"),
             _lease(ns, "worker", client),

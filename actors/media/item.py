@@ -1,10 +1,11 @@
 """A decoded item, and its id: a hash of what the model sees, whatever file, URL or metadata it came from."""
 
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from math import prod
 from mmap import ACCESS_READ, mmap
-from threading import Lock
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -114,15 +115,32 @@ class SharedValues(mmap):
     """What the values are counted in."""
 
     def __del__(self) -> None:
-        if self.budget is not None:
-            self.budget.give_back(len(self))
-        try:
-            _unmapping.submit(self.close)
-        except RuntimeError:
-            self.close()  # the interpreter is ending
+        # The garbage collector may call this within any allocation, also of code that holds a lock: no lock may be taken here.
+        _unused.put(self)
 
 
-_unmapping: Final = ThreadPoolExecutor(1, thread_name_prefix="media-unmap")
+_unused: Final[SimpleQueue[SharedValues]] = SimpleQueue()
+_unmapper: Thread | None = None
+
+
+def _unmap_unused() -> None:
+    while True:
+        values = _unused.get()
+        size, budget = len(values), values.budget
+        with suppress(BufferError):
+            # Part of a cycle that still has a view of it: then it is unmapped with that.
+            values.close()
+        del values
+        if budget is not None:
+            budget.give_back(size)
+
+
+def _ensure_unmapper() -> None:
+    """Start the thread, unless this process has it: a fork has no threads of its parent."""
+    global _unmapper
+    if _unmapper is None or not _unmapper.is_alive():
+        _unmapper = Thread(target=_unmap_unused, name="media-unmap", daemon=True)
+        _unmapper.start()
 
 
 def map_values(descriptor: int, size: int, budget: MemoryBudget | None = None) -> memoryview:
@@ -130,6 +148,7 @@ def map_values(descriptor: int, size: int, budget: MemoryBudget | None = None) -
 
     `size` has been taken from the budget, and is given back when nothing uses the values any longer.
     """
+    _ensure_unmapper()
     values = SharedValues(descriptor, size, access=ACCESS_READ)
     values.budget = budget
     return memoryview(values)

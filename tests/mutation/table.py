@@ -1,4 +1,4 @@
-"""Thirty lines on which a promise depends, each with a wrong version and the tests that have to notice."""
+"""Lines on which a promise depends, each with a wrong version and the tests that have to notice."""
 
 from typing import NamedTuple
 
@@ -240,5 +240,19 @@ MUTATIONS = (
         "keep = 0",
         "a stop string in two pieces is missed",
         ("tests/unit/actors/edge/model",),
+    ),
+    Mutation(
+        "actors/media/sources/url.py",
+        "if not all(allowed):",
+        "if not any(allowed):",
+        "media are fetched from a private address of a host that has a public one too",
+        ("tests/unit/actors/media/test_attacks_by_url.py",),
+    ),
+    Mutation(
+        "actors/media/process.py",
+        "fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & SEALS != SEALS",
+        "False",
+        "a decoder that was taken over can change pixels after they were named",
+        ("tests/unit/actors/media/test_processes.py",),
     ),
 )

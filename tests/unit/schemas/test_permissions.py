@@ -53,6 +53,7 @@ ENGINE = {verb: subjects.engine(NS, "w", 7, verb) for verb in ("generate", "canc
 RESYNC = subjects.resync(NS, "w")
 CONTROL = subjects.control(NS, "w")
 FRAMES = subjects.edge_frames(NS, "e")
+MEDIA = subjects.edge_media(NS, "e")
 ROUTE = subjects.route_query(NS, "p")
 DIGESTS = subjects.digests(NS, "p")
 WAIT = subjects.route_wait(NS, "p", "me", 3)
@@ -82,6 +83,7 @@ EVERYTHING = {
     RESYNC,
     CONTROL,
     FRAMES,
+    MEDIA,
     ROUTE,
     WAIT,
     REQUEST,
@@ -121,14 +123,14 @@ WRITES: dict[Kind, set[str]] = {
     },
     "shadow": {EVENTS["shadow"], lease("shadow"), *reads(POOL), *reads(LEASES), *reads(CARDS)},
     "worker": {
-        EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, lease("worker"), CARD, ADAPTER, BLOB,
+        EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, MEDIA, lease("worker"), CARD, ADAPTER, BLOB,
         *reads(CARDS),
         f"$JS.API.STREAM.PURGE.{BLOBS}",
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
     "operator": EVERYTHING
-    - {*EVENTS.values(), REQUEST, FRAMES, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
+    - {*EVENTS.values(), REQUEST, FRAMES, MEDIA, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
     "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip

@@ -1,6 +1,9 @@
 """A process that decodes what strangers send may be taken over by it: what it replies is checked, and it is ended."""
 
+import asyncio
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,3 +88,40 @@ async def test_without_the_extra_an_item_gets_a_503(tmp_path: Path) -> None:
         assert (b"x-should-retry", b"false") in caught.value.headers
     finally:
         await intake.close()
+
+
+EDGE = """
+import asyncio, os
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.request.source import MediaSource
+
+async def main():
+    intake = MediaIntake()
+    try:
+        await intake.fetch(MediaSource.from_bytes("image", b"no image"))
+    except Exception:
+        print(*intake.pids, flush=True)
+        os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_ends_with_the_edge_that_started_it() -> None:
+    """Also if the edge is killed, and can end nothing."""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", EDGE], stdout=subprocess.PIPE, timeout=60, check=False
+    )
+    assert done.returncode == -9
+    (pid,) = map(int, done.stdout.split())
+    async with asyncio.timeout(60):
+        while is_running(pid):
+            await asyncio.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, other than one that ended and that nothing has waited for."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.events.chain import Break
 from headwater.events.log import Record, Unreadable
-from headwater.router.decision.decide import ALGORITHM, CannotRecompute, recompute
+from headwater.router.decision.decide import RECOMPUTABLE, CannotRecompute, recompute
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState, apply_to_loads
 from headwater.schemas.events.route import Decision, RouteRefused
@@ -94,7 +94,7 @@ class Replay:
             if loads is None:
                 self.unverifiable += 1
                 continue
-            if recorded.decision.algorithm == ALGORITHM:
+            if recorded.decision.algorithm in RECOMPUTABLE:
                 difference = self._compare(loads, recorded)
                 if difference is not None:
                     return difference

@@ -144,6 +144,7 @@ def describe(
     mixed = len({engines.get(candidate.worker) for candidate in decision.candidates}) > 1
     split = any(candidate.leg for candidate in decision.candidates)
     timed = any(candidate.prefill_ms for candidate in decision.candidates)
+    decodes = timed and any(candidate.itl_ms for candidate in decision.candidates)
     assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
     rows = [
         (
@@ -159,6 +160,7 @@ def describe(
             candidate.decode_blocks,
             candidate.requests,
             *(_times(candidate, decision.weights, split) if timed else ()),
+            *(_decode_times(candidate, decision) if decodes else ()),
             f"{candidate.score:.2f}",
         )
         for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
@@ -177,6 +179,7 @@ def describe(
             if timed
             else ()
         ),
+        *(("ITL ms", "E2E ms") if decodes else ()),
         "cost ms" if timed else "cost",
     )
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
@@ -185,11 +188,15 @@ def describe(
         f"decided at log position {decision.position}, stored at {position}{waited}"
     )
     does = f" ({LEGS[decision.leg]})" if split else ""
+    expected = (
+        [f"E2E: of {decision.output_tokens} output tokens, at most {decision.max_tokens}"] if decodes else []
+    )
     drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
     lines = [
         head,
         table(columns, rows),
         *_rest(decision),
+        *expected,
         *drawn,
         f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
     ]
@@ -243,6 +250,15 @@ def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ..
         *((f"{candidate.transfer_ms:.1f}",) if split else ()),
         f"{others:.1f}",
         f"{candidate.score - known:.1f}",
+    )
+
+
+def _decode_times(candidate: Candidate, decision: Decision) -> tuple[str, str]:
+    """Between two tokens, and from the decision to the last one; no part of the cost. "-" where unknown."""
+    e2e_ms = decision.e2e_ms(candidate)
+    return (
+        f"{candidate.itl_ms:.1f}" if candidate.itl_ms else "-",
+        f"{e2e_ms:.1f}" if e2e_ms else "-",
     )
 
 

@@ -12,7 +12,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
-from headwater.router.decision.decide import ALGORITHM
+from headwater.router.decision.decide import RECOMPUTABLE
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.replay import Difference, Recorded, Replay
 from headwater.schemas.events.route import Decision, RouteRefused
@@ -61,7 +61,7 @@ async def replay(nats: NatsSettings, pool: str, *, verify: bool, bookmark: str =
             for version, count in sorted(run.other_algorithms.items()):
                 print(
                     f"{count} cannot be recomputed: version {version} of the decision algorithm made them, and this release has "
-                    f"version {ALGORITHM}; use the release that made them"
+                    f"{' and '.join(map(str, sorted(RECOMPUTABLE)))}; use the release that made them"
                 )
             skipped = run.unverifiable + run.other_algorithms.total()
             return 0 if run.verified + skipped == total else 1

@@ -92,6 +92,7 @@ class SimWorker:
         self._accepted: list[str] = []
         self._prefilled: list[SimulatedRequest] = []
         self._ended: list[str] = []
+        self._outputs: list[tuple[int, int]] = []
         self._now_ns = 0
         # The timer that a real worker measures with.
         self._timer = PrefillTimer(lambda: self._now_ns / 1e9)
@@ -237,6 +238,7 @@ class SimWorker:
         self._timer.end_request(job.name, len(self.scheduler.running), len(self.scheduler.waiting))
         self._ended.append(job.name)
         if job.leg != "prefill":
+            self._outputs.append((job.output_tokens, job.produced))
             self.scheduler.release(job)
 
     def release(self, job: SimulatedRequest) -> None:
@@ -286,8 +288,10 @@ class SimWorker:
             cached=tuple([job.cached for job in self._prefilled]),
             prefills=self._timer.take_measurements(0).prefills,
             step_us=self._token_ns // self._tokens // 1000 if self._tokens else 0,
+            gaps=self._tokens,
+            outputs=tuple(self._outputs),
         )
-        self._accepted, self._prefilled, self._ended = [], [], []
+        self._accepted, self._prefilled, self._ended, self._outputs = [], [], [], []
         self._token_ns = self._tokens = 0
         return report
 

@@ -51,7 +51,7 @@ class Candidates(Sequence[Candidate]):
         self.rows = rows
         self.mixed = mixed
         self.excluded = excluded
-        self.scores: F64 = costs[cost.SCORE, rows]
+        self.scores: F64 = costs[rows, cost.SCORE]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,7 +66,7 @@ class Candidates(Sequence[Candidate]):
         return self._at(int(self.rows[at]))
 
     def _at(self, row: int) -> Candidate:
-        return _candidate(self._workers[row], self._counts[:, row].tolist(), self._costs[:, row].tolist())
+        return _candidate(self._workers[row], self._counts[row].tolist(), self._costs[row].tolist())
 
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self._built(self.rows))
@@ -76,7 +76,7 @@ class Candidates(Sequence[Candidate]):
         return self._built(self.rows[places])
 
     def _built(self, rows: I64) -> list[Candidate]:
-        columns = zip(self._counts[:, rows].T.tolist(), self._costs[:, rows].T.tolist(), strict=True)
+        columns = zip(self._counts[rows].tolist(), self._costs[rows].tolist(), strict=True)
         return [_candidate(self._workers[row], *one) for row, one in zip(rows.tolist(), columns, strict=True)]
 
     def worker_of(self, at: int) -> Worker:
@@ -85,12 +85,12 @@ class Candidates(Sequence[Candidate]):
 
     def quantity(self, which: int) -> I64:
         """One of the `counts` of `cost.score_workers`, for each candidate."""
-        found: I64 = self._counts[which, self.rows]
+        found: I64 = self._counts[self.rows, which]
         return found
 
     def times(self, which: int) -> F64:
         """One of the `costs` of `cost.score_workers`, for each candidate."""
-        found: F64 = self._costs[which, self.rows]
+        found: F64 = self._costs[self.rows, which]
         return found
 
     def engines(self) -> set[str]:
@@ -109,9 +109,9 @@ class Candidates(Sequence[Candidate]):
 
 
 def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
-    """From a worker's column of each array."""
+    """From a worker's row of each array."""
     leg, cached, lower, tokens, blocks, requests, assumed, loads = counts
-    score, queue_ms, prefill_ms, transfer_ms = costs
+    score, queue_ms, prefill_ms, transfer_ms, itl_ms = costs
     return Candidate(
         worker.name,
         worker.epoch,
@@ -127,6 +127,7 @@ def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candida
         queue_ms,
         prefill_ms,
         transfer_ms,
+        itl_ms,
     )
 
 
@@ -135,8 +136,8 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     wanted, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
     columns.refresh_at(scoring.context.wall_ns)
     count = len(columns.names)
-    counts: I64 = np.empty((8, count), np.int64)
-    costs: F64 = np.empty((4, count))
+    counts: I64 = np.empty((count, 8), np.int64)
+    costs: F64 = np.empty((count, 5))
     excluded = _excluded(columns, wanted)
     allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
     if excluded:
@@ -160,7 +161,7 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         counts,
         costs,
     )
-    rows = counts[cost.LEG].nonzero()[0]
+    rows = counts[:, cost.LEG].nonzero()[0]
     return Candidates(columns.workers, counts, costs, rows, mixed=bool(whole and legs), excluded=excluded)
 
 

@@ -5,6 +5,8 @@ The cost estimates the time to the first token in milliseconds: queued prefill w
 evicted), `memory` (KV-cache pressure), and `tail` (the square of the time in the queue, so that few wait long). Until the step
 times of all candidates are known, the unit is the work for one block.
 
+Next to the cost, `itl_ms` estimates the time between two tokens. It is recorded, and no part of the cost.
+
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
 into it, so its costs equal those of the plain functions bit for bit. It is in this file because numba compiles a kernel again when the kernel's own file changes.
 """
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headwater.router.fold.decode_time import DecodeLine, predict_step_ms
 from headwater.router.fold.prefill_time import predict_ms
 from headwater.schemas.events.route import Weights
 from headwater.schemas.jit import jitable, kernel
@@ -89,10 +92,17 @@ def new_blocks(work: WorkEstimate) -> int:
 
 
 @jitable
+def longer_ms(lengths: Any, times: Any, classes: int) -> float:
+    """How much longer a prompt of `BLOCK_TO` tokens takes than one of `BLOCK_FROM`, by a `StepModel`."""
+    return predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(lengths, times, classes, BLOCK_FROM)
+
+
+@jitable
 def estimate_times(
     lengths: Any,
     times: Any,
     classes: int,
+    longer: float,
     pace: float,
     block_size: int,
     uncached: int,
@@ -101,17 +111,21 @@ def estimate_times(
 ) -> Times:
     """Times for a prompt with `uncached` tokens to compute, after `queued` tokens of earlier prompts.
 
-    `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`.
+    `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`; `longer` is its `longer_ms`.
     """
     own = pace * predict_ms(lengths, times, classes, uncached)
     queue = 0.0
     if queued:
         # Queued prompts are computed together: the fixed time of a step is not paid for each.
         queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
-    longer_ms = predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(
-        lengths, times, classes, BLOCK_FROM
-    )
-    return Times(queue, own, pace * longer_ms / (BLOCK_TO - BLOCK_FROM) * block_size)
+    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)
+
+
+@jitable
+def itl_ms(line: DecodeLine, work: WorkEstimate, used_blocks: int, max_running: int) -> float:
+    """Milliseconds between two tokens of a worker that runs this request too; 0 until it has reported any."""
+    requests = min(work.requests + 1, max_running)
+    return predict_step_ms(line, requests, min(used_blocks + new_blocks(work), work.total_blocks))
 
 
 @jitable
@@ -194,20 +208,27 @@ class Asked(NamedTuple):
 
 
 NO_CANDIDATE, WHOLE, PREFILL, DECODE = range(4)
-"""What a worker would do of the request, as `counts[LEG]` has it."""
+"""What a worker would do of the request, as `LEG` has it."""
 
 LEG, CACHED, LOWER, TOKENS, BLOCKS, REQUESTS, ASSUMED, LOADS_LORA = range(8)
-"""Rows of `counts`."""
+"""Columns of `counts`."""
 
-SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS = range(4)
-"""Rows of `costs`."""
+SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS, ITL_MS = range(5)
+"""Columns of `costs`."""
 
 _PREFILL_ROLE, _DECODE_ROLE = 1, 2
 
 
 @jitable
+def _model_at(model: Any, at: int) -> tuple[Any, Any, int, float]:
+    """One row of (classes, lengths, times): what `estimate_times` needs of a `StepModel`."""
+    classes, lengths, times = model[0][at], model[1][at], model[2][at]
+    return lengths, times, classes, longer_ms(lengths, times, classes) if classes else 0.0
+
+
+@jitable
 def _work(
-    table: Any, model: Any, row: int, asked: Asked, timed: bool, slots: Any, credited: Any, depths: Any
+    table: Any, steps: Any, row: int, asked: Asked, timed: bool, slots: Any, credited: Any, depths: Any
 ) -> WorkEstimate:
     one = table[row]
     size = one["block_size"]
@@ -223,8 +244,7 @@ def _work(
     queued, held = one["prefill_tokens"], one["decode_blocks"]
     times = Times(0.0, 0.0, 1.0)
     if timed:
-        classes, lengths, known = model[0], model[1], model[2]
-        at = one["model"]
+        lengths, known, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
         held = max(held, one["used_blocks"])
         computed_ms = 0.0
@@ -232,11 +252,11 @@ def _work(
             # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
             computed_ms = min(
                 max(0.0, (asked.now_ns - one["computing_ns"]) / 1e6),
-                one["pace"] * predict_ms(lengths[at], known[at], classes[at], one["computing_tokens"]),
+                one["pace"] * predict_ms(lengths, known, classes, one["computing_tokens"]),
             )
         uncached = asked.prompt_tokens - (cached + lower) * size
         times = estimate_times(
-            lengths[at], known[at], classes[at], one["pace"], size, uncached, queued, computed_ms
+            lengths, known, classes, longer, one["pace"], size, uncached, queued, computed_ms
         )
     return WorkEstimate(
         size,
@@ -253,6 +273,12 @@ def _work(
     )
 
 
+@jitable
+def _itl_ms(one: Any, work: WorkEstimate) -> float:
+    line = DecodeLine(one["base_ms"], one["request_ms"], one["block_ms"], one["least_ms"])
+    return itl_ms(line, work, one["used_blocks"], one["max_running"])
+
+
 @kernel
 def score_workers(
     table: Any,
@@ -267,7 +293,7 @@ def score_workers(
     counts: Any,
     costs: Any,
 ) -> tuple[int, int]:
-    """Score the `allowed` rows of `table` (`fold.columns`): fills `counts` and `costs`, shape (quantities, workers).
+    """Score the `allowed` rows of `table` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
 
     `model` is (classes, lengths, times) of the step times; `changes` how many slots of LoRA adapters each worker must change;
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
@@ -281,24 +307,34 @@ def score_workers(
                 decoders += 1
             if model[0][table[row]["model"]] == 0:
                 timed = False
+    # The same for all workers of an engine, most of which follow each other.
+    at, steps = 0, _model_at(model, 0)
     # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
-    cheapest = np.full((2, table.shape[0] + 1), np.inf)
+    cheapest = np.full((3, table.shape[0] + 1), np.inf)
     if decoders < workers and not asked.decode:
         for row in range(table.shape[0]):
             if allowed[row] and table[row]["role"] != _PREFILL_ROLE:
-                work = _work(table, model, row, asked, timed, slots, credited, depths)
+                if table[row]["model"] != at:
+                    at = table[row]["model"]
+                    steps = _model_at(model, at)
+                work = _work(table, steps, row, asked, timed, slots, credited, depths)
                 cost, moved = remote_decode(weights, work), transfer(weights, work)
                 pairs = table[row]["pairs"]
                 if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
                     cheapest[0, pairs], cheapest[1, pairs] = cost, moved
+                    cheapest[2, pairs] = _itl_ms(table[row], work)
     whole = legs = 0
     for row in range(table.shape[0]):
-        counts[LEG, row] = NO_CANDIDATE
+        counts[row, LEG] = NO_CANDIDATE
         if not allowed[row] or (not asked.decode and asked.pinned != -1 and asked.pinned != row):
             continue
         role, pairs = table[row]["role"], table[row]["pairs"]
-        work = _work(table, model, row, asked, timed, slots, credited, depths)
+        if table[row]["model"] != at:
+            at = table[row]["model"]
+            steps = _model_at(model, at)
+        work = _work(table, steps, row, asked, timed, slots, credited, depths)
         moved = 0.0
+        between_ms = _itl_ms(table[row], work)
         if asked.decode:
             leg = DECODE
             score, moved = remote_decode(weights, work), transfer(weights, work)
@@ -310,6 +346,7 @@ def score_workers(
         elif role == _PREFILL_ROLE and pairs and cheapest[0, pairs] < np.inf:
             leg = PREFILL
             score, moved = cheapest[0, pairs], cheapest[1, pairs]
+            between_ms = cheapest[2, pairs]
             score += prefill(weights, work)
         else:
             continue
@@ -319,16 +356,17 @@ def score_workers(
             whole += 1
         else:
             legs += 1
-        counts[LEG, row] = leg
-        counts[CACHED, row] = work.cached_blocks
-        counts[LOWER, row] = work.lower_blocks
-        counts[TOKENS, row] = work.prefill_tokens
-        counts[BLOCKS, row] = work.decode_blocks
-        counts[REQUESTS, row] = work.requests
-        counts[ASSUMED, row] = work.assumed_blocks
-        counts[LOADS_LORA, row] = changes[row] > 0
-        costs[SCORE, row] = score
-        costs[QUEUE_MS, row] = work.times.queue if timed and leg != DECODE else 0.0
-        costs[PREFILL_MS, row] = work.times.prefill if timed and leg != DECODE else 0.0
-        costs[TRANSFER_MS, row] = moved if timed else 0.0
+        counts[row, LEG] = leg
+        counts[row, CACHED] = work.cached_blocks
+        counts[row, LOWER] = work.lower_blocks
+        counts[row, TOKENS] = work.prefill_tokens
+        counts[row, BLOCKS] = work.decode_blocks
+        counts[row, REQUESTS] = work.requests
+        counts[row, ASSUMED] = work.assumed_blocks
+        counts[row, LOADS_LORA] = changes[row] > 0
+        costs[row, SCORE] = score
+        costs[row, QUEUE_MS] = work.times.queue if timed and leg != DECODE else 0.0
+        costs[row, PREFILL_MS] = work.times.prefill if timed and leg != DECODE else 0.0
+        costs[row, TRANSFER_MS] = moved if timed else 0.0
+        costs[row, ITL_MS] = between_ms
     return whole, legs

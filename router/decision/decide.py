@@ -29,9 +29,14 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 2
+ALGORITHM: Final = 3
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
-change by which a recorded decision would come out otherwise."""
+change by which a recorded decision would come out otherwise.
+
+Version 3 chooses as version 2 does, and records estimates of decoding too."""
+
+RECOMPUTABLE: Final = frozenset({2, ALGORITHM})
+"""The versions whose decisions this release can make again."""
 
 RECOMPUTED: Final = FlowControl()
 """A recomputed query does not wait: it was admitted when it was recorded."""
@@ -66,13 +71,11 @@ def prompt_of(query: RouteQuery) -> Prompt:
     return Prompt(len(hashes), hashes, int(hashes[-1]) if len(hashes) else 0)
 
 
-def sample_uncached(prompt: Prompt, deepest: int) -> list[tuple[int, int]]:
-    """(position, hash) of a sample of the blocks after the deepest known one: those credited to the chosen worker."""
-    if len(prompt.hashes) < prompt.blocks:
-        # The record of a release that did not sample.
-        return []
-    positions = sample_positions(deepest, prompt.blocks)
-    return list(zip(positions, prompt.hashes[positions].tolist(), strict=True)) if positions else []
+def sample_uncached(prompt: Prompt, deepest: int) -> tuple[list[int], U64]:
+    """Positions and hashes of a sample of the blocks after the deepest known one: those credited to the chosen worker."""
+    # The record of a release that did not sample has fewer hashes.
+    positions = sample_positions(deepest, prompt.blocks) if len(prompt.hashes) >= prompt.blocks else []
+    return positions, prompt.hashes[positions] if positions else prompt.hashes[:0]
 
 
 def seed_of(request: str) -> int:
@@ -114,8 +117,8 @@ def evaluate(
             f"unknown policy {preferences.policy}: available are {', '.join(POLICIES)}", status=400
         )
     deepest, depths = index.find(prompt.hashes)
-    sample = sample_uncached(prompt, deepest)
-    credited = loads.credit.depths(sample)
+    positions, sample = sample_uncached(prompt, deepest)
+    credited = loads.credit.depths(positions, sample.tolist())
     scoring = ScoringContext(index, depths, cold, query, context, loads, credited, preferences)
     candidates = score_candidates(scoring)
     if not candidates:
@@ -156,13 +159,14 @@ def evaluate(
         degraded=context.degraded,
         leg=chosen.leg,
         pairs_with=_pairs_with(loads, chosen),
-        assumed=pack_hashes(np.array([block for _, block in sample], np.uint64)),
+        assumed=pack_hashes(sample),
         waited_ms=context.waited_ms,
         draw=draw,
         algorithm=ALGORITHM,
         scored=summary.scored,
         digest=summary.digest,
         excluded=excluded,
+        output_tokens=loads.outputs.expect(query.max_tokens),
     )
     return Evaluation(decision, candidates, offered)
 
@@ -191,6 +195,8 @@ def recompute(
     found = reevaluate(index, loads, cold, recorded)
     if isinstance(found, RouteRefused):
         return found
+    if recorded.algorithm < ALGORITHM:
+        found = found._replace(decision=_without_decode_estimates(found.decision, recorded.algorithm))
     if recorded.scored:
         return found.decision
     # A release that recorded all candidates, and every excluded worker by name.
@@ -204,13 +210,20 @@ def recompute(
     )
 
 
+def _without_decode_estimates(made: Decision, algorithm: int) -> Decision:
+    """As version 2 recorded it."""
+    bare = tuple(msgspec.structs.replace(one, itl_ms=0.0) for one in made.candidates)
+    return msgspec.structs.replace(made, candidates=bare, algorithm=algorithm, output_tokens=0)
+
+
 def reevaluate(
     index: PrefixIndex, loads: Loads, cold: set[str], recorded: Decision
 ) -> Evaluation | RouteRefused:
     """Decide again from the record alone, with all candidates. Raises `CannotRecompute`."""
-    if recorded.algorithm != ALGORITHM:
+    if recorded.algorithm not in RECOMPUTABLE:
+        known = " and ".join(map(str, sorted(RECOMPUTABLE)))
         raise CannotRecompute(
-            f"it was made by version {recorded.algorithm} of the algorithm, and this release has version {ALGORITHM}"
+            f"it was made by version {recorded.algorithm} of the algorithm, and this release has {known}"
         )
     constraints = recorded.constraints
     if recorded.excluded:
@@ -264,6 +277,7 @@ def with_policy(recorded: Decision, policy: str) -> Decision:
 
 __all__ = [
     "ALGORITHM",
+    "RECOMPUTABLE",
     "CannotRecompute",
     "DecisionContext",
     "Evaluation",

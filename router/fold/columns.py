@@ -37,13 +37,19 @@ WORKER_ROW: Final = np.dtype(
         ("pace", "f8"),
         ("running", "i8"),
         ("step_ms", "f8"),
+        ("max_running", "i8"),
+        ("base_ms", "f8"),
+        ("request_ms", "f8"),
+        ("block_ms", "f8"),
+        ("least_ms", "f8"),
     ]
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
 
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
 is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
-factor of them. When it last reported, it was `running` so many requests, with `step_ms` between two tokens of each.
+factor of them. When it last reported, it was `running` so many requests, of at most `max_running`, with `step_ms` between two tokens of each. The
+last four are its `DecodeLine`.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2}
@@ -214,6 +220,8 @@ class WorkerColumns:
             worker.pace,
             worker.running,
             worker.step_ms,
+            max(1, worker.max_running),
+            *worker.decode_model.line,
         )
         try:
             self.table[row] = values

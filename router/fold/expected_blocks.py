@@ -105,10 +105,12 @@ class Credit(msgspec.Struct):
                 if not counts:
                     self.holders.pop(block, None)
 
-    def depths(self, blocks: list[tuple[int, int]]) -> dict[str, int]:
-        """The number of leading blocks credited to each worker, from (position, hash) pairs in ascending order."""
+    def depths(self, positions: list[int], hashes: list[int]) -> dict[str, int]:
+        """The number of leading blocks credited to each worker, from blocks' ascending positions and their hashes."""
         found: dict[str, int] = {}
-        for position, block in blocks:
-            for worker in self.holders.get(block, ()):
-                found[worker] = position + 1
+        for position, block in zip(positions, hashes, strict=True):
+            holders = self.holders.get(block)
+            if holders:
+                for worker in holders:
+                    found[worker] = position + 1
         return found

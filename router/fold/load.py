@@ -8,7 +8,9 @@ them from the log reach the same state.
 import msgspec
 
 from headwater.router.fold.columns import WorkerColumns
+from headwater.router.fold.decode_time import DecodeModel
 from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
+from headwater.router.fold.output_length import OutputLengths
 from headwater.router.fold.prefill_time import StepModel, learn_pace
 from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
 from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
@@ -30,7 +32,7 @@ class Loads(msgspec.Struct, dict=True):
 
     `steps` are prefill times by engine, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
     worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
-    engine; empty: none are set.
+    engine; empty: none are set. `outputs` are the lengths of the pool's answers.
     """
 
     workers: dict[str, Worker] = {}
@@ -39,6 +41,7 @@ class Loads(msgspec.Struct, dict=True):
     credit: Credit = msgspec.field(default_factory=Credit, name="assumed")
     left: dict[str, int] = {}
     engine_weights: dict[str, float] = {}
+    outputs: OutputLengths = msgspec.field(default_factory=OutputLengths)
 
     @property
     def columns(self) -> WorkerColumns:
@@ -87,6 +90,7 @@ class Loads(msgspec.Struct, dict=True):
             tokenizer=event.tokenizer,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
             pace=known.pace if known is not None else self._usual_pace(event.engine),
+            decode_model=known.decode_model if known is not None else DecodeModel(),
         )
         self._restructure()
         return True
@@ -202,6 +206,11 @@ class Loads(msgspec.Struct, dict=True):
         if event.step_us:
             step_ms = event.step_us / 1000
             worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
+            # The report comes when requests changed: until then there were those of the report before. Earlier releases wrote no `gaps`.
+            blocks = (worker.used_blocks + event.used_blocks) / 2
+            worker.decode_model.observe(step_ms, max(1, worker.running), blocks, event.gaps)
+        for max_tokens, tokens in event.outputs:
+            self.outputs.observe(max_tokens, tokens)
         worker.running, worker.waiting = event.running, event.waiting
         worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
         for request in event.accepted:

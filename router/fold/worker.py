@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.router.fold.decode_time import DecodeModel
 from headwater.router.fold.expected_blocks import ExpectedBlocks
 from headwater.schemas.events.fleet import Role, WorkerState
 
@@ -90,6 +91,8 @@ class Worker(msgspec.Struct):
     rejoined: int = 0
     """Log position at which this epoch rejoined after it had left; 0 if it never left."""
     tokenizer: str = ""
+    decode_model: DecodeModel = msgspec.field(default_factory=DecodeModel)
+    """What its decode steps take."""
 
     @property
     def announces(self) -> bool:

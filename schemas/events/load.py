@@ -9,7 +9,8 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     `running` and `waiting` count requests, `used_blocks` KV blocks in use. The three lists name requests: accepted by
     the engine, prefilled (first token generated), and ended for any reason. `cached` are cached prompt tokens, one number
     for each of `prefilled`, -1 where the engine did not report it. `prefills` are measurements: (prompt tokens computed,
-    duration in µs); `step_us` is the mean time between two tokens of a request, 0 if there were none.
+    duration in µs); `step_us` is the mean time between two tokens of a request over `gaps` such times, 0 if there were none. `outputs` are
+    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit.
     """
 
     running: int
@@ -22,6 +23,8 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     cached: tuple[int, ...] = ()
     prefills: tuple[tuple[int, int], ...] = ()
     step_us: int = 0
+    gaps: int = 0
+    outputs: tuple[tuple[int, int], ...] = ()
 
 
 class RequestsHeld(Event, frozen=True, tag="load.held"):

@@ -66,7 +66,8 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     `lower_blocks` more are on a lower tier. `prefill_tokens` were routed to it and are not computed yet;
     `decode_blocks` are held by its requests. It would do the `leg` of the request, and must load the LoRA adapter first if
     `loads_lora`. Times are estimates, 0 if unknown: `queue_ms` until the worker starts this prompt, `prefill_ms` to
-    compute it, `transfer_ms` to transfer its KV.
+    compute it, `transfer_ms` to transfer its KV; `itl_ms` between two tokens with this request among those it runs. For a prefill leg, `itl_ms`
+    is that of the decode worker whose cost the candidate includes.
     """
 
     worker: str
@@ -83,6 +84,12 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     transfer_ms: float = 0.0
+    itl_ms: float = 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        """Estimated milliseconds from the decision to the first token."""
+        return self.queue_ms + self.prefill_ms + self.transfer_ms
 
 
 class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +120,8 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     `algorithm` is the version of the router's decision algorithm. `scored` candidates were compared, `digest` is one of the costs
     of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen one, the
     cheapest, the fastest, and the one that holds most of the prompt. Where `scored` is 0, an earlier release recorded all.
-    `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record.
+    `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record. The answer is expected
+    to have `output_tokens` tokens (0: an earlier release, which expected none).
     """
 
     number: int
@@ -144,11 +152,21 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     scored: int = 0
     digest: bytes = b""
     excluded: bytes = b""
+    output_tokens: int = 0
 
     @property
     def chosen(self) -> Candidate:
         """The candidate of the chosen worker."""
         return next(candidate for candidate in self.candidates if candidate.worker == self.worker)
+
+    def e2e_ms(self, candidate: Candidate) -> float:
+        """Estimated milliseconds from the decision to the last token on that worker: TTFT + (output tokens - 1) × ITL.
+
+        0 if one of them is unknown. Of a decode leg, from its own decision on.
+        """
+        if not candidate.itl_ms or not (candidate.prefill_ms or candidate.leg == "decode"):
+            return 0.0
+        return candidate.ttft_ms + max(0, self.output_tokens - 1) * candidate.itl_ms
 
 
 class DecisionVoided(Event, frozen=True, tag="route.voided"):

@@ -21,6 +21,8 @@ class Progress(NamedTuple):
     cached: tuple[int, ...] = ()
     prefills: tuple[tuple[int, int], ...] = ()
     step_us: int = 0
+    gaps: int = 0
+    outputs: tuple[tuple[int, int], ...] = ()
 
 
 class LoadSource(Protocol):
@@ -63,6 +65,7 @@ class Inflight:
         self._prefilled: list[str] = []
         self._finished: list[str] = []
         self._cached: list[int] = []
+        self._outputs: list[tuple[int, int]] = []
         self.timer = PrefillTimer(self._clock.monotonic_s, self.tokens)
 
     def __len__(self) -> int:
@@ -108,12 +111,15 @@ class Inflight:
         """The engine completed a step."""
         self.timer.record_step()
 
-    def finish(self, request: GenerateRequest, step: Step) -> None:
-        """A request ended with this step."""
+    def finish(self, request: GenerateRequest, step: Step, tokens: int) -> None:
+        """A request ended with this step, after `tokens` tokens in all."""
         if not self._remove(request.request):
             return
-        if request.leg == "prefill" and step.finish in ("stop", "length"):
-            self.timer.record_first_tokens(request.request, step.cached_tokens, decodes=False)
+        if step.finish in ("stop", "length"):
+            if request.leg == "prefill":
+                self.timer.record_first_tokens(request.request, step.cached_tokens, decodes=False)
+            else:
+                self._outputs.append((request.sampling.max_tokens, tokens))
         load = self._engine.load()
         self.timer.end_request(request.request, load.running, load.waiting)
 
@@ -154,8 +160,10 @@ class Inflight:
             tuple(self._finished),
             tuple(self._cached),
             *self.timer.take_measurements(self.tokens),
+            tuple(self._outputs),
         )
         self._accepted, self._prefilled, self._finished, self._cached = [], [], [], []
+        self._outputs = []
         return progress
 
     async def drained(self) -> None:

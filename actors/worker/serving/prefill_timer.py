@@ -28,10 +28,11 @@ JOINED_MAX = 8
 
 
 class PrefillMeasurements(NamedTuple):
-    """Since the last report: (prompt tokens computed, microseconds) of each sample; mean time between tokens, 0 for none."""
+    """Since the last report: (prompt tokens computed, microseconds) of each sample; the mean time between tokens over `gaps`, 0 for none."""
 
     prefills: tuple[tuple[int, int], ...] = ()
     step_us: int = 0
+    gaps: int = 0
 
 
 class _Prompt:
@@ -132,7 +133,7 @@ class PrefillTimer:
             return PrefillMeasurements(samples)
         mean_us = round(self._shared_s / gaps * 1e6)
         self._tokens, self._firsts, self._shared_s = tokens, 0, 0.0
-        return PrefillMeasurements(samples, mean_us)
+        return PrefillMeasurements(samples, mean_us, gaps)
 
     def _advance(self, now: float) -> None:
         """Add the time since the last step, once for each request that generates."""

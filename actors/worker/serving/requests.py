@@ -201,10 +201,10 @@ class RequestIntake:
         """Called with each step of the request."""
         name, inflight, frames = request.request, self.inflight, self.frames
         is_prefill = request.leg == "prefill"
-        is_first, handoff = True, None
+        is_first, handoff, tokens = True, None, 0
 
         def emit(step: Step) -> None:
-            nonlocal is_first, handoff
+            nonlocal is_first, handoff, tokens
             # A request of an earlier incarnation ended for the log with that incarnation.
             is_current = inflight.is_current(name)
             if is_first and is_current:
@@ -220,9 +220,11 @@ class RequestIntake:
             if is_prefill:
                 frames.send_prefill(name, step, handoff)
             else:
-                inflight.tokens += frames.send_step(name, step)
+                sent = frames.send_step(name, step)
+                inflight.tokens += sent
+                tokens += sent
             if step.finish:
-                inflight.finish(request, step)
+                inflight.finish(request, step, tokens)
                 if handoff is not None and step.finish not in ("stop", "length"):
                     # The prompt of a room was not computed: no worker is to enter it any more.
                     self._release_kv(self.handoffs.release(name))

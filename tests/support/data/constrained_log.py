@@ -51,6 +51,8 @@ class ConstrainedLog:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
+        # Apart, so that `draw` gives what it gave before reports had these.
+        self.answers = random.Random(seed)
         self.state = RouterState()
         self.messages: list[Message] = []
         self.wall_ns = WALL_NS
@@ -150,6 +152,8 @@ class ConstrainedLog:
             tuple(draw.randrange(-1, 99) for _ in prefilled),
             prefills,
             draw.randrange(9_000),
+            self.answers.randrange(600),
+            tuple((self.answers.randrange(1, 500), self.answers.randrange(500)) for _ in finished),
         )
 
 

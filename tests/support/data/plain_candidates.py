@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from headwater.router.decision import cost
 from headwater.router.decision.context import ScoringContext
 from headwater.router.decision.engine_draw import weighted_workers
@@ -29,11 +31,12 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
             for worker in allowed
         ]
     # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
-    cheapest: dict[str, tuple[float, float]] = {}
+    cheapest: dict[str, tuple[float, float, float]] = {}
     for worker in decoders if len(decoders) < len(allowed) else ():
         work = estimates[worker.name]
-        best = (cost.remote_decode(weights, work), cost.transfer(weights, work))
-        cheapest[worker.pairs_with] = min(best, cheapest.get(worker.pairs_with, best))
+        best = (cost.remote_decode(weights, work), cost.transfer(weights, work), _itl_ms(worker, work))
+        known = cheapest.get(worker.pairs_with, best)
+        cheapest[worker.pairs_with] = min(known, best, key=lambda one: one[:2])
     found: list[Candidate] = []
     for worker in allowed:
         work = estimates[worker.name]
@@ -45,9 +48,10 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
             score = cost.aggregated(weights, work) + extra
             found.append(_candidate(scoring, worker, estimates, "", score))
         elif worker.role == "prefill" and worker.pairs_with and worker.pairs_with in cheapest:
-            score, transfer = cheapest[worker.pairs_with]
+            score, transfer, itl_ms = cheapest[worker.pairs_with]
             score += cost.prefill(weights, work)
-            found.append(_candidate(scoring, worker, estimates, "prefill", score, transfer))
+            prefills = _candidate(scoring, worker, estimates, "prefill", score, transfer)
+            found.append(msgspec.structs.replace(prefills, itl_ms=itl_ms))
     return found
 
 
@@ -104,6 +108,7 @@ def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> c
     if model is None:
         return work
     kinds = model.tokens, model.ms, len(model.kinds)
+    longer = cost.longer_ms(*kinds)
     # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
     work = work._replace(decode_blocks=max(decode_blocks, worker.used_blocks))
     computed_ms = 0.0
@@ -112,7 +117,9 @@ def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> c
         # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
         computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), worker.pace * model.predict(tokens))
     uncached = cost.uncached_tokens(work)
-    times = cost.estimate_times(*kinds, worker.pace, worker.block_size, uncached, prefill_tokens, computed_ms)
+    times = cost.estimate_times(
+        *kinds, longer, worker.pace, worker.block_size, uncached, prefill_tokens, computed_ms
+    )
     return work._replace(timed=True, times=times)
 
 
@@ -150,7 +157,12 @@ def _candidate(
         queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
         prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
         transfer_ms=transfer if times is not None else 0.0,
+        itl_ms=_itl_ms(worker, work),
     )
+
+
+def _itl_ms(worker: Worker, work: cost.WorkEstimate) -> float:
+    return cost.itl_ms(worker.decode_model.line, work, worker.used_blocks, max(1, worker.max_running))
 
 
 def pick_lowest_cost(candidates: Sequence[Candidate], temperature: float, seed: int) -> Candidate:

@@ -57,16 +57,19 @@ HASHES: list[tuple[list[int], int, int, list[int]]] = [
 GOLDEN = Path(tests.__path__[0]) / "golden"
 # The state's digest moves with what a worker is known by; the index's never does.
 LOGS = [
-    ("pool-v1.log.gz", "51c7b0c7f0ce67cdc30493a5046a7f54", 18429677081767367044),
-    ("pool-v2.log.gz", "90cd336cffc61aa8d19a81d4f470e02c", 11143978192293227892),
-    ("pool-v2-decided.log.gz", "14f1acb5f3016949e4a9bc1cf8cc665b", 8743994246817469863),
-    ("pool-v2-constraints.log.gz", "14f1acb5f3016949e4a9bc1cf8cc665b", 8743994246817469863),
-    ("pool-v2-summary.log.gz", "14f1acb5f3016949e4a9bc1cf8cc665b", 8743994246817469863),
-    ("pool-v2-pace.log.gz", "8bde906c7a5d401c996189cc510ce2be", 7615386877702289470),
+    ("pool-v1.log.gz", "b401e7c28154a62fec258c8f8893990f", 18429677081767367044),
+    ("pool-v2.log.gz", "422f12126d12b143cafd9d4b5e5b4002", 11143978192293227892),
+    ("pool-v2-decided.log.gz", "d9d6aa28c073910b767af1d865603da0", 8743994246817469863),
+    ("pool-v2-constraints.log.gz", "d9d6aa28c073910b767af1d865603da0", 8743994246817469863),
+    ("pool-v2-summary.log.gz", "d9d6aa28c073910b767af1d865603da0", 8743994246817469863),
+    ("pool-v2-pace.log.gz", "3c71d4943a45f36aeed69c19c6ef7347", 7615386877702289470),
+    ("pool-v2-decode.log.gz", "3dcbbc725a9b86c11e1c993f4ef377c1", 7615386877702289470),
 ]
-# One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), and with a digest of the costs.
+# One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
+# step times of engines, and with estimates of decoding.
 ALGORITHM_1 = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 ALGORITHM_2 = "pool-v2-pace.log.gz"
+ALGORITHM_3 = "pool-v2-decode.log.gz"
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -154,8 +157,10 @@ PINNED_NOW = {
     **PINNED_APPENDED,
     **PINNED_CONSTRAINTS,
     **PINNED_ENGINES,
-    **json.loads((GOLDEN / "events-v2-limits.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-decode.json").read_text()),
 }
+"""With decisions that estimate the time between tokens, and reports of the tokens that were generated."""
+PINNED_LIMITS = json.loads((GOLDEN / "events-v2-limits.json").read_text())
 """With decisions that keep a few candidates and a digest of the costs of all, a weight for long queues, and limits of latency."""
 PINNED_PACE = json.loads((GOLDEN / "events-v2-pace.json").read_text())
 PINNED_SUMMARY = json.loads((GOLDEN / "events-v2-summary.json").read_text())
@@ -214,11 +219,12 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
 
 @pytest.mark.parametrize(
     "pinned",
-    [PINNED_APPENDED, PINNED_CONSTRAINTS, PINNED_ENGINES, PINNED_SUMMARY, PINNED_PACE],
-    ids=["appended", "constraints", "engines", "summary", "pace"],
+    [PINNED_APPENDED, PINNED_CONSTRAINTS, PINNED_ENGINES, PINNED_SUMMARY, PINNED_PACE, PINNED_LIMITS],
+    ids=["appended", "constraints", "engines", "summary", "pace", "limits"],
 )
 def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
-    """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues or limits of latency."""
+    """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues, limits of latency or estimates of
+    decoding."""
     for event in EVENTS_NOW:
         if type(event).__name__ in pinned:
             assert decode_batch(bytes.fromhex(pinned[type(event).__name__])).events == (event,)
@@ -248,6 +254,13 @@ def test_logs_of_every_release_fold_to_the_state_they_always_did(name: str, dige
     assert (state.digest(), state.index.digest()) == (digest, blocks)
 
 
+def decisions_of(name: str) -> list[Decision]:
+    """All decisions of a golden log."""
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / name).read_bytes()))
+    events = [event for *_, data in log for event in decode_batch(data).events]
+    return [event for event in events if isinstance(event, Decision)]
+
+
 def replayed(name: str) -> tuple[int, dict[int, int]]:
     """How many decisions of a golden log come out again, and how many were made by each other version of the algorithm."""
     log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / name).read_bytes()))
@@ -267,9 +280,21 @@ def replayed(name: str) -> tuple[int, dict[int, int]]:
     return replay.verified, dict(replay.other_algorithms)
 
 
-def test_decisions_are_recomputed() -> None:
-    """All policies and constraints: the recorded decision comes out again, bit for bit."""
-    assert replayed(ALGORITHM_2) == (99, {})
+@pytest.mark.parametrize("name", [ALGORITHM_2, ALGORITHM_3])
+def test_decisions_are_recomputed(name: str) -> None:
+    """All policies and constraints: the recorded decision comes out again, bit for bit, in the form of its version."""
+    assert replayed(name) == (99, {})
+
+
+def test_estimates_of_decoding_change_no_choice() -> None:
+    """The same fleet and requests: version 3 chooses what version 2 chose, at the same costs."""
+    before, now = decisions_of(ALGORITHM_2), decisions_of(ALGORITHM_3)
+    assert [(one.worker, one.leg, one.digest) for one in before] == [
+        (one.worker, one.leg, one.digest) for one in now
+    ]
+    assert {one.algorithm for one in now} == {3}
+    assert sum(one.chosen.itl_ms > 0 for one in now) > len(now) // 2
+    assert not any(candidate.itl_ms or one.output_tokens for one in before for candidate in one.candidates)
 
 
 @pytest.mark.parametrize("name", ALGORITHM_1)
@@ -280,6 +305,6 @@ def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str) -> No
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
     """Today's writers append the same events; their bytes may have fields more."""
-    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_2).read_bytes()))
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_3).read_bytes()))
     written = [event for *_, data in constrained_log(7, 240) for event in decode_batch(data).events]
     assert written == [event for *_, data in log for event in decode_batch(data).events]

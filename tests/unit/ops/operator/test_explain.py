@@ -60,6 +60,18 @@ def test_without_times_costs_are_in_blocks() -> None:
     assert text.endswith("w1: least cost, 90.00 blocks")
 
 
+def test_decoding_is_shown_where_it_was_known() -> None:
+    """Between two tokens, and to the last of those expected; "-" for a worker that has generated nothing."""
+    assert "ITL ms" not in told()
+    some = (msgspec.structs.replace(TIMED[0], itl_ms=12.5), TIMED[1])
+    lines = told(candidates=some, output_tokens=17).splitlines()
+    assert lines[1].split("  ")[-3:] == ["ITL ms", "E2E ms", "cost ms"]
+    # 20 ms to the first token, and 16 gaps.
+    assert lines[3].split()[-3:] == ["12.5", "220.0", "90.00"]
+    assert lines[4].split()[-3:] == ["-", "-", "150.00"]
+    assert lines[5] == "E2E: of 17 output tokens, at most 20"
+
+
 def test_the_reason_is_the_one_that_counted() -> None:
     """A pin, another policy, chance, a tie, or a prompt too short to hand over."""
     assert told(pinned="w1").endswith("the request was for this worker only")

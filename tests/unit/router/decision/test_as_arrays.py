@@ -136,6 +136,8 @@ class RandomFleet:
             requests[2::3],
             prefills=tuple((tokens, tokens * draw.randrange(40, 60)) for tokens in lengths),
             step_us=draw.choice((0, 9_000, 24_000, 60_000)),
+            gaps=draw.choice((0, 1, 90, 7_000)),
+            outputs=tuple((draw.randrange(500), draw.randrange(500)) for _ in range(2)),
         )
         self.tell(name, self.epochs[name], report)
 

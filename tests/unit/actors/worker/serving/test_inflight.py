@@ -2,6 +2,8 @@
 
 import asyncio
 
+import msgspec
+
 from headwater.actors.worker.serving.handoffs import Handoffs
 from headwater.actors.worker.serving.inflight import Inflight, Progress
 from headwater.engines.engine import EngineLoad, Pinned, Step
@@ -45,9 +47,22 @@ def test_each_change_is_reported_once() -> None:
     assert inflight.take_progress() == Progress(("a", "b"), ("a",), (), (4,))
     assert inflight.take_progress() == Progress()
     inflight.finish_embedding("b")
-    inflight.finish(request("a"), Step((), "stop"))
+    inflight.finish(request("a"), Step((), "stop"), 3)
     assert inflight.take_progress().finished == ("b", "a")
     assert (len(inflight), inflight.ended) == (0, 2)
+
+
+def test_answers_that_ended_by_themselves_are_reported_with_their_limit() -> None:
+    """Each once; neither a cancelled one nor a prefill leg tells how long answers are."""
+    inflight, _ = made()
+    for name in ("stopped", "full", "cancelled", "leg"):
+        inflight.accept(request(name), fetches=False)
+    inflight.finish(request("stopped"), Step((), "stop"), 2)
+    inflight.finish(request("full"), Step((), "length"), 4)
+    inflight.finish(request("cancelled"), Step((), "abort"), 3)
+    inflight.finish(msgspec.structs.replace(request("leg"), leg="prefill"), Step((), "length"), 0)
+    assert inflight.take_progress().outputs == ((4, 2), (4, 4))
+    assert inflight.take_progress() == Progress()
 
 
 def test_a_request_of_an_earlier_incarnation_counts_and_is_not_reported() -> None:
@@ -60,7 +75,7 @@ def test_a_request_of_an_earlier_incarnation_counts_and_is_not_reported() -> Non
     assert (len(inflight), inflight.reported) == (3, ["new"])
     assert inflight.is_current("new")
     assert not inflight.is_current("old")
-    inflight.finish(request("old"), Step((), "stop"))
+    inflight.finish(request("old"), Step((), "stop"), 3)
     inflight.finish_embedding("pooled")
     assert inflight.take_progress() == Progress(("new",))
     assert (inflight.names, inflight.ended) == (["new"], 2)
@@ -73,7 +88,7 @@ async def test_drained_waits_for_requests_and_hand_offs() -> None:
     handoffs.offer(request("p"), Pinned(b"kv", 30.0), "h1")
     drained = asyncio.ensure_future(inflight.drained())
     also = asyncio.ensure_future(inflight.drained())
-    inflight.finish(request("a"), Step((), "stop"))
+    inflight.finish(request("a"), Step((), "stop"), 3)
     await settle()
     assert not drained.done(), "the hand-off is kept"
     handoffs.abandon()
@@ -90,5 +105,5 @@ async def test_a_drain_ends_by_time_or_by_a_word() -> None:
     await settle()
     abandoned.set()
     assert not await waiting
-    inflight.finish(request("a"), Step((), "stop"))
+    inflight.finish(request("a"), Step((), "stop"), 3)
     assert await inflight.drained_within(1.0, asyncio.Event())

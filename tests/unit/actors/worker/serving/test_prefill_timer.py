@@ -180,8 +180,10 @@ def test_the_mean_time_between_tokens_is_over_all_requests() -> None:
     hands.step(80)
     hands.step(120, tokens=2)
     hands.at(120).end_request("b", *QUIET)
-    assert hands.taken().step_us == (30_000 + 30_000 + 2 * 40_000) // 4
-    assert hands.taken().step_us == 0
+    told = hands.taken()
+    assert (told.step_us, told.gaps) == ((30_000 + 30_000 + 2 * 40_000) // 4, 4)
+    told = hands.taken()
+    assert (told.step_us, told.gaps) == (0, 0)
     hands.step(180)
     assert hands.taken().step_us == 60_000
 

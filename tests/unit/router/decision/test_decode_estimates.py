@@ -1,0 +1,118 @@
+"""What a decision expects of decoding: the time between tokens, and to the last one. It is recorded, and changes no choice."""
+
+import msgspec
+import pytest
+
+from headwater.router.decision.decide import recompute
+from headwater.router.fold.state import RouterState
+from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events.load import LoadReported
+from tests.support.data.examples import record
+from tests.unit.router.decision.test_estimates import BLOCKS, MS_A_TOKEN, ask, fleet, give, of, took
+
+BASE_MS, REQUEST_MS, BLOCK_MS = 5.0, 2.0, 0.01
+
+
+def steps(state: RouterState, worker: str, factor: float = 1.0) -> None:
+    """Reports of a worker whose steps take longer with more requests and with more blocks; the last one is of an empty engine."""
+    # A report describes what was running since the one before it.
+    running, used = 1, 0
+    for number in range(200):
+        after, blocks = (number * 7) % 8 + 1, (number * 131) % 900
+        if number == 199:
+            after, blocks = 0, 0
+        ms = factor * (BASE_MS + REQUEST_MS * running + BLOCK_MS * (used + blocks) / 2)
+        told = LoadReported(after, 0, blocks, BLOCKS, step_us=round(1_000 * ms), gaps=50, outputs=((10, 8),))
+        state.apply(record(state.position + 1, told, writer=worker))
+        running, used = max(1, after), blocks
+
+
+def itl(requests: int, blocks: int) -> float:
+    """Milliseconds between two tokens, once this request runs too."""
+    return BASE_MS + REQUEST_MS * requests + BLOCK_MS * blocks
+
+
+def test_the_time_between_tokens_is_that_of_the_load_with_this_request() -> None:
+    """One more request than those dispatched, and the blocks in use with those of this prompt."""
+    state = fleet(w1="both", w2="both", w3="both")
+    steps(state, "w1")
+    steps(state, "w2", 3.0)
+    for number in range(4):
+        give(state, "w1", 160, name=f"busy-{number}")
+    state.apply(record(state.position + 1, LoadReported(4, 0, 300, BLOCKS), writer="w1"))
+    decision = ask(state)
+    assert of(decision, "w1").itl_ms == pytest.approx(itl(5, 300 + 100), rel=0.05)
+    assert of(decision, "w2").itl_ms == pytest.approx(3 * itl(1, 100), rel=0.1)
+    # Nothing is known of a worker that has generated nothing.
+    assert (of(decision, "w3").itl_ms, decision.e2e_ms(of(decision, "w3"))) == (0.0, 0.0)
+
+
+def test_a_worker_runs_no_more_requests_and_blocks_than_it_can() -> None:
+    """Beyond that they wait, which is part of the time to the first token."""
+    state = fleet(w1="both")
+    steps(state, "w1")
+    worker = state.loads.workers["w1"]
+    worker.max_running = 3
+    for number in range(6):
+        give(state, "w1", 16, name=f"busy-{number}")
+    state.apply(record(state.position + 1, LoadReported(3, 3, 980, BLOCKS), writer="w1"))
+    assert of(ask(state), "w1").itl_ms == pytest.approx(itl(3, BLOCKS), rel=0.05)
+
+
+def test_the_whole_answer_takes_the_first_token_and_the_gaps_after_it() -> None:
+    """Answers used 80 % of their limit, so one of 10 tokens at most has 8: seven gaps."""
+    state = fleet(w1="both", w2="both")
+    steps(state, "w1")
+    give(state, "w1", 3_200)
+    decision = ask(state)
+    w1 = of(decision, "w1")
+    assert decision.output_tokens == 8
+    assert w1.ttft_ms == pytest.approx(MS_A_TOKEN * 3_200 + took(1_600))
+    assert decision.e2e_ms(w1) == pytest.approx(w1.ttft_ms + 7 * w1.itl_ms)
+    assert ask(state, max_tokens=1).e2e_ms(w1) == w1.ttft_ms
+
+
+def test_a_prefill_leg_has_the_steps_of_the_worker_that_will_decode() -> None:
+    """The cheapest one, whose cost it includes; the decode leg itself has no prompt to compute."""
+    state = fleet(p="prefill", d="decode", e="decode")
+    steps(state, "d")
+    steps(state, "e", 3.0)
+    give(state, "e", 8_000)
+    decision = ask(state)
+    assert of(decision, "p").leg == "prefill"
+    assert of(decision, "p").itl_ms == of(decision, "d").itl_ms == pytest.approx(itl(1, 100), rel=0.06)
+    decode = ask(state, leg="decode", pairs_with="sim")
+    found = of(decode, "d")
+    assert decode.e2e_ms(found) == pytest.approx(found.transfer_ms + 7 * found.itl_ms)
+
+
+def test_steps_change_no_choice() -> None:
+    """Two workers that differ in nothing but their steps: the draw decides, as it does without."""
+    bare, known = fleet(w1="both", w2="both"), fleet(w1="both", w2="both")
+    steps(known, "w1", 5.0)
+    steps(known, "w2")
+    for number in range(20):
+        plain, informed = ask(bare, name=f"q{number}"), ask(known, name=f"q{number}")
+        assert (plain.worker, plain.digest) == (informed.worker, informed.digest)
+
+
+def test_a_decision_of_version_2_is_made_again_in_its_form() -> None:
+    """Without estimates of decoding; one that claims to have them was not made by that version."""
+    state = fleet(w1="both", w2="both")
+    steps(state, "w1")
+    made = ask(state)
+    bare = tuple(msgspec.structs.replace(one, itl_ms=0.0) for one in made.candidates)
+    recorded = msgspec.structs.replace(made, algorithm=2, candidates=bare, output_tokens=0)
+    assert recompute(state.index, state.loads, state.cold, recorded) == recorded
+    forged = msgspec.structs.replace(made, algorithm=2)
+    assert recompute(state.index, state.loads, state.cold, forged) != forged
+
+
+def test_a_worker_that_restarts_keeps_what_is_known_of_its_steps() -> None:
+    """As it keeps its pace."""
+    state = fleet(w1="both")
+    steps(state, "w1")
+    before = ask(state)
+    again = WorkerJoined("w1", 2, "m", "sim", "both", 16, BLOCKS, 256)
+    state.apply(record(state.position + 1, again, writer="w1", epoch=2))
+    assert ask(state).chosen.itl_ms == before.chosen.itl_ms

@@ -28,12 +28,13 @@ class FidelityGap(msgspec.Struct, frozen=True):
 
 
 class EstimateError(msgspec.Struct, frozen=True):
-    """The router's estimates of the time to first token next to what it was, in milliseconds, over `requests`.
+    """The router's estimates of one measure next to what it was, in milliseconds, over `requests`.
 
     `error` is the mean absolute error; `constant_error` is that of the best constant, the median: estimates that are not better than it
     are worth nothing.
     """
 
+    measure: str
     requests: int
     estimated_mean: float
     was_mean: float
@@ -42,7 +43,7 @@ class EstimateError(msgspec.Struct, frozen=True):
 
 
 class Fidelity(msgspec.Struct, frozen=True):
-    """A run compared with its record; see `Recording` for the counts. `estimates`: None if no decision had times."""
+    """A run compared with its record; see `Recording` for the counts. `estimates`: of the measures that decisions had estimates of."""
 
     log: str
     requests: int
@@ -53,7 +54,7 @@ class Fidelity(msgspec.Struct, frozen=True):
     left_out: int
     step_times_fitted: bool
     gaps: list[FidelityGap]
-    estimates: EstimateError | None
+    estimates: list[EstimateError]
 
 
 def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
@@ -84,18 +85,29 @@ def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
         recorded.left_out,
         recorded.fitted and ran.setup.step_time == recorded.setup.step_time,
         [gap for gap in gaps if gap is not None],
-        _estimates(list(recorded.happened.values())),
+        estimate_errors(list(recorded.happened.values())),
     )
 
 
-def _estimates(happened: Sequence[Happened]) -> EstimateError | None:
-    timed = [one for one in happened if one.estimated_ms >= 0]
-    if not timed:
+def estimate_errors(happened: Sequence[Happened]) -> list[EstimateError]:
+    """Of each measure, over the requests of which it was estimated and measured; without any, it is left out."""
+    measures = (
+        ("TTFT", [(one.expected.ttft_ms, one.ttft_ms) for one in happened]),
+        ("ITL", [(one.expected.itl_ms, one.itl_ms) for one in happened]),
+        ("E2E", [(one.expected.e2e_ms, one.e2e_ms) for one in happened if one.itl_ms >= 0]),
+    )
+    found = [_estimate_error(name, [pair for pair in pairs if min(pair) >= 0]) for name, pairs in measures]
+    return [one for one in found if one is not None]
+
+
+def _estimate_error(measure: str, pairs: Sequence[tuple[float, float]]) -> EstimateError | None:
+    """Of (estimated, was)."""
+    if not pairs:
         return None
-    estimated = np.array([one.estimated_ms for one in timed])
-    was = np.array([one.ttft_ms for one in timed])
+    estimated, was = np.array(pairs).T
     return EstimateError(
-        len(timed),
+        measure,
+        len(pairs),
         float(estimated.mean()),
         float(was.mean()),
         float(np.abs(estimated - was).mean()),
@@ -160,10 +172,26 @@ def as_text(found: Fidelity) -> str:
         table(columns, rows),
         f"({found.compared} requests that succeeded and were not migrated)",
     ]
-    one = found.estimates
-    if one is not None:
-        lines.append(
-            f"the router's estimates of TTFT: mean {one.estimated_mean:,.1f} ms, was {one.was_mean:,.1f}; mean absolute error "
-            f"{one.error:,.1f} ms, of the best constant {one.constant_error:,.1f} ({one.requests} requests)"
-        )
+    if found.estimates:
+        lines += [
+            "the router's estimates, and the mean absolute error of the best constant:",
+            _estimates_table(found.estimates),
+        ]
     return "\n".join(lines)
+
+
+def _estimates_table(estimates: Sequence[EstimateError]) -> str:
+    rows = [
+        (
+            f"{one.measure} ms",
+            f"{one.estimated_mean:,.1f}",
+            f"{one.was_mean:,.1f}",
+            f"{one.error:,.1f}",
+            f"{one.constant_error:,.1f}",
+            f"{one.requests:,}",
+        )
+        for one in estimates
+    ]
+    return table(
+        ("", "mean estimated", "mean was", "mean absolute error", "constant's error", "requests"), rows
+    )

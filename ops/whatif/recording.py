@@ -25,16 +25,26 @@ MADE_UP = 1 << 40
 """Offset of the request numbers whose own blocks replace unknown ones; see `own_hash`."""
 
 
+class Expected(NamedTuple):
+    """Estimates in milliseconds from the arrival at the router on, so with the wait in its queue; -1 where it had none."""
+
+    ttft_ms: float = -1.0
+    itl_ms: float = -1.0
+    e2e_ms: float = -1.0
+
+
 class Happened(NamedTuple):
     """The result of a request: cached blocks of its prompt (-1: not reported), milliseconds.
 
-    `estimated_ms` is the time to first token that the router expected of the worker that it chose; -1 if it had no step times yet.
+    `itl_ms` is the mean time between two tokens, -1 for an answer that has none or is one of several. `expected` is what the router
+    expected of the worker that it chose.
     """
 
     hit_blocks: int
     ttft_ms: float
     e2e_ms: float
-    estimated_ms: float = -1.0
+    itl_ms: float = -1.0
+    expected: Expected = Expected()
 
 
 class Recording(NamedTuple):
@@ -170,7 +180,10 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
         if ended.reason in ("stop", "length") and not ended.migrations:
             cached = started.cached_tokens
             blocks = cached // size if cached >= 0 else -1
-            happened[attempt] = Happened(blocks, started.ttft_ms, ended.duration_ms, _estimated_ms(decision))
+            alone = requests.choices.get(request, 1) == 1
+            itl_ms = _itl_ms(started, ended) if alone else -1.0
+            expected = _expected(decision)
+            happened[attempt] = Happened(blocks, started.ttft_ms, ended.duration_ms, itl_ms, expected)
     if not found:
         raise ConfigError(f"no decision of pool {name} led to an answer in the request log")
     found.sort(key=lambda pair: (pair[0], pair[1].name))
@@ -190,12 +203,20 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
     )
 
 
-def _estimated_ms(decision: Decision) -> float:
-    """The time to first token after a decision that has times, with what the query waited before it; else -1."""
+def _expected(decision: Decision) -> Expected:
     chosen = decision.chosen
-    if not chosen.prefill_ms:
-        return -1.0
-    return decision.waited_ms + chosen.queue_ms + chosen.prefill_ms + chosen.transfer_ms
+    e2e_ms = decision.e2e_ms(chosen)
+    return Expected(
+        decision.waited_ms + chosen.ttft_ms if chosen.prefill_ms else -1.0,
+        chosen.itl_ms or -1.0,
+        decision.waited_ms + e2e_ms if e2e_ms else -1.0,
+    )
+
+
+def _itl_ms(started: RequestStarted, ended: RequestEnded) -> float:
+    """The mean time between two tokens of a request with one choice; -1 for a single token."""
+    gaps = ended.completion_tokens - 1
+    return (ended.duration_ms - started.ttft_ms) / gaps if gaps > 0 else -1.0
 
 
 def _block_size(pool: _Pool) -> int:

@@ -261,6 +261,24 @@ MEDIA_LOADS = Counter(
     "Images that requests needed, by where they were: cache or edge",
     ["source"],
 )
+ENCODE_LEGS = Counter(
+    "headwater_edge_encode_legs_total",
+    "Images for encode workers, by how that ended: cached or computed there, left to the serving worker as faster, or failed",
+    ["outcome"],
+)
+IMAGES_ENCODED = Counter(
+    "headwater_worker_images_encoded_total",
+    "Images that an encode worker was asked for: computed, cached or refused",
+    ["outcome"],
+)
+EMBEDDINGS_READ = Counter(
+    "headwater_worker_embeddings_read_total",
+    "Embeddings read from encode workers, or failed to be",
+    ["outcome"],
+)
+EMBEDDING_BYTES = Counter(
+    "headwater_worker_embedding_bytes_total", "Bytes of embeddings read from encode workers"
+)
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
 _MODEL_TTFT_SECONDS = Histogram(

@@ -12,6 +12,7 @@ from typing import Protocol
 from headwater.engines.engine import (
     Aborts,
     Emit,
+    EncodedImage,
     Engine,
     EngineInfo,
     EngineLoad,
@@ -25,6 +26,7 @@ from headwater.engines.engine import (
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
 
 
@@ -152,6 +154,18 @@ class RankEngine:
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
         await self._engine.release(request, params)
+
+    async def encode(self, item: PromptMedia) -> EncodedImage:
+        """See `Engine.encode`."""
+        return await self._engine.encode(item)
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`."""
+        return self._engine.holds_embedding(item)
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        await self._engine.put_embedding(item, image)
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`. The engine chooses the rank."""

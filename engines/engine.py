@@ -6,11 +6,13 @@ One contract suite (tests/contract/engine) runs over every implementation. An en
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
 from headwater.schemas.tables.card import ImageSupport
 
@@ -150,6 +152,18 @@ class EngineLoad(NamedTuple):
     total_blocks: int
 
 
+class EncodedImage(NamedTuple):
+    """An image's embedding: `values` is a numpy array, bfloat16 as the uint16 of its bits; `fields` as in `ImageEmbedding`.
+
+    `cached`: it had been computed before.
+    """
+
+    values: Any
+    dtype: DType
+    fields: bytes = b""
+    cached: bool = False
+
+
 class LoraAdapter(NamedTuple):
     """A LoRA adapter on this machine: `folder` in PEFT's layout, `rank` as its configuration says."""
 
@@ -195,6 +209,18 @@ class Engine(Protocol):
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """One vector per prompt, packed little-endian float32. Raises `RequestRejected`."""
+        ...
+
+    async def encode(self, item: PromptMedia) -> EncodedImage:
+        """The embedding of an image, whose pixels are in `item.data` if `holds_embedding` is false. Raises `RequestRejected`."""
+        ...
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """Is the embedding of this image at hand? An engine that encodes has computed it, one that reads was given it."""
+        ...
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """Take an embedding that another engine computed, for requests that follow soon. Raises `EngineError` without room for it."""
         ...
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
@@ -274,6 +300,18 @@ class EngineBase:
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
         self._reject("embed")
+
+    async def encode(self, item: PromptMedia) -> EncodedImage:
+        """See `Engine.encode`."""
+        self._reject("encode")
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`."""
+        return False
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        self._reject("image_embeddings")
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""

@@ -74,7 +74,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
 
 def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
-    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed")
+    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed", "encode")
     everything = (
         streams.leases,
         streams.cards,
@@ -164,6 +164,8 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.edge_media(ns, ANY),
             # A decode worker claims the KV of its prompt from the worker that computed it.
             subjects.engine(ns, ANY, ANY, "claim"),
+            # And reads the embeddings of images from the worker that encoded them.
+            subjects.engine(ns, ANY, ANY, "offer"),
             _lease(ns, "worker", client),
             *(subjects.table_subject(cards, subjects.card_key(pool)) for pool in pools or (ANY,)),
             *(subjects.table_subject(cards, subjects.lora_key(pool, ANY)) for pool in pools or (ANY,)),

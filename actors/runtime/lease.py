@@ -66,8 +66,8 @@ def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
 class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
-    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves` is `Lease.serves`, reported at
-    the next renewal, or by `publish`.
+    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves` and `reads_embeddings` are its fields,
+    reported at the next renewal, or by `publish`.
     """
 
     def __init__(self, table: Table, key: str, lease: Lease, revision: int, clock: Clock) -> None:
@@ -76,6 +76,7 @@ class LeaseHandle:
         self.pool = lease.pool
         self.persistence: StallState | None = None
         self.serves: ServedPart = ""
+        self.reads_embeddings = False
         self._table = table
         self._key = key
         self._lease = lease
@@ -95,7 +96,10 @@ class LeaseHandle:
     @property
     def _value(self) -> bytes:
         stalled = self.persistence is not None and self.persistence.is_stalled
-        return msgspec.json.encode(msgspec.structs.replace(self._lease, stalled=stalled, serves=self.serves))
+        value = msgspec.structs.replace(
+            self._lease, stalled=stalled, serves=self.serves, reads_embeddings=self.reads_embeddings
+        )
+        return msgspec.json.encode(value)
 
     async def hold(self) -> str:
         """Renew until another incarnation holds the lease; returns the reason. Does not return once it was released."""

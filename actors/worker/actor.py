@@ -1,10 +1,10 @@
 """The worker actor: one engine, or one data-parallel rank of it, as a worker of the fleet.
 
 Subjects in
-    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,embed,claim,drain};
+    hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,embed,encode,claim,offer,drain};
     hw.<ns>.worker.<worker>.{resync,control}
 Subjects out
-    hw.<ns>.edge.<edge>.frames, hw.<ns>.engine.<worker>.<epoch>.claim (of another worker), and the pool log: fleet,
+    hw.<ns>.edge.<edge>.{frames,media}, hw.<ns>.engine.<worker>.<epoch>.{claim,offer} (of another worker), and the pool log: fleet,
     kv and load events of this worker
 State
     requests in flight with their tokens so far; hand-offs kept for other workers; the lease and its epoch
@@ -37,6 +37,9 @@ from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.runtime.tasks import cancel_all
 from headwater.actors.worker.control.context import LoraOperations
 from headwater.actors.worker.control.handler import WorkerControl
+from headwater.actors.worker.encoding.embedding_reader import EmbeddingReader
+from headwater.actors.worker.encoding.encode_requests import EncodeRequests
+from headwater.actors.worker.encoding.offers import OfferAnswers, OpenTransfer
 from headwater.actors.worker.lifecycle.audit import CommandAudit
 from headwater.actors.worker.lifecycle.health import EngineHealth
 from headwater.actors.worker.lifecycle.incarnation import Incarnation, written_subjects
@@ -50,6 +53,7 @@ from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
 from headwater.actors.worker.shutdown import describe_failure, shutdown_after_drain, shutdown_after_failure
 from headwater.actors.worker.subscriptions import ReadyGate, WorkerSubscriptions
 from headwater.engines.engine import Engine, EngineInfo
+from headwater.engines.transfer.port import TensorTransfer
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import pool_name
 
@@ -73,6 +77,7 @@ class WorkerActor(Actor):
         profile: WorkerProfile | None = None,
         health: HealthSettings | None = None,
         lora: LoraSettings | None = None,
+        open_transfer: OpenTransfer | None = None,
     ) -> None:
         super().__init__(ports, name)
         self.engine = engine
@@ -80,9 +85,15 @@ class WorkerActor(Actor):
         self.lora: LoraOperations | None = None
         self.status = WorkerStatus(name, profile or WorkerProfile(instance=name), self._stopping)
         self._gate = LoraGate(engine, self.spawn)
-        self.intake = RequestIntake(ports, name, self._gate, self.spawn, self.status)
+        self._reader = EmbeddingReader(ports.bus, ports.ns, engine)
+        self.intake = RequestIntake(ports, name, self._gate, self.spawn, self.status, self._reader)
         self.inflight = self.intake.inflight
         self.embeddings = Embeddings(ports.bus, engine, self.spawn, self.status, self.inflight)
+        self.encoding = EncodeRequests(
+            ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media
+        )
+        self._offers = OfferAnswers(ports.bus)
+        self._open_transfer = open_transfer
         self.health = EngineHealth(
             engine, ports.clock, ports.ids, health or HealthSettings(), self.inflight, self.status
         )
@@ -98,6 +109,7 @@ class WorkerActor(Actor):
         self._subscriptions = WorkerSubscriptions(ports, name)
         self._ready_gate = ReadyGate(ports.bus, name, self.spawn)
         self._persistence = Persistence(ports.clock, self.log)
+        self._transfer: TensorTransfer | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -148,8 +160,10 @@ class WorkerActor(Actor):
         self._info = info
         self._pool = pool_name(info.model, info.block_size)
         self.log = self.log.bind(pool=self._pool)
-        card = await publish_card(self.ports, self._served, self.engine, info)
-        self.status.tokenizer = card.tokenizer
+        await self._start_transfer()
+        if self.status.role != "encode":
+            card = await publish_card(self.ports, self._served, self.engine, info)
+            self.status.tokenizer = card.tokenizer
         self._start_lora(info)
         self.spawn(self._persistence.run(), "persistence")
         self.spawn(self.intake.frames.run(), "frames")
@@ -157,6 +171,18 @@ class WorkerActor(Actor):
         self.spawn(self._published_failure(self._run_incarnations()), "incarnations")
         self.spawn(self._published_failure(self.health.run(info)), "health")
         await self._has_joined.wait()
+
+    async def _start_transfer(self) -> None:
+        """The slab of an engine that computes image embeddings for others, or reads them."""
+        encodes, reads = (name in self.engine.capabilities for name in ("encode", "image_embeddings"))
+        if not (encodes or reads) or self._open_transfer is None:
+            return
+        transfer = await self._open_transfer()
+        self._transfer = transfer
+        if encodes:
+            self.encoding.transfer = self._offers.transfer = transfer
+        else:
+            self._reader.transfer = transfer
 
     def _start_lora(self, info: EngineInfo) -> None:
         models = (self._served.name, info.model)
@@ -200,6 +226,8 @@ class WorkerActor(Actor):
         self._persistence.watch("pool log", incarnation.load)
         self._persistence.watch("lease store", held)
         self.intake.begin_incarnation(held.epoch)
+        self.encoding.epoch = held.epoch
+        held.reads_embeddings = self._reader.transfer is not None
         self._lease = held
         try:
             async with asyncio.TaskGroup() as group:
@@ -240,6 +268,8 @@ class WorkerActor(Actor):
                 ("status", self.intake.on_status),
                 ("claim", self.intake.on_claim),
                 ("embed", guard(self.embeddings.on_embed)),
+                ("encode", guard(self.encoding.on_encode)),
+                ("offer", self._offers.on_offer),
                 ("cancel", self.embeddings.on_cancel),
                 ("drain", self._on_drain),
             ),
@@ -275,6 +305,7 @@ class WorkerActor(Actor):
         """Abort all requests in flight: their edges migrate them."""
         self.intake.abort_all()
         self.embeddings.abort_all()
+        self.encoding.abort_all()
 
     async def drain(self) -> None:
         """See `Actor.drain`."""
@@ -295,6 +326,8 @@ class WorkerActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._subscriptions.close()
+        if self._transfer is not None:
+            await self._transfer.close()
         if self._lora_settings.files is not None:
             self._lora_settings.files.close()
         try:

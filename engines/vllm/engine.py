@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import structlog
 from headwater.engines import first_failure
 from headwater.engines.engine import (
     Emit,
+    EncodedImage,
     EngineDied,
     EngineInfo,
     EngineLoad,
@@ -27,6 +29,7 @@ from headwater.engines.ranked.base import default_sampling
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
+from headwater.engines.vllm.embedding_input import EmbeddingInput
 from headwater.engines.vllm.images import image_prompt, image_support
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.operations import VllmControl
@@ -36,6 +39,7 @@ from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
+from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
 from headwater.schemas.tables.card import ImageSupport
 
@@ -64,6 +68,7 @@ class VllmEngine(VllmControl):
         self._folder = self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
         self._images: ImageSupport | None = None
+        self._embeddings: EmbeddingInput | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -86,6 +91,9 @@ class VllmEngine(VllmControl):
         self._failure_file = first_failure.prepare(self._folder)
         arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
         arguments |= self._settings.overrides
+        if self._settings.reads_embeddings:
+            self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
+            arguments |= self._embeddings.arguments()
         self._complete(arguments)
         loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
         try:
@@ -109,6 +117,9 @@ class VllmEngine(VllmControl):
         self._images = image_support(config)
         if self._images is not None:
             self.capabilities |= {"images"}
+            if self._embeddings is not None:
+                await self._embeddings.verify(self._engine, self._images)
+                self.capabilities |= {"image_embeddings"}
         lora = config.lora_config
         self._loras = Loras(
             self._engine,
@@ -171,7 +182,7 @@ class VllmEngine(VllmControl):
             )
         if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
             raise RequestRejected(fault)
-        prompt = image_prompt(tokens.tolist(), request.media, self._images)
+        prompt = image_prompt(tokens.tolist(), request.media, self._images, self._fields_of(request.media))
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         lora = self._loras.request(request.lora_name)
@@ -188,7 +199,27 @@ class VllmEngine(VllmControl):
         )
         self._tasks[request.request] = task
         self._ranks[rank].running.add(request.request)
+        if self._embeddings is not None:
+            store = self._embeddings.store
+            pinned = store.pin(request.media)
+            task.add_done_callback(lambda _: store.unpin(pinned))
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
+
+    def _fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
+        """Of images that came without pixels, whose embeddings are at hand."""
+        if self._embeddings is None or not media or any(item.data for item in media):
+            return None
+        return self._embeddings.fields_of(media)
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`. Without fields the model needs the pixels too."""
+        return self._embeddings is not None and bool(self._embeddings.store.fields(item))
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        if self._embeddings is None:
+            self._reject("image_embeddings")
+        await self._embeddings.put(item, image)
 
     def _params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
         """VLLM's SamplingParams. Raises `RequestRejected` and `Unusable`."""
@@ -300,6 +331,8 @@ class VllmEngine(VllmControl):
         if self._engine is not None:
             engine, self._engine = self._engine, None
             engine.shutdown()
+        if self._embeddings is not None:
+            self._embeddings.store.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 
 from headwater.engines.engine import RequestRejected
+from headwater.engines.vllm.embeddings.files import PROBE_ID
 from headwater.schemas.image_tokens import count_image_tokens
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
@@ -94,9 +95,14 @@ def _fitting(
 
 
 def image_prompt(
-    tokens: list[int], media: Sequence[PromptMedia], support: ImageSupport | None
+    tokens: list[int],
+    media: Sequence[PromptMedia],
+    support: ImageSupport | None,
+    fields: Sequence[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """A prompt as vLLM takes it: one placeholder token per image, the images and their ids.
+
+    With `fields`, one for each image, these take the place of the images: vLLM has their embeddings.
 
     Raises `RequestRejected` for placeholder tokens without an image: models end on them.
     """
@@ -118,12 +124,30 @@ def image_prompt(
         )
     prompt: dict[str, Any] = {"prompt_token_ids": collapsed}
     if media:
-        prompt["multi_modal_data"] = {"image": [_image(item) for item in media]}
+        prompt["multi_modal_data"] = {
+            "image": _stacked(fields) if fields else [pixels(item) for item in media]
+        }
         prompt["multi_modal_uuids"] = {"image": [item.id for item in media]}
     return prompt
 
 
-def _image(item: PromptMedia) -> Any:
+def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of several images as vLLM takes them: each as one tensor with a row per image."""
+    import torch
+
+    return {name: torch.tensor([one[name] for one in fields]) for name in fields[0]}
+
+
+def probe_image(support: ImageSupport) -> PromptMedia:
+    """A black image, to try an engine with."""
+    height, width = PROBES[0]
+    tokens = count_image_tokens(support, height, width)
+    data = bytes(height * width * 3)
+    return PromptMedia("image", PROBE_ID, 0, tokens, (height, width, 3), data)
+
+
+def pixels(item: PromptMedia) -> Any:
+    """An image as vLLM's processor takes it. Raises `RequestRejected`."""
     from PIL import Image
 
     if len(item.data) != item.size:

@@ -60,6 +60,9 @@ class FleetSettings(NamedTuple):
     ] = None
     prefill_workers: Annotated[int, Meta(ge=0, description="number of prefill-only workers")] = 0
     decode_workers: Annotated[int, Meta(ge=0, description="number of decode-only workers")] = 0
+    encode_workers: Annotated[
+        int, Meta(ge=0, description="number of workers that only encode images, for the others (vLLM)")
+    ] = 0
     sglang_workers: Annotated[
         int,
         Meta(
@@ -111,9 +114,19 @@ class WorkerSettings(NamedTuple):
     role: Annotated[
         Role,
         Meta(
-            description="what the workers of an `engine` process serve: both legs, prefill only or decode only"
+            description="what the workers of an `engine` process serve: both legs, prefill only, decode only, or encoding images"
         ),
     ] = "both"
+    reads_embeddings: Annotated[
+        bool,
+        Meta(
+            description="take the embeddings of images that encode workers compute (default: with --encode-workers)"
+        ),
+    ] = False
+    embeddings_mib: Annotated[
+        int,
+        Meta(ge=16, description="MiB of image embeddings that a worker keeps, and as much to transfer them"),
+    ] = 256
     tier: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")],
         Meta(description="service class; requests that name one (x-headwater-tier) go only to its workers"),

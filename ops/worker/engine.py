@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import socket
 from functools import partial
 
@@ -14,6 +15,7 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.serving.metrics import WorkerCollector
 from headwater.actors.worker.serving.status import WorkerProfile
 from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.transfer.port import TensorTransfer
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.nats.credentials import has_own_key
 from headwater.ops.process import metrics_folder
@@ -21,9 +23,24 @@ from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
 from headwater.ops.worker import make_engine, preflight
 from headwater.ops.worker.adapters import adapters_of
 from headwater.ops.worker.dp_ranks import has_ranks, run_ranks
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.messages.transfer import LEASE_BYTES
 from headwater.schemas.names import slug
 
 _log = structlog.get_logger("headwater.main")
+
+
+async def open_transfer(worker: str, mib: int) -> TensorTransfer:
+    """A slab for tensors between workers, over NIXL. Raises `TransferUnavailable`."""
+    from headwater.engines.transfer.memory import HostMemory
+    from headwater.engines.transfer.nixl import NixlTransfer
+
+    # Leases end with this process: its epoch here is random, the subject of a claim has the worker's.
+    epoch = secrets.randbits(31)
+    transfer = NixlTransfer(
+        worker, epoch, HostMemory(mib << 20), SystemClock(), partial(secrets.token_bytes, LEASE_BYTES)
+    )
+    return await transfer.start()
 
 
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
@@ -56,6 +73,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             profile=WorkerProfile(own.role, instance=name, tier=own.tier, taints=own.taints),
             lora=adapters_of(settings, worker),
             health=settings.health,
+            open_transfer=partial(open_transfer, worker, own.embeddings_mib),
         )
         actors.append(actor)
         return actor

@@ -76,6 +76,8 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
         metrics=bool(settings.metrics.port),
         ranks=cli_arguments.number(vllm.native, "data_parallel_size", 1),
         processors=vllm.logits_processors,
+        embeddings_mib=own.embeddings_mib,
+        reads_embeddings=own.reads_embeddings and own.role in ("both", "prefill"),
     )
 
 
@@ -163,8 +165,12 @@ def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
 
     folder = model_folder(settings.worker.model)
     files = _files(folder, settings.worker)
-    engine = VllmEngine(vllm_settings(settings, worker, folder=folder, name=files.name))
-    return engine, served(settings.worker, files)
+    wanted = vllm_settings(settings, worker, folder=folder, name=files.name)
+    if settings.worker.role == "encode":
+        from headwater.engines.vllm.encoder import VllmEncoder
+
+        return VllmEncoder(wanted), served(settings.worker, files)
+    return VllmEngine(wanted), served(settings.worker, files)
 
 
 def _custom(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:

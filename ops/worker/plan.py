@@ -42,6 +42,8 @@ def names(settings: EngineProcess) -> list[tuple[str, Role]]:
 def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     fleet, role = settings.fleet, settings.worker.role
     roles = fleet.prefill_workers or fleet.decode_workers
+    if fleet.encode_workers and settings.worker.engine != "vllm":
+        raise ConfigError(f"--encode-workers requires --engine vllm, not {settings.worker.engine}")
     both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
     if both == 1 and settings.name:
         own: list[tuple[str, Role]] = [(settings.name, role)]
@@ -56,6 +58,7 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
         *own,
         *((f"prefill-{number}", "prefill") for number in range(fleet.prefill_workers)),
         *((f"decode-{number}", "decode") for number in range(fleet.decode_workers)),
+        *((f"encode-{number}", "encode") for number in range(fleet.encode_workers)),
     ]
 
 
@@ -109,7 +112,11 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
     return settings._replace(
         name=worker.name,
         fleet=FleetSettings(workers=1),
-        worker=settings.worker._replace(role=worker.role, engine=worker.engine),
+        worker=settings.worker._replace(
+            role=worker.role,
+            engine=worker.engine,
+            reads_embeddings=settings.worker.reads_embeddings or settings.fleet.encode_workers > 0,
+        ),
         vllm=settings.vllm._replace(nixl_port=worker.nixl_port),
         metrics=settings.metrics._replace(port=worker.metrics_port),
     )
@@ -182,6 +189,8 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _needs_nixl(vllm: VllmOptions, role: Role) -> bool:
+    if role == "encode":
+        return False
     if vllm.connector:
         return "nixl" in vllm.connector
     return role != "both" or "nixl" in (cli_arguments.value(vllm.native, "kv_transfer_config") or "").lower()

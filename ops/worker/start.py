@@ -93,7 +93,7 @@ def _without_lease(settings: EngineProcess, name: str, rank: str) -> tuple[Engin
 def _one(settings: EngineProcess) -> EngineProcess:
     """The same settings for a single worker: without a shared import each worker is a process of its own."""
     fleet = settings.fleet
-    if (fleet.workers or 1) > 1 or fleet.prefill_workers or fleet.decode_workers:
+    if (fleet.workers or 1) > 1 or fleet.prefill_workers or fleet.decode_workers or fleet.encode_workers:
         raise ConfigError(
             f"this runs one {settings.worker.engine} worker per process: give --role and start one process per worker, "
             "or use `headwater up`"

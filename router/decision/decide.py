@@ -244,7 +244,10 @@ def reevaluate(
     hashes: U64 = np.zeros(recorded.blocks if recorded.assumed else len(path), np.uint64)
     hashes[: len(path)] = path
     if recorded.assumed:
-        hashes[sample_positions(len(path), recorded.blocks)] = unpack_hashes(recorded.assumed)
+        assumed, positions = unpack_hashes(recorded.assumed), sample_positions(len(path), recorded.blocks)
+        if len(assumed) != len(positions):
+            raise CannotRecompute(f"block {recorded.deepest:016x} is at another depth of the index")
+        hashes[positions] = assumed
     elif recorded.following:
         hashes = np.append(hashes, np.uint64(recorded.following))
     query = RouteQuery(

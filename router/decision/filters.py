@@ -44,6 +44,12 @@ FILTERS: Final[tuple[Filter, ...]] = (
         lambda wanted: f"supports {', '.join(wanted.needs)}",
     ),
     Filter(
+        "encode",
+        lambda wanted: "encode" not in wanted.needs,
+        lambda worker, wanted: worker.role != "encode",
+        lambda wanted: "generates (all only encode images)",
+    ),
+    Filter(
         "lora",
         lambda wanted: bool(wanted.lora_name),
         _serves_lora,

@@ -52,7 +52,7 @@ factor of them. When it last reported, it was `running` so many requests, of at 
 last four are its `DecodeLine`.
 """
 
-ROLES: Final = {"both": 0, "prefill": 1, "decode": 2}
+ROLES: Final = {"both": 0, "prefill": 1, "decode": 2, "encode": 3}
 NEVER: Final = 1 << 62
 """Later than any time in nanoseconds, and more than any count."""
 

@@ -7,7 +7,9 @@ import msgspec
 from headwater.schemas.events.event import Event
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Role = Literal["both", "prefill", "decode"]
+Role = Literal["both", "prefill", "decode", "encode"]
+"""What a worker computes: whole requests and both legs, one leg only, or the embeddings of images for other workers."""
+
 WorkerState = Literal["ready", "draining", "paused", "sleeping"]
 """Only a ready worker receives requests."""
 

@@ -4,6 +4,7 @@
                   └─────── again after each migration ─┘           ended exactly once
 
     routed (prefill) ── prefilled ── routed (decode)              with a hand-off between two workers
+    encoded                                                        per image that an encode worker was considered for
                     stepped                                        whenever a failure changes the state
 
 Contents of requests and responses are recorded only if the edge is configured to do so: `payload` says whether `body`
@@ -17,6 +18,9 @@ from headwater.schemas.messages.inference import Leg
 
 SagaState = Literal["routing", "prefill", "handoff", "decode", "ended"]
 PayloadKind = Literal["off", "hashed", "full"]
+EncodeOutcome = Literal["computed", "cached", "local", "failed"]
+"""How an image came to its embedding: an encode worker computed it or had it, or the serving worker computes it, because that
+was expected to be faster or because no encode worker delivered."""
 
 
 class RequestAccepted(Event, frozen=True, tag="req.accepted"):
@@ -47,6 +51,24 @@ class RequestRouted(Event, frozen=True, tag="req.routed.2"):
     emitted_tokens: int
     leg: Leg = ""
     handoff: str = ""
+
+
+class RequestEncoded(Event, frozen=True, tag="req.encoded"):
+    """An image of a choice, before the choice was dispatched as `attempt`; `worker` is the encode worker asked last, "" for none.
+
+    `image` is the id of the image, which has `tokens` tokens; `encode_ms` is how long the encode leg took.
+    """
+
+    request: str
+    choice: int
+    attempt: str
+    image: str
+    tokens: int
+    outcome: EncodeOutcome
+    worker: str
+    epoch: int
+    encode_ms: float
+    reason: str = ""
 
 
 class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):
@@ -128,6 +150,7 @@ class RequestsOpen(Event, frozen=True, tag="req.open"):
 RequestEvent = (
     RequestAccepted
     | RequestRouted
+    | RequestEncoded
     | RequestPrefilled
     | RequestStepped
     | RequestStarted

@@ -4,7 +4,21 @@ from typing import Literal
 
 import msgspec
 
+from headwater.schemas.messages.transfer import Offer
+
 MediaKind = Literal["image"]
+
+
+class ImageEmbedding(msgspec.Struct, frozen=True, array_like=True):
+    """What an encode worker computed of an image: `offer` is of its embedding, a tensor of one row per placeholder token or more.
+
+    The worker is the offer's owner, in its incarnation `epoch`. `fields` is JSON: what the model needs of the image besides its
+    embedding (Qwen-VL's `image_grid_thw`); empty for a model that needs the image itself.
+    """
+
+    offer: Offer
+    epoch: int
+    fields: bytes = b""
 
 
 class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
@@ -12,7 +26,7 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
 
     `id` is 32 hexadecimal digits over what the model sees; equal ids are equal content. Its `tokens` placeholder tokens are in the prompt
     from position `start` on. An image has `shape` (height, width, 3), uint8 RGB. `data` is empty in messages: a
-    worker that does not have the item yet fetches it from the edge.
+    worker that does not have the item yet fetches it from the edge. With an `embedding` it need not.
     """
 
     kind: MediaKind
@@ -21,6 +35,7 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     shape: tuple[int, ...]
     data: bytes = b""
+    embedding: ImageEmbedding | None = None
 
     @property
     def size(self) -> int:

@@ -6,6 +6,8 @@ from typing import Any, Final, Literal, NamedTuple
 Capability = Literal[
     "generate",
     "images",
+    "encode",
+    "image_embeddings",
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
@@ -28,7 +30,8 @@ Capability = Literal[
     "kv_dump",
     "clear_kv",
 ]
-"""What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request."""
+"""What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request. `encode`: it computes
+image embeddings for other engines; `image_embeddings`: it takes those instead of computing them."""
 
 
 class Need(NamedTuple):

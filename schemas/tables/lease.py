@@ -6,8 +6,8 @@ import msgspec
 
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 
-ServedPart = Literal["", "whole", "prefill", "decode"]
-"""What a worker takes at present: nothing, whole requests (and legs), or only legs of this kind."""
+ServedPart = Literal["", "whole", "prefill", "decode", "encode"]
+"""What a worker takes at present: nothing, whole requests (and legs), only legs of this kind, or images to encode."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +16,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     `epoch` numbers the holder's incarnation. It does not change when the lease is renewed, nor when the holder
     reclaims a lapsed lease that is still free; 0 until the holder has determined it, before it serves anything.
     `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends. `serves` is a
-    worker's: nothing before it has joined its pool, and while it drains, is paused or sleeps.
+    worker's: nothing before it has joined its pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker
+    takes images that an encode worker has encoded.
     """
 
     kind: str
@@ -28,3 +29,4 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str = ""
     stalled: bool = False
     serves: ServedPart = ""
+    reads_embeddings: bool = False

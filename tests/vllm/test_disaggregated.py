@@ -1,10 +1,12 @@
-"""Prefill and decode apart with real vLLM and real NIXL: the same tokens as together, whatever is killed or cancelled."""
+"""Encode, prefill and decode apart with real vLLM and real NIXL: the same tokens as together, whatever is killed or cancelled."""
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -44,6 +46,8 @@ APART = (
     "1",
     "--decode-workers",
     "1",
+    "--encode-workers",
+    "1",
     "--disaggregate",
     "always",
     "--local-prefill-tokens",
@@ -61,7 +65,7 @@ async def together(up: FleetProcess) -> list[Tokens]:
 async def apart(
     together: list[Tokens], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[FleetProcess]:
-    """One prefill and one decode worker. After `together`, which it would delay while it starts."""
+    """One worker for each of the three. After `together`, which it would delay while it starts."""
     flags = ("--engine", "vllm", "--model", str(tiny_vision_model.ensure()), *APART, *COMMON)
     async with fleet(tmp_path_factory.mktemp("apart"), *flags, ready_s=200, vllm=True) as made:
         yield made
@@ -85,28 +89,66 @@ async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], tog
     assert handed_over >= PROMPTS * 0.8
 
 
-async def test_an_image_is_encoded_by_the_prefill_worker(apart: FleetProcess, up: FleetProcess) -> None:
-    """The decode worker gets the KV of its tokens: the same answer as together, and another for another image."""
+async def ask_about(fleet: FleetProcess, *seeds: int, **more: Any) -> tuple[str, str]:
+    """What a fleet answers about some pictures, and the worker that prefilled the prompt."""
+    content = [
+        *({"type": "image_url", "image_url": {"url": picture_url(seed)}} for seed in seeds),
+        {"type": "text", "text": "What is this?"},
+    ]
+    request = {"model": "tiny", "temperature": 0, "max_tokens": 12, "ignore_eos": True, **more}
+    async with fleet.client() as client:
+        answer = await client.post(
+            "/v1/chat/completions", json={**request, "messages": [{"role": "user", "content": content}]}
+        )
+    assert answer.status_code == 200, answer.text
+    prefilled = answer.headers.get("x-headwater-prefill-worker", "")
+    return answer.json()["choices"][0]["message"]["content"], prefilled
 
-    async def ask(fleet: FleetProcess, seed: int) -> tuple[str, str]:
-        content = [
-            {"type": "image_url", "image_url": {"url": picture_url(seed)}},
-            {"type": "text", "text": "What is this?"},
-        ]
-        request = {"model": "tiny", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
-        async with fleet.client() as client:
-            answer = await client.post(
-                "/v1/chat/completions", json={**request, "messages": [{"role": "user", "content": content}]}
-            )
-        assert answer.status_code == 200, answer.text
-        prefilled = answer.headers.get("x-headwater-prefill-worker", "")
-        return answer.json()["choices"][0]["message"]["content"], prefilled
 
-    for seed in (41, 42):
-        (whole, _), (split, prefilled) = await ask(up, seed), await ask(apart, seed)
+async def encode_legs(fleet: FleetProcess) -> Counter[str]:
+    """Images that were considered for encode workers, by outcome."""
+    async with fleet.client() as client:
+        page = (await client.get("/metrics")).text
+    found = re.findall(r'^headwater_edge_encode_legs_total{outcome="(\w+)"} ([0-9.]+)', page, re.M)
+    return Counter({outcome: int(float(count)) for outcome, count in found})
+
+
+async def until_it_encodes(fleet: FleetProcess) -> None:
+    """Wait until the encode worker has joined."""
+    await fleet.until(
+        "there is an encode worker",
+        lambda stats: any(one.get("role") == "encode" and one.get("state") == "ready" for one in stats),
+    )
+
+
+async def test_an_image_is_encoded_prefilled_and_decoded_apart(apart: FleetProcess, up: FleetProcess) -> None:
+    """The same answer as together; an encode worker computes the embeddings."""
+    await until_it_encodes(apart)
+    before = await encode_legs(apart)
+    for seeds in ((41,), (42,), (42, 43)):
+        (whole, _), (split, prefilled) = await ask_about(up, *seeds), await ask_about(apart, *seeds)
         assert split == whole
         assert prefilled == "prefill-0"
-    assert (await ask(apart, 41))[0] != (await ask(apart, 42))[0]
+    legs = await encode_legs(apart) - before
+    # On a machine that stalls, the serving worker may be expected to be faster.
+    assert legs.total() == 4
+    assert legs["computed"]
+    assert not legs["failed"]
+    # Another tenant's cache: nothing of the first one's is used, and nothing tells that the image was seen before.
+    assert (await ask_about(apart, 41, cache_salt="tenant"))[0] == (await ask_about(apart, 41))[0]
+    assert (await encode_legs(apart) - before)["cached"] == legs["cached"]
+
+
+async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProcess, up: FleetProcess) -> None:
+    """The prefill worker encodes instead, whether the encode worker dies before, during or after its part."""
+    await until_it_encodes(apart)
+    expected = [await ask_about(up, seed) for seed in range(50, 58)]
+    asked = [asyncio.create_task(ask_about(apart, seed)) for seed in range(50, 58)]
+    await asyncio.sleep(0)
+    await apart.kill_worker("encode-0")
+    found = await asyncio.gather(*asked)
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    await until_it_encodes(apart)
 
 
 @pytest.mark.soak

@@ -2,7 +2,7 @@
 
 import asyncio
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -16,6 +16,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.runtime.tasks import Spawn
 from headwater.schemas import subjects
+from headwater.schemas.messages.encode import EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import (
     Cancel,
     EmbedReply,
@@ -31,12 +32,15 @@ from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables.lease import Lease
 
 GENERATE_TIMEOUT_S: Final = 2.0
-MEDIA_TIMEOUT_S: Final = 5.0
-"""For a request with images, which the worker fetches before it replies."""
+MEDIA_TIMEOUT_S: Final = 7.0
+"""For a request with images, which the worker fetches before it replies, perhaps after it failed to read their embeddings."""
 
 STATUS_TIMEOUT_S: Final = 1.0
 EMBED_TIMEOUT_S: Final = 120.0
 """For one message of prompts. A lost worker is detected long before, by its lease."""
+
+ENCODE_TIMEOUT_S: Final = 20.0
+"""For one image, the queue at the encode worker included."""
 
 SILENCE_PERIOD_S: Final = 1.0
 """Seconds between two checks for streams without frames."""
@@ -44,10 +48,13 @@ SILENCE_PERIOD_S: Final = 1.0
 CLOSE_S_MAX: Final = 1.0
 HANDLES_PER_EPOCH: Final = 1 << 32
 
+ReplyT = TypeVar("ReplyT")
+
 _encode = msgspec.msgpack.Encoder().encode
 _frame = msgspec.msgpack.Decoder(TokenFrame)
 _generate: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
 _status = msgspec.msgpack.Decoder(StatusReply)
+_encoded: msgspec.msgpack.Decoder[EncodeReply] = msgspec.msgpack.Decoder(EncodeReply)
 _embed: msgspec.msgpack.Decoder[EmbedReply] = msgspec.msgpack.Decoder(EmbedReply)
 
 _log = structlog.get_logger("headwater.edge.fleet")
@@ -139,8 +146,15 @@ class WorkerRegistry:
         self.receivers.pop(handle, None)
 
     def workers(self, pool: str) -> int:
-        """Number of workers of a pool that take requests, or legs of them."""
+        """Number of workers of a pool that take requests, legs of them, or images."""
         return sum(1 for held in self._leases.values() if held.pool == pool and held.serves)
+
+    def encodes_for(self, pool: str, worker: str) -> bool:
+        """Is there an encode worker in the pool, and does this worker take what it computes?"""
+        held = self._leases.get(worker)
+        if held is None or not held.reads_embeddings:
+            return False
+        return any(held.serves == "encode" and held.pool == pool for held in self._leases.values())
 
     def is_routable(self, pool: str) -> bool:
         """Would a request to this pool find a router, and workers for the whole of it?"""
@@ -158,7 +172,22 @@ class WorkerRegistry:
 
     async def embed(self, worker: str, epoch: int, request: EmbedRequest) -> EmbedReply:
         """Send a worker prompts to pool. Raises `BusError` if it does not reply, `WorkerLost` once it is lost."""
-        replied = asyncio.ensure_future(self._request(worker, epoch, "embed", request, EMBED_TIMEOUT_S))
+        return await self._request_unless_lost(worker, epoch, "embed", request, EMBED_TIMEOUT_S, _embed)
+
+    async def encode(self, worker: str, epoch: int, request: EncodeRequest) -> EncodeReply:
+        """Send an encode worker an image. Raises `BusError` if it does not reply, `WorkerLost` once it is lost."""
+        return await self._request_unless_lost(worker, epoch, "encode", request, ENCODE_TIMEOUT_S, _encoded)
+
+    async def _request_unless_lost(
+        self,
+        worker: str,
+        epoch: int,
+        verb: EngineVerb,
+        message: Any,
+        timeout_s: float,
+        decoder: "msgspec.msgpack.Decoder[ReplyT]",
+    ) -> ReplyT:
+        replied = asyncio.ensure_future(self._request(worker, epoch, verb, message, timeout_s))
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._embedding[lost] = (worker, epoch)
         try:
@@ -166,7 +195,7 @@ class WorkerRegistry:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not replied.done():
                 raise WorkerLost(f"worker {worker}: {lost.result()}")
-            return _embed.decode(replied.result())
+            return decoder.decode(replied.result())
         except msgspec.DecodeError as error:
             raise BusError(f"worker {worker} sent an invalid reply: {error}") from error
         finally:

@@ -41,7 +41,8 @@ class Generator:
         items = prepared.images.items
         if not items:
             return nullcontext()
-        return self._serving.workers.media.hold([(item.id, item.data) for item in items])
+        places = zip(prepared.media, items, strict=True)
+        return self._serving.workers.media.hold([(place.id, item.data) for place, item in places])
 
     async def run(
         self,

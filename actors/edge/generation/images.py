@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headwater.actors import metrics
@@ -11,7 +13,7 @@ from headwater.actors.edge.generation.request import MediaPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.item import MediaItem
+from headwater.actors.media.item import ID_BYTES, MediaItem
 from headwater.actors.media.request.source import MediaSource
 from headwater.schemas.hashing import U32
 from headwater.schemas.image_tokens import count_image_tokens
@@ -140,6 +142,19 @@ def expand_placeholders(
         for item, start, count in zip(images.items, starts, images.tokens, strict=True)
     )
     return np.repeat(tokens, repeats).astype(np.uint32, copy=False), media
+
+
+def of_tenant(media: Sequence[PromptMedia], salt: str) -> tuple[PromptMedia, ...]:
+    """The images under ids that tenants with other salts cannot have.
+
+    Blocks are kept apart by the salt of their hashes, but engines and workers also keep images and embeddings by their ids alone: how soon
+    an answer begins would reveal that another tenant has sent the same image.
+    """
+    key = blake2b(salt.encode(), digest_size=ID_BYTES, person=b"headwater-tenant").digest()
+    return tuple(
+        msgspec.structs.replace(item, id=blake2b(item.id.encode(), digest_size=ID_BYTES, key=key).hexdigest())
+        for item in media
+    )
 
 
 def _unmatched(places: int, images: int, param: str) -> ApiError:

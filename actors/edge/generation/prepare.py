@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
 from headwater.actors.edge.generation.answer_format import AnswerFormat, answer_format
 from headwater.actors.edge.generation.events import PromptDetail
-from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, load_images
+from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, load_images, of_tenant
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, truncated
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
@@ -94,6 +94,8 @@ async def prepare(
         prompts, media, read_as = [chat.tokens], chat.media, read_as.after(chat.text)
     else:
         prompts = await text_prompts(request, model, context)
+    if salt.value:
+        media = of_tenant(media, salt.value)
     if media and request.prompt_options.truncate_tokens is not None:
         raise bad_request("A prompt with images cannot be truncated.", param="truncate_prompt_tokens")
     prompts = truncated(prompts, request, context)

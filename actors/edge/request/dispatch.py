@@ -11,6 +11,7 @@ from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.request.routing_hints import RoutingHints
 from headwater.actors.edge.request.saga_types import (
     AskRouter,
+    Attempt,
     ChoiceSpec,
     Dispatch,
     LegAccepted,
@@ -21,6 +22,8 @@ from headwater.actors.edge.request.saga_types import (
     RouterUnanswered,
 )
 from headwater.schemas import hashing
+from headwater.schemas.constraints import Constraints
+from headwater.schemas.events.request import RequestEncoded
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Accepted, GenerateRequest, Sampling
@@ -41,7 +44,7 @@ class Dispatcher:
     def __init__(self, workers: WorkerRegistry, pool: str, hints: RoutingHints) -> None:
         self.workers = workers
         self.clock = workers.ports.clock
-        self._pool = pool
+        self.pool = pool
         self._hints = hints
         self._opened_s = self.clock.monotonic_s()
 
@@ -55,7 +58,7 @@ class Dispatcher:
         reply: Decision | RouteRefused | None = None
         failure = ""
         try:
-            reply = await self.workers.routing.route(self._pool, query)
+            reply = await self.workers.routing.route(self.pool, query)
         except BusError as error:
             failure = str(error)
         return RouteAnswer(reply, failure, self.workers.routing.waited_s(began_s))
@@ -76,7 +79,7 @@ class TokenSequence:
             [(item.id, item.start, item.tokens) for item in media], block_size
         )
         self._prompt = prompt
-        self._block_size = block_size
+        self.block_size = block_size
         self._root = hashing.seed(lora_name, cache_salt)
         self._tokens = prompt
         self._hashes = self._hash()
@@ -90,7 +93,7 @@ class TokenSequence:
 
     def _hash(self) -> bytes:
         hashes = hashing.sequence_hashes(
-            self._tokens, self._block_size, parent=self._root, multimodal=self._media
+            self._tokens, self.block_size, parent=self._root, multimodal=self._media
         )
         return hashing.pack_hashes(hashes)
 
@@ -107,7 +110,9 @@ class ChoiceMessages:
         media: tuple[PromptMedia, ...] = (),
     ) -> None:
         self._spec = spec
-        self._media = media
+        self._media = self._sent_media = media
+        self._decision: Decision | None = None
+        """The last one: the worker that the next leg goes to."""
         self._sequence = TokenSequence(prompt, block_size, spec.constraints.lora_name, spec.cache_salt, media)
         self._dispatcher = dispatcher
         self._workers = dispatcher.workers
@@ -124,6 +129,7 @@ class ChoiceMessages:
         if reply is None:
             return RouterUnanswered(ask.number, failure, waited_s, now_s)
         if isinstance(reply, Decision):
+            self._decision = reply
             return Routed(ask.number, reply, waited_s, now_s)
         return RouterRefused(ask.number, reply, waited_s, now_s)
 
@@ -145,7 +151,7 @@ class ChoiceMessages:
             priority=spec.priority,
             leg=attempt.leg,
             handoff=effect.handoff,
-            media=self._media,
+            media=self._sent_media,
         )
         try:
             reply = await self._workers.generate(attempt.worker, attempt.epoch, request)
@@ -156,6 +162,30 @@ class ChoiceMessages:
         if isinstance(reply, Accepted):
             return LegAccepted(attempt.number, now_s)
         return LegRefused(attempt.number, reply.reason, reply.retryable, reply.spent, reply.param, now_s)
+
+    async def encode_images(self, attempt: Attempt) -> list[RequestEncoded]:
+        """Have encode workers encode the images of a leg that is going to be sent; returns what is to be recorded."""
+        self._sent_media = self._media
+        decision = self._decision
+        if not self._media or attempt.leg == "decode" or decision is None:
+            return []
+        # Imported for requests with images only: a prompt of text takes a short way through the edge.
+        from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
+
+        spec = self._spec
+
+        async def route(name: str, constraints: Constraints, tokens: int, hashes: bytes) -> Decision | None:
+            answer = await self._dispatcher.route(
+                AskRouter(0, name, constraints, may_wait=False), tokens, 0, hashes
+            )
+            return answer.reply if isinstance(answer.reply, Decision) else None
+
+        encoders = Encoders(
+            self._workers, self._clock, route, self._dispatcher.pool, self._sequence.block_size
+        )
+        leg = EncodeLeg(spec.request, spec.index, attempt.name, decision)
+        self._sent_media, events = await encoders.encode(leg, self._media, spec.constraints.tolerates)
+        return events
 
 
 def _remaining_sampling(sampling: Sampling, emitted: int, *, decodes: bool) -> Sampling:

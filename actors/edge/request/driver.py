@@ -245,8 +245,12 @@ class ChoiceDriver:
                 case AskRouter():
                     event: SagaEvent = await self._messages.query_router(effect, self.emitted)
                 case Dispatch():
+                    for encoded in await self._messages.encode_images(effect.attempt):
+                        self._record.write(encoded)
+                    if self.saga.end is not None:
+                        return
                     # Its frames may arrive before its reply does.
-                    self._heard_s, self._unanswered = effect.attempt.began_s, 0
+                    self._heard_s, self._unanswered = self._clock.monotonic_s(), 0
                     self._handle = self._workers.adopt(self)
                     event = await self._messages.send_leg(effect, self._handle, self.emitted)
                 case PauseSearch():

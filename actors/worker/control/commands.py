@@ -196,6 +196,10 @@ class Commands:
         status, inflight = self._worker.status, self._worker.inflight
         if wanted.role == status.role:
             return ControlReply(200, f"role {wanted.role} already")
+        if "encode" in (wanted.role, status.role):
+            raise CommandRefused(
+                409, f"its engine was started as {status.role}: start a worker with --role {wanted.role}"
+            )
         if wanted.role != "both":
             self._require("handoff")
         if "split_only" in self._worker.engine.capabilities:

@@ -95,7 +95,7 @@ class EngineHealth:
             raise EngineUnavailable(
                 f"the engine started but rejects a request of one token: {error}"
             ) from error
-        if role != "both":
+        if role in ("prefill", "decode"):
             await self._warm_up(info, role)
         if "clear_kv" in self._engine.capabilities:
             await self._clear()
@@ -128,6 +128,10 @@ class EngineHealth:
     async def canary(self, info: EngineInfo, limit_s: float) -> None:
         """Run one request of one token. Raises `RequestRejected` or `EngineDied`."""
         capabilities = self._engine.capabilities
+        if "encode" in capabilities:
+            # It encoded a probe image when it started; a later failure is its process's, which `check` sees.
+            await self._engine.check()
+            return
         if "generate" not in capabilities and "embed" in capabilities:
             step = await self._embed_canary(info, limit_s)
         else:

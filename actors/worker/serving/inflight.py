@@ -133,6 +133,25 @@ class Inflight:
         if self._remove(request):
             self.timer.mark_doubtful()
 
+    def accept_encoding(self, request: str, tokens: int) -> None:
+        """An image of so many tokens is to be encoded: for the load that is a prompt without an answer."""
+        self._add(request)
+        self.timer.add_prompt(request, tokens, is_measurable=True)
+
+    def note_encoded(self, request: str, cached_tokens: int) -> None:
+        """Its embedding is there; `cached_tokens` of it were not computed."""
+        if not self.is_current(request):
+            return
+        self._prefilled.append(request)
+        self._cached.append(cached_tokens)
+        self.timer.record_first_tokens(request, cached_tokens, decodes=False)
+        self.changed.set()
+
+    def finish_encoding(self, request: str) -> None:
+        """The request has been answered."""
+        if self._remove(request):
+            self.timer.end_request(request, 0, 0)
+
     def _add(self, request: str) -> None:
         self._requests[request] = True
         self._accepted.append(request)

@@ -4,6 +4,7 @@ A request is accepted at once, except a decode leg, which first claims the KV of
 it, and a request with images, which are first fetched from the edge. Both run in a task of their own, and the request is answered when they are done.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -36,6 +37,7 @@ from headwater.schemas.messages.inference import (
     Refused,
     StatusQuery,
 )
+from headwater.schemas.messages.media import PromptMedia
 
 CLAIM_TIMEOUT_S = 2.0
 EXPIRE_PERIOD_S = 0.5
@@ -60,6 +62,14 @@ class GenerationEngine(LoadSource, Protocol):
         ...
 
 
+class EmbeddingSource(Protocol):
+    """Where the embeddings of images come from: see `headwater.actors.worker.encoding`."""
+
+    async def read(self, media: Sequence[PromptMedia]) -> bool:
+        """Read those on offer; returns whether the engine needs no pixels of these images."""
+        ...
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _generate = msgspec.msgpack.Decoder(GenerateRequest)
 _cancel = msgspec.msgpack.Decoder(Cancel)
@@ -74,7 +84,13 @@ class RequestIntake:
     """The generation requests of one worker, over all its incarnations, counted in `inflight`."""
 
     def __init__(
-        self, ports: Ports, name: str, engine: GenerationEngine, spawn: Spawn, status: WorkerStatus
+        self,
+        ports: Ports,
+        name: str,
+        engine: GenerationEngine,
+        spawn: Spawn,
+        status: WorkerStatus,
+        embeddings: EmbeddingSource | None = None,
     ) -> None:
         self.handoffs = Handoffs(name, ports.clock, engine.choreography)
         self.inflight = Inflight(ports.clock, engine, self.handoffs)
@@ -84,7 +100,8 @@ class RequestIntake:
         self._engine = engine
         self._spawn = spawn
         self._status = status
-        self._media = MediaCache(ports.bus, ports.ns)
+        self.media = MediaCache(ports.bus, ports.ns)
+        self._embeddings = embeddings
         self._claiming: dict[str, bool] = {}
         """Requests that wait for their images or, as decode legs, for their KV: are they still wanted?"""
         self._fetching: dict[str, bool] = {}
@@ -121,7 +138,7 @@ class RequestIntake:
         await self._ports.bus.publish(message.reply, _encode(reply))
 
     async def _prepare_and_submit(self, message: Message, request: GenerateRequest) -> None:
-        """Fetch what the request needs: its images, and the KV of its prompt."""
+        """Fetch what the request needs: its images or their embeddings, and the KV of its prompt."""
         epoch = self.frames.epoch
         handoff = request.handoff
         reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, handoff is not None)
@@ -129,8 +146,9 @@ class RequestIntake:
             refused: Refused | None = None
             transfer: Transfer | None = None
             try:
-                media = await self._media.load(request.edge, request.media)
-                request = msgspec.structs.replace(request, media=media)
+                if self._embeddings is None or not await self._embeddings.read(request.media):
+                    media = await self.media.load(request.edge, request.media)
+                    request = msgspec.structs.replace(request, media=media)
             except MediaMissing as error:
                 refused = Refused(str(error), True)
             if handoff is not None and refused is None:

@@ -61,6 +61,8 @@ class WorkerStatus:
         """What the worker takes at present, with an engine of these capabilities."""
         if self.refusal():
             return ""
+        if self.role == "encode":
+            return "encode"
         if "split_only" not in capabilities:
             return "whole"
         return "decode" if self.role == "decode" else "prefill"

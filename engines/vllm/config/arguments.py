@@ -15,6 +15,7 @@ from headwater.schemas.events.fleet import Role
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_MIB = 512
 MIB = 1024 * 1024
+EMBEDDINGS_MIB = 256
 
 _SAME_TYPES = {"float": "float32", "half": "float16"}
 
@@ -24,6 +25,7 @@ class VllmSettings(NamedTuple):
 
     `native` are vLLM's own arguments as words of a command line. `connectors` are short names in order, with their
     options. `metrics`: vLLM's Prometheus metrics are exported. `ranks` is vLLM's data_parallel_size.
+    `embeddings_mib` bounds the image embeddings that the worker keeps; with `reads_embeddings` it takes those of encode workers.
     `processors` are logits processors that requests may use, "module:Class" by name; see
     `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs with the highest precedence.
     """
@@ -44,6 +46,8 @@ class VllmSettings(NamedTuple):
     metrics: bool = False
     ranks: int = 1
     processors: Mapping[str, str] = {}
+    embeddings_mib: int = EMBEDDINGS_MIB
+    reads_embeddings: bool = False
     overrides: Mapping[str, Any] = {}
 
 

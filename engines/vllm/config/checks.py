@@ -41,6 +41,9 @@ def role(wanted: Role, connector: str, words: Sequence[str], *, needs_vllm: bool
 
     A prefill or decode worker of vLLM without any gets NIXL.
     """
+    if wanted == "encode":
+        # It has no KV.
+        return ()
     chosen = connectors.names(connector)
     explicit = cli_arguments.has(words, "kv_transfer_config")
     headless = is_follower(words)

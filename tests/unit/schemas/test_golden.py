@@ -34,6 +34,7 @@ from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.request import (
     RequestAccepted,
     RequestCheckpoint,
+    RequestEncoded,
     RequestEnded,
     RequestPrefilled,
     RequestRouted,
@@ -144,6 +145,7 @@ EVENTS_NOW: tuple[Event, ...] = (
     Shadowed("r-0-1", "round_robin", "w2", "w1", "kv", 20.0, 12.5, 12.5),
     RequestStepped("r", 1, "prefill", "lost", "routing", "w1", 4, "it is gone", "h"),
     EnginesWeighted({"vllm": 0.95, "sglang": 0.05}, "someone"),
+    RequestEncoded("r", 1, "r-1-1", "0a" * 16, 56, "cached", "w1", 4, 12.5, "why"),
 )
 PINNED_2: dict[str, str] = json.loads((GOLDEN / "events-v2.json").read_text())
 """As release 0.1 wrote them."""
@@ -158,8 +160,9 @@ PINNED_NOW = {
     **PINNED_CONSTRAINTS,
     **PINNED_ENGINES,
     **json.loads((GOLDEN / "events-v2-decode.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-encoded.json").read_text()),
 }
-"""With decisions that estimate the time between tokens, and reports of the tokens that were generated."""
+"""With decisions that estimate the time between tokens, reports of the tokens that were generated, and images that were encoded."""
 PINNED_LIMITS = json.loads((GOLDEN / "events-v2-limits.json").read_text())
 """With decisions that keep a few candidates and a digest of the costs of all, a weight for long queues, and limits of latency."""
 PINNED_PACE = json.loads((GOLDEN / "events-v2-pace.json").read_text())

@@ -1,0 +1,68 @@
+"""Embeddings of a request's images, read from the workers that encoded them.
+
+Whatever fails, the request continues: its images are then fetched from the edge, and the engine encodes them itself.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.bus.port import Bus
+from headwater.actors.worker.encoding.offers import OwnerChannel
+from headwater.engines.engine import EncodedImage, EngineError
+from headwater.engines.transfer.port import TensorTransfer
+from headwater.schemas.messages.media import PromptMedia
+
+READ_S_MAX: Final = 2.0
+"""That all embeddings of a request may take: there is time left to fetch the images before the edge stops waiting."""
+
+_log = structlog.get_logger("headwater.worker.embeddings")
+
+
+class EmbeddingEngine(Protocol):
+    """The part of an engine that takes embeddings: see `Engine`."""
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`."""
+        ...
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        ...
+
+
+class EmbeddingReader:
+    """One per worker. `transfer` is None for a worker that reads none."""
+
+    def __init__(self, bus: Bus, ns: str, engine: EmbeddingEngine) -> None:
+        self.transfer: TensorTransfer | None = None
+        self._bus = bus
+        self._ns = ns
+        self._engine = engine
+
+    async def read(self, media: Sequence[PromptMedia]) -> bool:
+        """Read the embeddings on offer; returns whether the engine needs no pixels of these images."""
+        if self.transfer is None:
+            return False
+        try:
+            async with asyncio.timeout(READ_S_MAX):
+                await asyncio.gather(*(self._read(self.transfer, item) for item in media))
+        except (EngineError, TimeoutError) as error:
+            # A reading that was cancelled has reported so to the owner.
+            metrics.EMBEDDINGS_READ.labels("failed").inc()
+            _log.warning("embedding_not_read", reason=str(error) or "it took too long")
+        return all(self._engine.holds_embedding(item) for item in media)
+
+    async def _read(self, transfer: TensorTransfer, item: PromptMedia) -> None:
+        embedding = item.embedding
+        if embedding is None or self._engine.holds_embedding(item):
+            # An offer that is not claimed expires at its owner.
+            return
+        channel = OwnerChannel(self._bus, self._ns, embedding.epoch)
+        values = await transfer.read(embedding.offer, channel)
+        await self._engine.put_embedding(item, EncodedImage(values, embedding.offer.dtype, embedding.fields))
+        metrics.EMBEDDINGS_READ.labels("read").inc()
+        metrics.EMBEDDING_BYTES.inc(embedding.offer.nbytes)

@@ -1,0 +1,121 @@
+"""Requests to encode an image: its pixels are fetched from the edge, its embedding is computed, kept, and offered to one reader."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.bus.port import Bus, BusError, Message
+from headwater.actors.runtime.tasks import Spawn
+from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.media import MediaCache, MediaMissing
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.engines.engine import Engine, EngineDied, EngineError, RequestRejected
+from headwater.engines.transfer.port import SlabFull, TensorTransfer, TransferError
+from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.encode import Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.messages.inference import Refused
+from headwater.schemas.messages.media import ImageEmbedding
+
+OFFER_S: Final = 15.0
+"""How long an offer waits for its reader, which is sent the request at once."""
+
+ACTIVE_MAX: Final = 256
+
+_encode = msgspec.msgpack.Encoder().encode
+_request = msgspec.msgpack.Decoder(EncodeRequest)
+_log = structlog.get_logger("headwater.encoding")
+
+
+class EncodeRequests:
+    """The requests of one encode worker, counted in `inflight`. `transfer` is set before the first one arrives."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        spawn: Spawn,
+        status: WorkerStatus,
+        inflight: Inflight,
+        media: MediaCache,
+    ) -> None:
+        self.epoch = 0
+        self.transfer: TensorTransfer | None = None
+        self._bus = bus
+        self._engine = engine
+        self._spawn = spawn
+        self._status = status
+        self._inflight = inflight
+        self._media = media
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def on_encode(self, message: Message) -> None:
+        """Accept a request, or refuse it. The reply is sent once the embedding is there."""
+        try:
+            request = _request.decode(message.data)
+        except msgspec.DecodeError as error:
+            return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        refusal = self._status.refusal()
+        if not refusal and request.request in self._running:
+            # A duplicate: the first copy is yet to be answered, and there is one answer.
+            return None
+        if not refusal and len(self._running) >= ACTIVE_MAX:
+            refusal = f"it encodes {ACTIVE_MAX} images already"
+        if refusal:
+            return await self._reply(message, Refused(refusal, True))
+        self._inflight.accept_encoding(request.request, request.item.tokens)
+        task = self._spawn(self._encode(message, request), "encode")
+        self._running[request.request] = task
+        task.add_done_callback(lambda _: self._end(request.request))
+        return None
+
+    async def _encode(self, message: Message, request: EncodeRequest) -> None:
+        reply: EncodeReply
+        epoch = self.epoch
+        try:
+            reply = await self._encoded(request, epoch)
+        except (MediaMissing, SlabFull) as error:
+            reply = Refused(str(error), True)
+        except RequestRejected as error:
+            reply = Refused(str(error), False)
+        except (EngineError, TransferError) as error:
+            reply = Refused(str(error), True, fatal=isinstance(error, EngineDied))
+        except Exception as error:
+            # A bug in an engine's integration costs this image, not the worker with all others.
+            _log.error("encode_failed", request=request.request, failure=failure_place(error))
+            _log.debug("encode_failure", exc_info=True)
+            reply = Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True)
+        outcome = ("cached" if reply.cached else "computed") if isinstance(reply, Encoded) else "refused"
+        metrics.IMAGES_ENCODED.labels(outcome).inc()
+        try:
+            await self._reply(message, reply)
+        except BusError as error:
+            _log.warning("encode_reply_failed", request=request.request, reason=str(error))
+
+    async def _encoded(self, request: EncodeRequest, epoch: int) -> EncodeReply:
+        item = request.item
+        if self.transfer is None:
+            return Refused("it has no transport for embeddings", True)
+        if not self._engine.holds_embedding(item):
+            (item,) = await self._media.load(request.edge, [item])
+        image = await self._engine.encode(item)
+        self._inflight.note_encoded(request.request, item.tokens if image.cached else 0)
+        offer = await self.transfer.offer(image.values, ttl_s=OFFER_S, dtype=image.dtype)
+        if epoch != self.epoch:
+            self.transfer.withdraw(offer.lease)
+            return Refused("it started a new incarnation", True)
+        return Encoded(ImageEmbedding(offer, epoch, image.fields), image.cached)
+
+    def _end(self, request: str) -> None:
+        del self._running[request]
+        self._inflight.finish_encoding(request)
+
+    def abort_all(self) -> None:
+        """Stop all requests: their edges do without an embedding."""
+        for task in list(self._running.values()):
+            task.cancel()
+
+    async def _reply(self, message: Message, reply: EncodeReply) -> None:
+        await self._bus.publish(message.reply, _encode(reply))

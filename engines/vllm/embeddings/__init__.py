@@ -1,0 +1,1 @@
+"""Image embeddings outside vLLM: files that its engine process reads and writes, and what keeps them."""

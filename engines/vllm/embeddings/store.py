@@ -1,0 +1,97 @@
+"""The embeddings that a consumer was given, as files for its engine: each as long as a request has it, and a while longer.
+
+vLLM may load an item more than once for one request, and a request that its worker has cancelled may still be in the engine's queue. So a
+file is removed only if no request has it and it was not used for `LINGER_S`.
+"""
+
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from headwater.engines.engine import EngineError
+from headwater.engines.vllm.embeddings import files as embedding_files
+from headwater.schemas.messages.media import PromptMedia
+
+LINGER_S: Final = 60.0
+
+
+class StoreFull(EngineError):
+    """All embeddings of the store are in use."""
+
+
+class _HeldEmbedding:
+    __slots__ = ("fields", "nbytes", "used_s", "users")
+
+    def __init__(self, nbytes: int, fields: bytes, used_s: float) -> None:
+        self.nbytes = nbytes
+        self.fields = fields
+        self.used_s = used_s
+        self.users = 0
+
+
+class EmbeddingStore:
+    """Up to `bytes_max` bytes in `folder`. `now` is monotonic, in seconds."""
+
+    def __init__(self, folder: Path, bytes_max: int, now: Callable[[], float]) -> None:
+        self.folder = folder
+        self.nbytes = 0
+        self._bytes_max = bytes_max
+        self._now = now
+        self._held: OrderedDict[str, _HeldEmbedding] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Embeddings held."""
+        return len(self._held)
+
+    def fields(self, item: PromptMedia) -> bytes | None:
+        """What came with the embedding of an image; None if it is not here. Prolongs its stay."""
+        held = self._held.get(item.id)
+        if held is None:
+            return None
+        held.used_s = self._now()
+        self._held.move_to_end(item.id)
+        return held.fields
+
+    def put(self, item: PromptMedia, tensor: Any, fields: bytes) -> None:
+        """Add the embedding of an image, a torch tensor. Raises `StoreFull`."""
+        if item.id in self._held:
+            return
+        nbytes = int(tensor.nbytes)
+        self._make_room(nbytes)
+        embedding_files.write(self.folder, item.id, tensor)
+        self._held[item.id] = _HeldEmbedding(nbytes, fields, self._now())
+        self.nbytes += nbytes
+
+    def _make_room(self, nbytes: int) -> None:
+        now = self._now()
+        for id_, held in list(self._held.items()):
+            if self.nbytes + nbytes <= self._bytes_max:
+                return
+            if not held.users and held.used_s + LINGER_S <= now:
+                del self._held[id_]
+                self.nbytes -= held.nbytes
+                embedding_files.path_of(self.folder, id_).unlink(missing_ok=True)
+        if self.nbytes + nbytes > self._bytes_max:
+            raise StoreFull(
+                f"{len(self._held)} image embeddings with {self.nbytes} bytes are in use; {self._bytes_max} bytes are the most"
+            )
+
+    def pin(self, items: Sequence[PromptMedia]) -> list[str]:
+        """A request has these items; returns the ids of those that are here, to unpin when it has ended."""
+        here = [item.id for item in items if item.id in self._held]
+        for id_ in here:
+            self._held[id_].users += 1
+        return here
+
+    def unpin(self, ids: Sequence[str]) -> None:
+        """The request has ended."""
+        for id_ in ids:
+            held = self._held[id_]
+            held.users -= 1
+            held.used_s = self._now()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)

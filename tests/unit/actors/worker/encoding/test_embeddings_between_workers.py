@@ -1,0 +1,246 @@
+"""An image's embedding from the worker that encodes it to the one that serves the request, and every way in which that fails."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from headwater.actors.bus.memory import MemoryBus
+from headwater.actors.edge.clients.media import MediaHolder
+from headwater.actors.worker.encoding.embedding_reader import EmbeddingReader
+from headwater.actors.worker.encoding.encode_requests import OFFER_S, EncodeRequests
+from headwater.actors.worker.encoding.offers import OfferAnswers
+from headwater.actors.worker.serving.handoffs import Handoffs
+from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.media import MediaCache
+from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.engines.engine import EncodedImage, EngineBase, EngineError, EngineLoad, RequestRejected
+from headwater.engines.transfer.local import LocalFabric, LocalTransfer
+from headwater.engines.transfer.memory import HostMemory
+from headwater.schemas import subjects
+from headwater.schemas.messages.encode import Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.messages.inference import Refused
+from headwater.schemas.messages.media import PromptMedia
+from tests.support.worlds.clock import SkippingClock
+
+_reply: msgspec.msgpack.Decoder[EncodeReply] = msgspec.msgpack.Decoder(EncodeReply)
+
+EPOCH = 3
+PIXELS = bytes(28 * 28 * 3)
+ITEM = PromptMedia("image", "a" * 32, 5, 4, (28, 28, 3))
+VALUES = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+
+class Engine(EngineBase):
+    """Encodes and takes embeddings, as it is told."""
+
+    name = "test"
+
+    def __init__(self) -> None:
+        self.held: dict[str, EncodedImage] = {}
+        self.computed = 0
+        self.failure: Exception | None = None
+
+    def load(self) -> EngineLoad:
+        """Idle."""
+        return EngineLoad(0, 0, 0, 1)
+
+    def is_waiting(self, request: str) -> bool:
+        """Never."""
+        return False
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """Is it here?"""
+        return item.id in self.held
+
+    async def encode(self, item: PromptMedia) -> EncodedImage:
+        """Of the pixels, which must have come."""
+        if self.failure is not None:
+            raise self.failure
+        if item.id in self.held:
+            return self.held[item.id]._replace(cached=True)
+        assert item.data == PIXELS
+        self.computed += 1
+        self.held[item.id] = EncodedImage(VALUES, "float32", b'{"grid":[1,2,2]}')
+        return self.held[item.id]
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """Take it."""
+        if self.failure is not None:
+            raise self.failure
+        self.held[item.id] = image
+
+
+class Two:
+    """An encode worker, the worker that serves a request, and the edge that has its image."""
+
+    def __init__(self) -> None:
+        self.bus, self.clock = MemoryBus(), SkippingClock()
+        self.fabric = LocalFabric(self.clock)
+        self.encoder, self.server = Engine(), Engine()
+        self.tasks: set[asyncio.Task[None]] = set()
+        status = WorkerStatus("encode-0", WorkerProfile("encode"), asyncio.Event())
+        self.status = status
+        inflight = Inflight(self.clock, self.encoder, Handoffs("encode-0", self.clock, "returned"))
+        self.inflight = inflight
+        media = MediaCache(self.bus, "ns")
+        made: Any = self.encoder
+        self.requests = EncodeRequests(self.bus, made, self.spawn, status, inflight, media)
+        self.requests.epoch = EPOCH
+        self.offers = OfferAnswers(self.bus)
+        self.owner = self.transfer("encode-0", 1 << 20)
+        self.requests.transfer = self.offers.transfer = self.owner
+        self.reader = EmbeddingReader(self.bus, "ns", self.server)
+        self.reader.transfer = self.transfer("worker-0", 1 << 20)
+        self.holder = MediaHolder(self.bus)
+
+    def transfer(self, owner: str, nbytes: int) -> LocalTransfer:
+        """A slab."""
+        lease = partial(secrets.token_bytes, 16)
+        return LocalTransfer(self.fabric, owner, 9, HostMemory(nbytes), self.clock, lease)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """As an actor does."""
+        task = asyncio.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def open(self) -> None:
+        """Subscribe all."""
+        for verb, handler in (("encode", self.requests.on_encode), ("offer", self.offers.on_offer)):
+            await self.bus.subscribe(subjects.engine("ns", "encode-0", EPOCH, verb), handler)  # type: ignore[arg-type]
+        await self.bus.subscribe(subjects.edge_media("ns", "edge"), self.holder.on_query)
+
+    async def encode(self, request: str = "r-0-1-e0-0", item: PromptMedia = ITEM) -> EncodeReply:
+        """Ask the encode worker."""
+        data = msgspec.msgpack.encode(EncodeRequest(request, "edge", item))
+        with self.holder.hold([(item.id, memoryview(PIXELS))]):
+            reply = await self.bus.request(
+                subjects.engine("ns", "encode-0", EPOCH, "encode"), data, timeout_s=10
+            )
+        await asyncio.sleep(0)
+        return _reply.decode(reply)
+
+    async def offered(self) -> PromptMedia:
+        """The image with its embedding on offer."""
+        reply = await self.encode(secrets.token_hex(4))
+        assert isinstance(reply, Encoded)
+        return msgspec.structs.replace(ITEM, embedding=reply.embedding)
+
+
+@pytest_asyncio.fixture
+async def two() -> AsyncIterator[Two]:
+    """The two, open. In the end nothing is in flight, and no memory is held."""
+    made = Two()
+    await made.open()
+    yield made
+    await asyncio.gather(*made.tasks, return_exceptions=True)
+    assert not len(made.inflight)
+
+
+async def test_an_embedding_is_computed_once_and_read(two: Two) -> None:
+    """Byte for byte, with its fields; the reader then needs no pixels."""
+    item = await two.offered()
+    assert await two.reader.read([item])
+    held = two.server.held[ITEM.id]
+    assert np.array_equal(held.values, VALUES)
+    assert held.fields == b'{"grid":[1,2,2]}'
+    assert two.owner.stats().ended == {"read": 1}
+    again = await two.encode("second")
+    assert isinstance(again, Encoded)
+    assert again.cached
+    assert two.encoder.computed == 1
+    progress = two.inflight.take_progress()
+    assert progress.accepted == progress.finished
+    assert progress.cached == (0, ITEM.tokens)
+
+
+async def test_an_offer_that_nobody_reads_expires(two: Two) -> None:
+    """A reader that has the embedding claims nothing; one that comes too late does without."""
+    item = await two.offered()
+    two.server.held[ITEM.id] = EncodedImage(VALUES, "float32")
+    assert await two.reader.read([item])
+    await two.clock.sleep(OFFER_S + 1)
+    two.server.held.clear()
+    assert not await two.reader.read([item])
+    stats = two.owner.stats()
+    assert stats.free == stats.capacity
+
+
+async def test_each_offer_has_one_reader(two: Two) -> None:
+    """Another attempt of the request gets an offer of its own."""
+    item = await two.offered()
+    assert await two.reader.read([item])
+    two.server.held.clear()
+    assert not await two.reader.read([item])
+    assert await two.reader.read([await two.offered()])
+
+
+async def test_a_dead_encode_worker_is_noticed(two: Two) -> None:
+    """Before its answer to a claim, or between that and the bytes."""
+    item = await two.offered()
+    two.owner.kill()
+    assert not await two.reader.read([item])
+    assert item.embedding is not None
+    gone = msgspec.structs.replace(item.embedding, epoch=EPOCH - 1)
+    assert not await two.reader.read([msgspec.structs.replace(item, embedding=gone)])
+
+
+async def test_an_engine_that_takes_no_more_costs_nothing(two: Two) -> None:
+    """The image is then encoded where it is served."""
+    two.server.failure = EngineError("all in use")
+    assert not await two.reader.read([await two.offered()])
+
+
+async def test_one_missing_embedding_means_pixels_for_all(two: Two) -> None:
+    """An engine takes all images of a prompt in one form."""
+    other = PromptMedia("image", "b" * 32, 20, 4, (28, 28, 3))
+    assert not await two.reader.read([await two.offered(), other])
+    assert ITEM.id in two.server.held
+
+
+@pytest.mark.parametrize(
+    ("failure", "retryable", "fatal"),
+    [
+        (RequestRejected("bad image"), False, False),
+        (EngineError("it failed"), True, False),
+        (ZeroDivisionError(), True, False),
+    ],
+)
+async def test_failures_of_an_engine_are_told(
+    two: Two, failure: Exception, retryable: bool, fatal: bool
+) -> None:
+    """Each request is answered, once."""
+    two.encoder.failure = failure
+    reply = await two.encode()
+    assert isinstance(reply, Refused)
+    assert (reply.retryable, reply.fatal) == (retryable, fatal)
+
+
+async def test_a_full_slab_and_a_missing_image_are_refusals(two: Two) -> None:
+    """Another encode worker may have room, or the pixels in its cache."""
+    two.requests.transfer = two.transfer("small", 64 * 1024)
+    two.encoder.held[ITEM.id] = EncodedImage(np.zeros((200, 200), np.float32), "float32")
+    reply = await two.encode()
+    assert isinstance(reply, Refused)
+    assert reply.retryable
+    data = msgspec.msgpack.encode(EncodeRequest("r", "edge", msgspec.structs.replace(ITEM, id="c" * 32)))
+    subject = subjects.engine("ns", "encode-0", EPOCH, "encode")
+    missing = msgspec.msgpack.decode(await two.bus.request(subject, data, timeout_s=10))
+    assert missing[0] == "no"
+    assert "no longer has image" in missing[1]
+
+
+async def test_a_draining_worker_refuses(two: Two) -> None:
+    """As for any other request."""
+    two.status.set_state("draining")
+    reply = await two.encode()
+    assert isinstance(reply, Refused)
+    assert reply.retryable

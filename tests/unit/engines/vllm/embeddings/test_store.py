@@ -1,0 +1,107 @@
+"""Embeddings for an engine stay as long as a request may need them, and no longer than there is room."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engines.vllm.embeddings import files as embedding_files
+from headwater.engines.vllm.embeddings.store import LINGER_S, EmbeddingStore, StoreFull
+from headwater.schemas.messages.media import PromptMedia
+
+torch = pytest.importorskip("torch")
+
+ROWS, WIDTH = 5, 8
+NBYTES = ROWS * WIDTH * 4
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+
+def image(name: str) -> PromptMedia:
+    """An image."""
+    return PromptMedia("image", name * 32, 0, ROWS, (28, 28, 3))
+
+
+def tensor(value: float, dtype: Any = None) -> Any:
+    """An embedding."""
+    return torch.full((ROWS, WIDTH), value, dtype=dtype or torch.float32)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """At a second."""
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Iterator[EmbeddingStore]:
+    """With room for two."""
+    made = EmbeddingStore(embedding_files.make_folder(), 2 * NBYTES, clock)
+    yield made
+    made.close()
+    assert not made.folder.exists()
+
+
+def files(store: EmbeddingStore) -> set[str]:
+    """Names of the embeddings in the folder, by their first letter."""
+    return {path.name[0] for path in Path(store.folder).iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_put_is_what_an_engine_reads(store: EmbeddingStore, dtype: str) -> None:
+    """Values and type."""
+    given = tensor(1.5, getattr(torch, dtype))
+    store.put(image("a"), given, b"{}")
+    read = embedding_files.read(store.folder, image("a").id)
+    assert read.dtype == given.dtype
+    assert torch.equal(read, given)
+    assert store.fields(image("a")) == b"{}"
+    assert store.fields(image("b")) is None
+
+
+def test_an_embedding_in_use_is_never_removed(store: EmbeddingStore, clock: Clock) -> None:
+    """However old it is: vLLM loads it again after a preemption."""
+    store.put(image("a"), tensor(1), b"")
+    store.put(image("b"), tensor(2), b"")
+    pinned = store.pin([image("a"), image("c")])
+    clock.now_s += 10 * LINGER_S
+    store.put(image("c"), tensor(3), b"")
+    assert files(store) == {"a", "c"}
+    with pytest.raises(StoreFull, match="in use"):
+        store.put(image("d"), tensor(4), b"")
+    store.unpin(pinned)
+    with pytest.raises(StoreFull):
+        store.put(image("d"), tensor(4), b"")
+    clock.now_s += LINGER_S
+    store.put(image("d"), tensor(4), b"")
+    # The one that was used last stays.
+    assert files(store) == {"c", "d"}
+    assert store.nbytes == 2 * NBYTES
+
+
+def test_an_embedding_lingers_after_its_last_use(store: EmbeddingStore, clock: Clock) -> None:
+    """A request that was cancelled may still be in the engine's queue."""
+    store.put(image("a"), tensor(1), b"")
+    store.put(image("b"), tensor(1), b"")
+    clock.now_s += LINGER_S - 1
+    assert store.fields(image("a")) is not None
+    clock.now_s += 1
+    store.put(image("c"), tensor(1), b"")
+    assert files(store) == {"a", "c"}
+
+
+def test_putting_one_again_changes_nothing(store: EmbeddingStore) -> None:
+    """Two requests with the same image may both have read it."""
+    store.put(image("a"), tensor(1), b"x")
+    store.put(image("a"), tensor(2), b"y")
+    assert store.fields(image("a")) == b"x"
+    assert store.nbytes == NBYTES

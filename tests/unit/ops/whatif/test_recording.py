@@ -4,6 +4,7 @@ import asyncio
 import random
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,8 +17,8 @@ from headwater.ops.sim.clients import Clients
 from headwater.ops.sim.fleet import POOL, SETTINGS, SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.run import Tracer
-from headwater.ops.whatif.fidelity import as_text, fidelity
-from headwater.ops.whatif.recording import Recording, recording
+from headwater.ops.whatif.fidelity import EstimateError, as_text, estimate_errors, fidelity
+from headwater.ops.whatif.recording import Expected, Happened, Recording, recording
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.step_fit import Samples, fitted
 from headwater.ops.whatif.trace import hashes_of
@@ -181,6 +182,32 @@ async def test_prompts_are_walked_back_from_their_last_block() -> None:
     assert not set(third.ids) & set(fourth.ids) & {*one, *other, *lost}
     assert [request.arrival_ns for request in found.trace.requests] == [0, 1_000_000, 2_000_000, 3_000_000]
     assert found.happened["c-2-0-1"].hit_blocks == 6
+
+
+async def test_estimates_are_compared_from_the_arrival_on() -> None:
+    """The wait in the router's queue is known when it decides: it is part of TTFT and E2E. A single token has no ITL."""
+    estimated = Candidate("w1", 1, 0, 0, 0, 0, 0, 1.0, queue_ms=2.0, prefill_ms=4.0, itl_ms=6.0)
+    decision, *life, ended = asked(1, chain_plain([1] * 32, 16, 0))
+    assert isinstance(decision, Decision)
+    changed = {"candidates": (estimated,), "waited_ms": 3, "output_tokens": 11}
+    events = [joined("w1", 1), msgspec.structs.replace(decision, **changed), *life]
+    logs = await written(*events, ended)
+    [one] = (await recording("p", logs.pool, logs.requests)).happened.values()
+    # 9 tokens took 50 ms, the first of them 10 ms.
+    assert (one.itl_ms, one.expected) == (5.0, Expected(3 + 6, 6.0, 3 + 6 + 10 * 6))
+    logs = await written(*events, RequestEnded("c-1", "length", 1, 0, 0, 10.0, 10.0))
+    [one] = (await recording("p", logs.pool, logs.requests)).happened.values()
+    assert one.itl_ms == -1.0
+
+
+def test_the_best_constant_is_the_median() -> None:
+    """An estimate of a measure that was not taken, or a measure that was not estimated, is left out."""
+    happened = [
+        Happened(0, ttft, 100.0, 5.0, Expected(ttft + 2, -1.0, 90.0)) for ttft in (10.0, 20.0, 60.0)
+    ] + [Happened(0, 30.0, 500.0, -1.0, Expected(-1.0, 7.0, 90.0))]
+    ttft, whole = estimate_errors(happened)
+    assert ttft == EstimateError("TTFT", 3, 32.0, 30.0, 2.0, pytest.approx((10 + 0 + 40) / 3))
+    assert (whole.measure, whole.requests, whole.error, whole.constant_error) == ("E2E", 3, 10.0, 0.0)
 
 
 async def test_a_log_with_nothing_to_run_again_says_so() -> None:

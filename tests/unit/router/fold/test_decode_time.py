@@ -59,6 +59,23 @@ def test_a_load_that_never_varied_says_nothing_of_another() -> None:
     assert predict_step_ms(model.line, 1, 0) == predict_step_ms(model.line, 64, 5_000) == pytest.approx(9.0)
 
 
+def test_a_load_that_hardly_varied_says_little_of_another() -> None:
+    """Far less than a line through points so close to each other would say."""
+    model = DecodeModel()
+    for number in range(100):
+        model.observe(10.0 + number % 2 / 10, 100.0 + number % 2, 0, 20)
+    # The line has 0.1 ms per request: 20 ms.
+    assert predict_step_ms(model.line, 200, 0) == pytest.approx(10.05, abs=0.5)
+
+
+def test_no_load_is_predicted_to_be_many_times_faster_than_what_was_seen() -> None:
+    """A line through long steps may fall below zero for a load that was never seen."""
+    model = DecodeModel()
+    for number in range(100):
+        model.observe(100.0 + 10 * (number % 11), 20 + number % 11, 0, 20)
+    assert predict_step_ms(model.line, 1, 0) == pytest.approx(FLOOR * 150, rel=0.01)
+
+
 def test_load_never_makes_steps_faster() -> None:
     """Samples that say so (of an engine that warms up, say) are taken for the mean of what they are."""
     model = DecodeModel()

@@ -23,6 +23,10 @@ def test_answers_use_a_share_of_their_limit() -> None:
     assert lengths.expect(4_800) == 240
     assert lengths.expect(2_000) == 250
     assert lengths.expect(30) == 30
+    # Nothing generates more than its limit: one that says so counts for its limit.
+    counted = OutputLengths()
+    counted.observe(10, 9_000)
+    assert counted.expect(2_000) == 10
 
 
 def test_it_follows_other_answers() -> None:

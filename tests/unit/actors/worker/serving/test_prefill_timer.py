@@ -298,6 +298,8 @@ def test_a_cancelled_prompt_is_no_sample() -> None:
         await clock.sleep(0.1)
         measuring.take()
         assert [tokens for tokens, _ in measuring.samples] == [1_000]
+        # Answers of b and c, each as long as it may be; a cancelled one tells nothing.
+        assert [answer for told in measuring.told for answer in told.outputs] == [(4, 4), (4, 4)]
         await measuring.engine.stop()
 
     play(run)

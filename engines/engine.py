@@ -155,7 +155,7 @@ class EngineLoad(NamedTuple):
 class EncodedImage(NamedTuple):
     """An image's embedding: `values` is a numpy array, bfloat16 as the uint16 of its bits; `fields` as in `ImageEmbedding`.
 
-    `cached`: it had been computed before.
+    `cached`: it was computed for another request.
     """
 
     values: Any

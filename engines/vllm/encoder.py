@@ -98,6 +98,7 @@ class VllmEncoder(EngineBase):
         arguments |= {
             "kv_events_config": None,
             "mm_processor_cache_gb": 0,
+            "mm_encoder_only": True,
             "ec_transfer_config": transfer_config("ec_producer", self._folder),
         }
         try:
@@ -129,12 +130,13 @@ class VllmEncoder(EngineBase):
         if found is not None:
             return found._replace(cached=True)
         running = self._running.get(item.id)
+        joins = running is not None
         if running is None:
             running = asyncio.ensure_future(self._compute(item))
             self._running[item.id] = running
             running.add_done_callback(lambda done: self._end(item, done))
         # A request that leaves does not stop it for the others.
-        return await asyncio.shield(running)
+        return (await asyncio.shield(running))._replace(cached=joins)
 
     def holds_embedding(self, item: PromptMedia) -> bool:
         """See `Engine.holds_embedding`."""
@@ -160,7 +162,9 @@ class VllmEncoder(EngineBase):
         fields: dict[str, Any] = {}
         try:
             async for output in self._engine.generate(prompt, SamplingParams(max_tokens=1), name):
-                fields = (output.ec_transfer_params or {}).get(name, {}).get("metadata") or fields
+                fields = (getattr(output, "ec_transfer_params", None) or {}).get(name, {}).get(
+                    "metadata"
+                ) or fields
         except Exception as error:  # the boundary to vLLM
             rejection = rejection_of(error)
             if rejection is not None:

@@ -12,11 +12,15 @@ SALT = "headwater image embeddings"
 
 
 class EncodeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One image of the request at `edge`, which has its pixels."""
+    """One image of the request at `edge`, which has its pixels.
+
+    With more than `ahead_max` tokens of other images ahead of it, the edge would rather have it encoded elsewhere.
+    """
 
     request: str
     edge: str
     item: PromptMedia
+    ahead_max: int
 
 
 class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
@@ -26,7 +30,13 @@ class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
     cached: bool
 
 
-EncodeReply = Encoded | Refused
+class Declined(msgspec.Struct, frozen=True, array_like=True, tag="declined"):
+    """There are `ahead` tokens of other images ahead of it: more than the request allows."""
+
+    ahead: int
+
+
+EncodeReply = Encoded | Declined | Refused
 
 
 def embedding_hashes(item: PromptMedia, block_size: int) -> U64:

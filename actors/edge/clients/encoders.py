@@ -17,9 +17,15 @@ from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.schemas.clock import Clock
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.request import EncodeOutcome, RequestEncoded
-from headwater.schemas.events.route import Candidate, Decision
+from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import pack_hashes
-from headwater.schemas.messages.encode import Encoded, EncodeRequest, embedding_blocks, embedding_hashes
+from headwater.schemas.messages.encode import (
+    Declined,
+    Encoded,
+    EncodeRequest,
+    embedding_blocks,
+    embedding_hashes,
+)
 from headwater.schemas.messages.media import PromptMedia
 
 TRIES_MAX: Final = 2
@@ -106,10 +112,7 @@ class Encoders:
                 reason = reason or "no encode worker takes it"
                 break
             worker, epoch = decision.worker, decision.epoch
-            if not is_faster_apart(decision.chosen, leg.decision.chosen, leg.decision.weights.crowding):
-                reason = "the serving worker is expected to be faster"
-                return item, event("local")
-            request = EncodeRequest(name, self._workers.edge, item)
+            request = EncodeRequest(name, self._workers.edge, item, tokens_ahead_max(item, leg.decision))
             try:
                 reply = await self._workers.encode(worker, epoch, request)
             except BusError as error:
@@ -118,6 +121,9 @@ class Encoders:
                 if isinstance(reply, Encoded):
                     found = msgspec.structs.replace(item, embedding=reply.embedding)
                     return found, event("cached" if reply.cached else "computed")
+                if isinstance(reply, Declined):
+                    reason = f"{reply.ahead} tokens of other images were ahead of it"
+                    return item, event("local")
                 reason = reply.reason
                 if not reply.retryable:
                     break
@@ -126,11 +132,10 @@ class Encoders:
         return item, event("failed")
 
 
-def is_faster_apart(encoder: Candidate, server: Candidate, crowding: float) -> bool:
-    """Is an image's embedding expected earlier from the encode worker than from the worker that serves the request?
+def tokens_ahead_max(item: PromptMedia, serving: Decision) -> int:
+    """Tokens of other images that may be ahead of this one at an encode worker, before the serving worker is the better one.
 
-    Both take `encoder.prefill_ms`, in which the serving one also delays the requests that it runs, weighed as for a prompt's prefill.
-    Without an estimate the encode worker is used.
+    Both encode at the same pace. On the serving worker that takes the image's own time, in which it also delays the requests that run
+    there, weighed as for a prompt's prefill: image x (1 + `crowding` x requests). On the encode worker it takes ahead + image.
     """
-    here_ms = encoder.prefill_ms * (1 + crowding * server.requests)
-    return encoder.queue_ms + encoder.prefill_ms <= here_ms or not encoder.prefill_ms
+    return int(item.tokens * serving.weights.crowding * serving.chosen.requests)

@@ -15,7 +15,7 @@ from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.engines.engine import Engine, EngineDied, EngineError, RequestRejected
 from headwater.engines.transfer.port import SlabFull, TensorTransfer, TransferError
 from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.encode import Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import Refused
 from headwater.schemas.messages.media import ImageEmbedding
 
@@ -50,6 +50,8 @@ class EncodeRequests:
         self._inflight = inflight
         self._media = media
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._tokens: dict[str, int] = {}
+        """Of the images that are being encoded, by id."""
 
     async def on_encode(self, message: Message) -> None:
         """Accept a request, or refuse it. The reply is sent once the embedding is there."""
@@ -65,11 +67,23 @@ class EncodeRequests:
             refusal = f"it encodes {ACTIVE_MAX} images already"
         if refusal:
             return await self._reply(message, Refused(refusal, True))
+        # Also before it is declined: the report ends what the router counted for its decision.
         self._inflight.accept_encoding(request.request, request.item.tokens)
+        ahead = self._ahead(request)
+        if ahead > request.ahead_max:
+            self._inflight.finish_encoding(request.request)
+            metrics.IMAGES_ENCODED.labels("declined").inc()
+            return await self._reply(message, Declined(ahead))
         task = self._spawn(self._encode(message, request), "encode")
         self._running[request.request] = task
         task.add_done_callback(lambda _: self._end(request.request))
         return None
+
+    def _ahead(self, request: EncodeRequest) -> int:
+        """Tokens of images that are encoded before this one; 0 if it is at hand, or one of them."""
+        if self._engine.holds_embedding(request.item) or request.item.id in self._tokens:
+            return 0
+        return sum(self._tokens.values())
 
     async def _encode(self, message: Message, request: EncodeRequest) -> None:
         reply: EncodeReply
@@ -98,9 +112,13 @@ class EncodeRequests:
         item = request.item
         if self.transfer is None:
             return Refused("it has no transport for embeddings", True)
-        if not self._engine.holds_embedding(item):
-            (item,) = await self._media.load(request.edge, [item])
-        image = await self._engine.encode(item)
+        try:
+            if not self._engine.holds_embedding(item):
+                self._tokens[item.id] = item.tokens
+                (item,) = await self._media.load(request.edge, [item])
+            image = await self._engine.encode(item)
+        finally:
+            self._tokens.pop(item.id, None)
         self._inflight.note_encoded(request.request, item.tokens if image.cached else 0)
         offer = await self.transfer.offer(image.values, ttl_s=OFFER_S, dtype=image.dtype)
         if epoch != self.epoch:

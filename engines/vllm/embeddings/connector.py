@@ -12,10 +12,6 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorMetadata,
     ECConnectorRole,
 )
-from vllm.distributed.ec_transfer.ec_connector.utils import (
-    PlaceholderMetadataResolver,
-    collect_ec_item_metadata,
-)
 
 from headwater.engines.vllm.embeddings import files as embedding_files
 
@@ -35,7 +31,7 @@ class EmbeddingConnector(ECConnectorBase):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         self._folder = Path(vllm_config.ec_transfer_config.get_from_extra_config(FOLDER, ""))
-        self._fields = PlaceholderMetadataResolver(vllm_config.model_config)
+        self._fields = _fields_resolver(vllm_config.model_config)
         self._to_load: list[str] = []
 
     def has_cache_item(self, identifier: str) -> bool:
@@ -55,8 +51,10 @@ class EmbeddingConnector(ECConnectorBase):
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """A producer returns what a consumer needs besides the embedding: the placeholder fields of each item."""
-        if not self.is_producer:
+        if not self.is_producer or self._fields is None:
             return False, None
+        from vllm.distributed.ec_transfer.ec_connector.utils import collect_ec_item_metadata
+
         return False, collect_ec_item_metadata(request.mm_features, self._fields) or None
 
     def start_load_caches(self, encoder_cache: dict[str, Any], **kwargs: Any) -> None:
@@ -78,3 +76,12 @@ class EmbeddingConnector(ECConnectorBase):
         embedding_files.count(self._folder, embedding_files.ENCODED)
         if self.is_producer or mm_hash == embedding_files.PROBE_ID:
             embedding_files.write(self._folder, mm_hash, encoder_cache[mm_hash].detach().cpu())
+
+
+def _fields_resolver(model_config: Any) -> Any:
+    """What names a model's placeholder fields; None in releases without, whose consumers need the pixels too."""
+    try:
+        from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
+    except ImportError:
+        return None
+    return PlaceholderMetadataResolver(model_config)

@@ -1,6 +1,7 @@
 """Model folders with a real model's configuration and no weights, so that benchmarks need no download."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,25 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 def make(folder: Path, shape: str) -> Path:
     """Write config and tokenizer of `shape` (a name in SHAPES) into `folder`; load it with dummy weights."""
-    config = {
+    return write(folder, _config(shape), SPECIAL)
+
+
+def write(folder: Path, config: dict[str, Any], special: Sequence[str]) -> Path:
+    """Write a model's config, and a tokenizer with these special tokens first, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "tokenizer.json").write_text(_tokenizer(int(config["vocab_size"]), special).to_str())
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "eos_token": special[2],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    return folder
+
+
+def _config(shape: str) -> dict[str, Any]:
+    return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "hidden_act": "silu",
@@ -56,16 +75,6 @@ def make(folder: Path, shape: str) -> Path:
         "eos_token_id": 2,
         **SHAPES[shape],
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "tokenizer.json").write_text(_tokenizer(int(config["vocab_size"])).to_str())
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config["max_position_embeddings"],
-        "eos_token": SPECIAL[2],
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-    return folder
 
 
 def kv_bytes_per_token(shape: str) -> int:
@@ -75,12 +84,12 @@ def kv_bytes_per_token(shape: str) -> int:
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * width)
 
 
-def _tokenizer(vocabulary: int) -> Tokenizer:
+def _tokenizer(vocabulary: int, special: Sequence[str]) -> Tokenizer:
     """A token per byte of text; the other ids are words that only answers contain, so that each has a text."""
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     pieces += [f"w{number}" for number in range(len(pieces), vocabulary)]
     made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    made.add_special_tokens([AddedToken(text, special=True) for text in special])
     return made

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, is_faster_apart
+from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, tokens_ahead_max
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
 from headwater.schemas.events.route import Candidate, Decision, Weights
-from headwater.schemas.messages.encode import Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import Refused
 from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
 from headwater.schemas.messages.transfer import LocalPlace, Offer
@@ -30,7 +30,7 @@ def candidate(
     worker: str, cached: int = 0, requests: int = 0, queue: float = 0, prefill: float = 0
 ) -> Candidate:
     """A worker as the router saw it."""
-    return Candidate(worker, 5, cached, 0, 0, 0, requests, 0.0, queue_ms=queue, prefill_ms=prefill)
+    return Candidate(worker, 5, cached, 0, 0, 0, requests, 0.0)
 
 
 def decision(chosen: Candidate) -> Decision:
@@ -150,26 +150,13 @@ async def test_without_a_worker_the_image_is_encoded_where_it_is_served() -> Non
     assert await Fleet([None], []).run([image("a", 0)], SERVER) == ([False], [("failed", "")])
 
 
-async def test_an_image_is_not_sent_to_wait() -> None:
-    """While an idle worker could encode it at once."""
-    fleet = Fleet([candidate("encode-0", queue=300, prefill=40)], [])
+async def test_an_image_that_would_wait_stays_with_the_serving_worker() -> None:
+    """The encode worker knows best what is ahead of it."""
+    fleet = Fleet([candidate("encode-0")], [Declined(90)])
     assert await fleet.run([image("a", 0)], SERVER) == ([False], [("local", "encode-0")])
 
 
-@pytest.mark.parametrize(
-    ("queue", "prefill", "requests", "apart"),
-    [(0, 40, 0, True), (1, 40, 0, False), (39, 40, 4, True), (41, 40, 4, False), (500, 0, 0, True)],
-    ids=[
-        "both idle",
-        "it waits",
-        "the other delays four",
-        "it waits longer",
-        "it has it or is not known yet",
-    ],
-)
-def test_where_an_embedding_is_expected_first(
-    queue: float, prefill: float, requests: int, apart: bool
-) -> None:
-    """Encoding where a request is served delays those that run there: a quarter of its time each, by default."""
-    encoder = candidate("encode-0", queue=queue, prefill=prefill)
-    assert is_faster_apart(encoder, candidate("worker-0", requests=requests), Weights().crowding) is apart
+@pytest.mark.parametrize(("requests", "ahead"), [(0, 0), (4, 40), (8, 80)])
+def test_how_much_may_be_ahead_of_an_image(requests: int, ahead: int) -> None:
+    """Encoding where a request is served delays each of those that run there: a quarter of its time, by default."""
+    assert tokens_ahead_max(image("a", 0), decision(candidate("worker-0", requests=requests))) == ahead

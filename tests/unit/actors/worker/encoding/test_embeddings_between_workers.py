@@ -24,7 +24,7 @@ from headwater.engines.engine import EncodedImage, EngineBase, EngineError, Engi
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer
 from headwater.engines.transfer.memory import HostMemory
 from headwater.schemas import subjects
-from headwater.schemas.messages.encode import Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import Refused
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.worlds.clock import SkippingClock
@@ -46,6 +46,8 @@ class Engine(EngineBase):
         self.held: dict[str, EncodedImage] = {}
         self.computed = 0
         self.failure: Exception | None = None
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
+        self.gate.set()
 
     def load(self) -> EngineLoad:
         """Idle."""
@@ -63,6 +65,8 @@ class Engine(EngineBase):
         """Of the pixels, which must have come."""
         if self.failure is not None:
             raise self.failure
+        self.begun.set()
+        await self.gate.wait()
         if item.id in self.held:
             return self.held[item.id]._replace(cached=True)
         assert item.data == PIXELS
@@ -118,9 +122,11 @@ class Two:
             await self.bus.subscribe(subjects.engine("ns", "encode-0", EPOCH, verb), handler)  # type: ignore[arg-type]
         await self.bus.subscribe(subjects.edge_media("ns", "edge"), self.holder.on_query)
 
-    async def encode(self, request: str = "r-0-1-e0-0", item: PromptMedia = ITEM) -> EncodeReply:
+    async def encode(
+        self, request: str = "r-0-1-e0-0", item: PromptMedia = ITEM, ahead_max: int = 0
+    ) -> EncodeReply:
         """Ask the encode worker."""
-        data = msgspec.msgpack.encode(EncodeRequest(request, "edge", item))
+        data = msgspec.msgpack.encode(EncodeRequest(request, "edge", item, ahead_max))
         with self.holder.hold([(item.id, memoryview(PIXELS))]):
             reply = await self.bus.request(
                 subjects.engine("ns", "encode-0", EPOCH, "encode"), data, timeout_s=10
@@ -231,11 +237,28 @@ async def test_a_full_slab_and_a_missing_image_are_refusals(two: Two) -> None:
     reply = await two.encode()
     assert isinstance(reply, Refused)
     assert reply.retryable
-    data = msgspec.msgpack.encode(EncodeRequest("r", "edge", msgspec.structs.replace(ITEM, id="c" * 32)))
+    data = msgspec.msgpack.encode(EncodeRequest("r", "edge", msgspec.structs.replace(ITEM, id="c" * 32), 0))
     subject = subjects.engine("ns", "encode-0", EPOCH, "encode")
     missing = msgspec.msgpack.decode(await two.bus.request(subject, data, timeout_s=10))
     assert missing[0] == "no"
     assert "no longer has image" in missing[1]
+
+
+async def test_an_image_is_declined_while_too_much_is_ahead_of_it(two: Two) -> None:
+    """Not one that is at hand or being encoded; and what was declined is not in flight."""
+    two.encoder.gate.clear()
+    first = asyncio.ensure_future(two.encode("first"))
+    await two.encoder.begun.wait()
+    other = msgspec.structs.replace(ITEM, id="d" * 32)
+    assert await two.encode("second", other, ahead_max=3) == Declined(4)
+    assert two.inflight.names == ["first"]
+    same = asyncio.ensure_future(two.encode("third"))
+    fits = asyncio.ensure_future(two.encode("fourth", other, ahead_max=4))
+    two.encoder.gate.set()
+    replies = await asyncio.gather(first, same, fits)
+    assert [type(reply) for reply in replies] == [Encoded] * 3
+    progress = two.inflight.take_progress()
+    assert sorted(progress.accepted) == sorted(progress.finished)
 
 
 async def test_a_draining_worker_refuses(two: Two) -> None:

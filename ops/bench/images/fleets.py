@@ -1,0 +1,150 @@
+"""Fleets that serve images, with and without encode workers, and routing policies, under the same load.
+
+Each `--fleet` is the words of a `headwater up`; fleets run one after the other on this machine. Policies alternate within a fleet.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from headwater.ops.bench.images import vision_model
+from headwater.ops.bench.images.load import ImageLoad, ImageRun, run, show
+from headwater.ops.bench.report import machine
+
+READY: Final = re.compile(r"ready at (https?://[^/]+)/v1 ")
+READY_S: Final = 400.0
+STOP_S: Final = 60.0
+
+
+class ImageFleet:
+    """`headwater up` with these words."""
+
+    def __init__(self, words: list[str], model: Path, policies: list[str], folder: Path) -> None:
+        self._log = folder / "up.log"
+        allowed = ["--client-policies", ",".join(policies)] if policies else []
+        common = ["--engine", "vllm", "--model", str(model), "--served-model-name", "vision"]
+        ports = ["--port", "0", "--nats-port", "0", "--data-dir", str(folder / "data")]
+        own, _, native = _parted(words)
+        command = [sys.executable, "-m", "headwater.ops.cli", "up", *common, *ports, *allowed, *own]
+        with self._log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [*command, "--", "--load-format", "dummy", *native],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def url(self) -> str:
+        """Where it serves, once it does. Raises RuntimeError."""
+        until = time.monotonic() + READY_S
+        while time.monotonic() < until and self._process.poll() is None:
+            found = READY.search(self._log.read_text(errors="replace"))
+            if found:
+                return found[1]
+            time.sleep(0.5)
+        self.stop()
+        raise RuntimeError(f"the fleet did not start:\n{self._log.read_text(errors='replace')[-4000:]}")
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+
+def _parted(words: list[str]) -> tuple[list[str], str, list[str]]:
+    if "--" not in words:
+        return words, "", []
+    at = words.index("--")
+    return words[:at], "--", words[at + 1 :]
+
+
+async def measure(url: str, name: str, load: ImageLoad, policies: list[str], repeats: int) -> list[ImageRun]:
+    """All policies in turn, `repeats` times, after one run to warm up; the runs of a policy as one."""
+    names = {policy: f"{name} {policy}".strip() for policy in policies or [""]}
+    await run(url, load._replace(requests=2), name, policies[0] if policies else "", -1)
+    runs: dict[str, ImageRun] = {}
+    for number in range(repeats):
+        for policy, title in names.items():
+            found = await run(url, load, title, policy, number)
+            before = runs.get(title)
+            if before is not None:
+                found = ImageRun(
+                    title,
+                    before.answers + found.answers,
+                    before.seconds + found.seconds,
+                    before.legs + found.legs,
+                )
+            runs[title] = found
+    return list(runs.values())
+
+
+def bench(options: Any) -> int:
+    """Run all fleets and print one table."""
+    load = ImageLoad(
+        "vision",
+        options.clients,
+        options.requests,
+        options.images,
+        options.side,
+        options.tokens,
+        options.words_first,
+    )
+    policies = [word for word in options.policies.split(",") if word]
+    print(f"images: {load.describe()}; {options.repeats} repeats; machine {machine()}", flush=True)
+    found: list[ImageRun] = []
+    with tempfile.TemporaryDirectory(prefix="bench-images-") as temporary:
+        model = options.model or vision_model.make(Path(temporary) / "model", options.shape)
+        for number, words in enumerate(options.fleet):
+            folder = Path(temporary) / str(number)
+            folder.mkdir()
+            fleet = ImageFleet(shlex.split(words), model, policies, folder)
+            try:
+                url = fleet.url()
+                found += asyncio.run(
+                    measure(url, words.partition(" -- ")[0], load, policies, options.repeats)
+                )
+            finally:
+                fleet.stop()
+            print(f"done: {words}", flush=True)
+    print(show(found))
+    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--fleet", action="append", required=True, help='words of `headwater up`: "--workers 2"'
+    )
+    parser.add_argument("--model", type=Path, help="a model folder (default: --shape without weights)")
+    parser.add_argument("--shape", choices=tuple(vision_model.SHAPES), default="qwen2-vl-7b")
+    parser.add_argument("--policies", default="", help="comma-separated (default: the router's)")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=8, help="of each client")
+    parser.add_argument("--images", type=int, default=4)
+    parser.add_argument("--side", type=int, default=1008, help="pixels of an image's side")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--words-first", action="store_true", help="words before the image: no KV is shared")
+    parser.add_argument("--repeats", type=int, default=3)
+    return bench(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

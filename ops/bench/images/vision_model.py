@@ -1,0 +1,99 @@
+"""A model of Qwen2-VL's architecture without weights: serve it with vLLM's `--load-format dummy`.
+
+What it answers means nothing, but its kernels and times are real.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from headwater.ops.bench.gpu import model as gpu_model
+
+SPECIAL: Final = (*gpu_model.SPECIAL, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "qwen2-vl-7b": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "dtype": "bfloat16",
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vision_config": {
+            "depth": 32,
+            "embed_dim": 1280,
+            "hidden_size": 3584,
+            "mlp_ratio": 4,
+            "num_heads": 16,
+        },
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "max_position_embeddings": 8192,
+        "dtype": "float32",
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2},
+    },
+}
+
+TEMPLATE: Final = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+def make(folder: Path, shape: str) -> Path:
+    """Write config, processor, tokenizer and template into `folder`."""
+    ids = {name: SPECIAL.index(name) for name in SPECIAL}
+    sizes = SHAPES[shape]
+    vision = {
+        "in_channels": 3,
+        "in_chans": 3,
+        "patch_size": 14,
+        "spatial_patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "model_type": "qwen2_vl",
+        **sizes["vision_config"],
+    }
+    config = {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        **sizes,
+        "vision_config": vision,
+    }
+    gpu_model.write(folder, config, SPECIAL)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 3136,
+        "max_pixels": 12845056,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder

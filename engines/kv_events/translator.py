@@ -17,15 +17,18 @@ Only certain facts are published:
   correct but incomplete: `cold` says that requests should make vLLM announce reused cached blocks
   (`kv_cache_report_mode`; neither engine has a dump, and SGLang announces a block once). Copies are not counted in this
   state, as a copy and a repetition are indistinguishable. A clear ends it.
-* SGLang replaces the tokens of images by numbers above any token id: such blocks, and what follows them, have no name here.
+* SGLang replaces the tokens of images by numbers above any token id (`sentinels`). Blocks with images of the engine's own requests have
+  the names that edges compute; others, and what follows them, have none.
 """
 
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 
 from headwater.engines.engine import KvEvent
+from headwater.engines.kv_events.sentinels import ImageSentinels, Resolved, Within
 from headwater.engines.kv_events.wire import multimodal, salt
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import (
@@ -38,8 +41,6 @@ from headwater.schemas.events.kv import (
     KvGap,
 )
 
-TOKEN_MAX = (1 << 32) - 1
-
 TIERS = {"GPU": GPU, "CPU": CPU, "CPU_PINNED": CPU, "STORAGE": DISK, "DISK": DISK, "EXTERNAL": DISK}
 
 DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -50,12 +51,21 @@ REMEMBERED = 32_768
 
 EngineHash = int | bytes
 
+_log = structlog.get_logger("headwater.kv_events")
 
-class _Held(NamedTuple):
-    """A cached block: its sequence hash, its parent's, and copies per tier."""
+
+class _NamedBlock(NamedTuple):
+    """A block: its sequence hash, its parent's, and the image within which it ends, if any."""
 
     name: int
     parent: int
+    within: Within | None = None
+
+
+class _Held(NamedTuple):
+    """A cached block and its copies per tier."""
+
+    block: _NamedBlock
     copies: dict[int, int]
 
 
@@ -63,15 +73,15 @@ class KvTranslator:
     """Records an engine's cached blocks by the engine's hashes, and translates its events.
 
     Blocks of another size than `block_size` are ignored, as are blocks without a sequence hash: `orphans` counts those
-    after an unknown parent (events were lost), `unnamed` those reported by an unknown hash, or with parts of images where
+    after an unknown parent (events were lost), `unnamed` those reported by an unknown hash, or with parts of unknown images where
     the engine has numbers for these among its tokens (`sentinels`).
     """
 
-    def __init__(self, block_size: int, *, sentinels: bool = False) -> None:
+    def __init__(self, block_size: int, *, sentinels: ImageSentinels | None = None) -> None:
         self._block_size = block_size
         self._sentinels = sentinels
         self._held: dict[EngineHash, _Held] = {}
-        self._gone: OrderedDict[EngineHash, tuple[int, int]] = OrderedDict()
+        self._gone: OrderedDict[EngineHash, _NamedBlock] = OrderedDict()
         self._group: int | None = None
         self._seen = 0
         self._asked = 0
@@ -136,21 +146,21 @@ class KvTranslator:
 
     def held(self) -> list[BlocksStored]:
         """All cached blocks, parents before children, as runs per tier."""
-        by_name = {held.name: held for held in self._held.values()}
+        by_name = {held.block.name: held for held in self._held.values()}
         order: list[_Held] = []
         placed: set[int] = set()
         for held in by_name.values():
             chain = []
             at: _Held | None = held
-            while at is not None and at.name not in placed:
-                placed.add(at.name)
+            while at is not None and at.block.name not in placed:
+                placed.add(at.block.name)
                 chain.append(at)
-                at = by_name.get(at.parent)
+                at = by_name.get(at.block.parent)
             order += reversed(chain)
         events: list[BlocksStored] = []
         for held in order:
             for tier, copies in held.copies.items():
-                events += [BlocksStored(held.parent, held.name.to_bytes(8, "little"), tier)] * copies
+                events += [_stored_event(held.block, tier)] * copies
         return _joined(events)
 
     def _stored(self, event: dict[str, Any]) -> list[KvEvent]:
@@ -165,36 +175,37 @@ class KvTranslator:
         else:
             return []
         ours: list[BlocksStored] = []
-        for engine_hash, name, parent in named:
+        for engine_hash, block in named:
             held = self._held.get(engine_hash)
             if held is None:
                 # Equal hashes mean equal blocks, also where the event has fewer fields than the first one.
-                held = _Held(*(self._gone.pop(engine_hash, None) or (name, parent)), {})
+                held = _Held(self._gone.pop(engine_hash, block), {})
                 self._held[engine_hash] = held
             if self.cold and held.copies.get(tier):
                 continue
             held.copies[tier] = held.copies.get(tier, 0) + 1
-            ours.append(BlocksStored(held.parent, held.name.to_bytes(hashing.HASH_BYTES, "little"), tier))
+            ours.append(_stored_event(held.block, tier))
         return list(_joined(ours))
 
-    def _by_hash(self, hashes: list[EngineHash]) -> list[tuple[EngineHash, int, int]]:
-        """(engine's hash, sequence hash, parent) of blocks that are or were cached."""
-        found: list[tuple[EngineHash, int, int]] = []
+    def _by_hash(self, hashes: list[EngineHash]) -> list[tuple[EngineHash, _NamedBlock]]:
+        """The blocks with these hashes that are or were cached."""
+        found: list[tuple[EngineHash, _NamedBlock]] = []
         for engine_hash in hashes:
             held = self._held.get(engine_hash)
-            known = (held.name, held.parent) if held else self._gone.get(engine_hash)
+            known = held.block if held else self._gone.get(engine_hash)
             if known is None:
                 self.unnamed += 1
             else:
-                found.append((engine_hash, *known))
+                found.append((engine_hash, known))
         return found
 
     def _by_tokens(
         self, event: dict[str, Any], hashes: list[EngineHash]
-    ) -> list[tuple[EngineHash, int, int]]:
-        """(engine's hash, sequence hash, parent) of a run of blocks; empty where unknown."""
+    ) -> list[tuple[EngineHash, _NamedBlock]]:
+        """A run of blocks; empty where unknown."""
         extra = event.get("extra_keys") or []
         parent_hash: EngineHash | None = event.get("parent_block_hash")
+        within: Within | None = None
         if parent_hash is None:
             lora = event.get("lora_name") or ""
             own = event.get("cache_salt") or salt(extra[0] if extra else None, lora)
@@ -204,21 +215,35 @@ class KvTranslator:
             if known is None:
                 self.orphans += len(hashes)
                 return []
-            parent = known.name
-        tokens = _token_ids(event["token_ids"])
-        if len(tokens) < len(hashes) * self._block_size:
+            parent, within = known.block.name, known.block.within
+        size = self._block_size
+        given = _token_ids(event["token_ids"])
+        if len(given) < len(hashes) * size:
             return []
-        named = min(len(hashes), _text_tokens(tokens) // self._block_size) if self._sentinels else len(hashes)
-        self.unnamed += len(hashes) - named
-        if not named:
-            return []
+        run = self._resolved(given[: len(hashes) * size], within)
+        named = len(run.tokens) // size
+        if named < len(hashes):
+            self.unnamed += len(hashes) - named
+            _log.info("kv_blocks_of_unknown_images", blocks=len(hashes) - named)
+        digests = [*multimodal(extra), *hashing.media_digests(run.images, size)]
         names: list[int] = hashing.sequence_hashes(
-            np.array(tokens[: named * self._block_size], np.uint32),
-            self._block_size,
+            run.tokens[: named * size],
+            size,
             parent=parent,
-            multimodal=multimodal(extra),
+            # An image that began before this run has digests of earlier blocks, too.
+            multimodal=[(block, digest) for block, digest in digests if block >= 0],
         ).tolist()
-        return list(zip(hashes, names, [parent, *names], strict=False))
+        return [
+            (engine_hash, _NamedBlock(name, before, run.within((number + 1) * size)))
+            for number, (engine_hash, name, before) in enumerate(
+                zip(hashes, names, [parent, *names], strict=False)
+            )
+        ]
+
+    def _resolved(self, given: list[int], within: Within | None) -> Resolved:
+        if self._sentinels is None:
+            return Resolved(np.array(given, np.uint32), [])
+        return self._sentinels.resolve(given, within)
 
     def _removed(self, event: dict[str, Any]) -> list[KvEvent]:
         group = event.get("group_idx")
@@ -230,17 +255,17 @@ class KvTranslator:
             held = self._held.get(engine_hash)
             if held is None or not held.copies.get(tier):
                 continue
-            names.append(held.name)
+            names.append(held.block.name)
             held.copies[tier] -= 1
             if not held.copies[tier]:
                 del held.copies[tier]
             if not held.copies:
                 del self._held[engine_hash]
-                self._remember(engine_hash, held)
+                self._remember(engine_hash, held.block)
         return [BlocksRemoved(hashing.pack_hashes(np.array(names, np.uint64)), tier)] if names else []
 
-    def _remember(self, engine_hash: EngineHash, held: _Held) -> None:
-        self._gone[engine_hash] = (held.name, held.parent)
+    def _remember(self, engine_hash: EngineHash, block: _NamedBlock) -> None:
+        self._gone[engine_hash] = block
         if len(self._gone) > REMEMBERED:
             self._gone.popitem(last=False)
 
@@ -261,9 +286,8 @@ def _token_ids(given: list[Any]) -> list[int]:
     return [one[0] for one in given] if given and isinstance(given[0], list | tuple) else given
 
 
-def _text_tokens(tokens: list[int]) -> int:
-    """How many of them precede the first that is no token id, but stands for a part of an image."""
-    return next((number for number, token in enumerate(tokens) if token > TOKEN_MAX), len(tokens))
+def _stored_event(block: _NamedBlock, tier: int) -> BlocksStored:
+    return BlocksStored(block.parent, block.name.to_bytes(hashing.HASH_BYTES, "little"), tier)
 
 
 def _is_clear(event: dict[str, Any]) -> bool:

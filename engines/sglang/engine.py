@@ -27,7 +27,9 @@ from headwater.engines.engine import (
 )
 from headwater.engines.handoff_params import Unusable
 from headwater.engines.heap import freeze_heap
+from headwater.engines.images.rule import placeholder_of
 from headwater.engines.kv_events import endpoints
+from headwater.engines.kv_events.sentinels import ImageSentinels
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
@@ -35,6 +37,7 @@ from headwater.engines.sglang.config.arguments import SglangSettings, keyword_ar
 from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
 from headwater.engines.sglang.control import SglangControl
 from headwater.engines.sglang.handoff import SglangHandoffs
+from headwater.engines.sglang.images import SglangImages, learn_images
 from headwater.engines.sglang.lora import SglangLoras
 from headwater.engines.sglang.pooling import pooling_of
 from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang
@@ -71,6 +74,7 @@ class SglangEngine(SglangControl):
         self._deterministic = False
         self._processors: dict[str, str] = {}
         self._handoffs: SglangHandoffs | None = None
+        self._images: SglangImages | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -99,12 +103,17 @@ class SglangEngine(SglangControl):
         self._keeps_weights = bool(config.get("enable_weights_cpu_backup"))
         events = json.loads(arguments["kv_events_config"])
         reader = getattr(self._manager, "load_snapshot_reader", None)
-        self._ranks = of_engine(events, self.ranks, page_size, tokens, reader)
+        sentinels = ImageSentinels(placeholder_of(self._manager.model_config.hf_config) or 0)
+        self._ranks = of_engine(events, self.ranks, page_size, tokens, reader, sentinels)
         generates = bool(self._manager.is_generation)
         self._pooling = pooling_of(self._manager.model_config.hf_config)
         self.capabilities = capabilities(
             config, generates=generates, processors=self._processors, signatures=self._signatures
         )
+        if generates:
+            self._images = await learn_images(self._manager, config, self._signatures, sentinels)
+        if self._images is not None:
+            self.capabilities |= {"images"}
         slots = rank_max = 0
         if "lora" in self.capabilities:
             slots = int(config.get("max_loaded_loras") or config.get("max_loras_per_batch") or 0)
@@ -124,6 +133,7 @@ class SglangEngine(SglangControl):
             tasks=() if generates else self._pooling.tasks,
             processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
             vocabulary=int(self._manager.model_config.vocab_size),
+            images=self._images.support if self._images is not None else None,
             default_sampling=default_sampling(self._manager.model_config.get_default_sampling_params()),
         )
 
@@ -133,9 +143,9 @@ class SglangEngine(SglangControl):
         """See `Engine.submit`."""
         self._needs("generate")
         self._check_supported(request)
-        tokens = hashing.unpack_tokens(request.tokens)
+        tokens = hashing.unpack_tokens(request.tokens).tolist()
         wanted = request.sampling
-        if not len(tokens):
+        if not tokens:
             raise RequestRejected("the prompt is empty")
         if len(tokens) + wanted.max_tokens > self._context_length or len(tokens) >= self._input_max:
             raise RequestRejected(
@@ -145,6 +155,8 @@ class SglangEngine(SglangControl):
         if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
             raise RequestRejected(fault)
         self._loras.check(request.lora_name)
+        if self._images is not None:
+            self._images.check(tokens, request.media)
         # SGLang aborts by prefix: of ids of one length none is a prefix of another.
         stream = Stream(request, uuid4().hex, emit)
         try:
@@ -154,7 +166,7 @@ class SglangEngine(SglangControl):
                 emit, Step((), "error", detail=f"the hand-off is invalid: {error}")
             )
             return
-        made = self._made(request, stream.rid, tokens.tolist(), rank, meeting)
+        made = self._made(request, stream.rid, tokens, rank, meeting)
         task = asyncio.get_running_loop().create_task(
             self._generate(made, stream), name=f"generate {request.request}"
         )
@@ -235,14 +247,18 @@ class SglangEngine(SglangControl):
         return GenerateReqInput(rid=rid, input_ids=tokens, stream=True, **kept)
 
     async def _generate(self, made: Any, stream: Stream) -> None:
+        media = stream.request.media
         try:
+            if media and self._images is not None:
+                for name, value in (await self._images.prepare(media)).items():
+                    setattr(made, name, value)
             async with aclosing(self._manager.generate_request(made, None)) as chunks:
                 async for chunk in chunks:
                     stream.take(chunk)
                     if stream.ended:
                         break
-        except ValueError as error:
-            # The only exception by which SGLang rejects an invalid request.
+        except (ValueError, RequestRejected) as error:
+            # The first is the only exception by which SGLang rejects an invalid request.
             _log.info("request_rejected", request=stream.request.request, param="")
             stream.send(Step((), "rejected", detail=str(error)[:TEXT_MAX]))
         except Exception as error:  # the boundary to SGLang: any exception ends this request
@@ -300,6 +316,8 @@ class SglangEngine(SglangControl):
             await process.stop()
         for one in self._ranks:
             one.socket.close()
+        if self._images is not None:
+            self._images.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

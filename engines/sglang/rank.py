@@ -6,6 +6,7 @@ import structlog
 
 from headwater.engines.engine import EngineLoad
 from headwater.engines.kv_events.endpoints import reachable
+from headwater.engines.kv_events.sentinels import ImageSentinels
 from headwater.engines.kv_events.socket import KvSocket
 from headwater.engines.kv_events.translator import KvTranslator
 
@@ -16,10 +17,17 @@ class SglangRank:
     """The state of one rank. `running` are its requests. `reader` reads the loads that the scheduler publishes."""
 
     def __init__(
-        self, number: int, endpoint: str, replay: str, page_size: int, total_tokens: int, reader: Any
+        self,
+        number: int,
+        endpoint: str,
+        replay: str,
+        page_size: int,
+        total_tokens: int,
+        reader: Any,
+        sentinels: ImageSentinels,
     ) -> None:
         self.number = number
-        self.translator = KvTranslator(page_size, sentinels=True)
+        self.translator = KvTranslator(page_size, sentinels=sentinels)
         self.socket = KvSocket(endpoint, replay, self.translator)
         self.idle = EngineLoad(0, 0, 0, total_tokens // page_size)
         self.running: set[str] = set()
@@ -46,9 +54,14 @@ class SglangRank:
 
 
 def of_engine(
-    config: dict[str, Any], count: int, page_size: int, total_tokens: int, reader: Any
+    config: dict[str, Any],
+    count: int,
+    page_size: int,
+    total_tokens: int,
+    reader: Any,
+    sentinels: ImageSentinels,
 ) -> list[SglangRank]:
-    """The ranks of a started engine. `config` is that of its KV events."""
+    """The ranks of a started engine. `config` is that of its KV events, `sentinels` are the images of its requests."""
     from sglang.srt.disaggregation.kv_events import ZmqEventPublisher
 
     return [
@@ -59,6 +72,7 @@ def of_engine(
             page_size,
             total_tokens,
             reader,
+            sentinels,
         )
         for number in range(count)
     ]

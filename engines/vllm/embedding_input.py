@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 
 from headwater.engines.engine import EncodedImage, EngineUnavailable
+from headwater.engines.images.prompt import image_of
 from headwater.engines.vllm.embeddings import files as embedding_files
 from headwater.engines.vllm.embeddings.store import EmbeddingStore
 from headwater.engines.vllm.encoder import transfer_config
-from headwater.engines.vllm.images import pixels, probe_image
+from headwater.engines.vllm.images import probe_image
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
 
@@ -84,7 +85,7 @@ async def _generate_one(engine: Any, support: ImageSupport, item: PromptMedia) -
 
     prompt = {
         "prompt_token_ids": [support.placeholder],
-        "multi_modal_data": {"image": [pixels(item)]},
+        "multi_modal_data": {"image": [image_of(item)]},
         "multi_modal_uuids": {"image": [item.id]},
     }
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), f"probe-{item.id}"):

@@ -25,6 +25,7 @@ from headwater.engines.engine import (
     RequestRejected,
     Transfer,
 )
+from headwater.engines.images.prompt import image_of
 from headwater.engines.kv_events import endpoints
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.embeddings import files as embedding_files
@@ -150,13 +151,11 @@ class VllmEncoder(EngineBase):
     async def _compute(self, item: PromptMedia) -> EncodedImage:
         from vllm import SamplingParams
 
-        from headwater.engines.vllm.images import pixels
-
         assert self._support is not None
         name = f"{item.id}-{next(self._numbers)}"
         prompt = {
             "prompt_token_ids": [self._support.placeholder],
-            "multi_modal_data": {"image": [pixels(item)]},
+            "multi_modal_data": {"image": [image_of(item)]},
             "multi_modal_uuids": {"image": [name]},
         }
         fields: dict[str, Any] = {}

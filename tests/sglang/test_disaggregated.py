@@ -1,12 +1,17 @@
 """Prefill and decode apart with real SGLang and real NIXL: legs that meet in rooms answer as one engine does."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import openai
 import pytest
 import pytest_asyncio
 
 from tests.sglang.saga_kills import kill_in_every_state, pause_during_handoff
-from tests.support.engines import tiny_model
+from tests.support.clients.image_chat import ask
+from tests.support.clients.pictures import picture_url
+from tests.support.engines import tiny_vision_model
+from tests.support.engines.vision_reference import reference_answers
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
     REFUSALS,
@@ -34,8 +39,8 @@ COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024")
 
 
 def flags(*more: str) -> tuple[str, ...]:
-    """A fleet of SGLang workers."""
-    return ("--engine", "sglang", "--model", str(tiny_model.ensure()), *COMMON, *more)
+    """A fleet of SGLang workers with a model that takes images."""
+    return ("--engine", "sglang", "--model", str(tiny_vision_model.ensure()), *COMMON, *more)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -111,6 +116,19 @@ async def test_usage_counts_what_the_prefill_engine_had_cached(apart: FleetProce
             usage = (await client.post("/v1/completions", json=asked)).json()["usage"]
             told.append(usage["prompt_tokens_details"]["cached_tokens"])
     assert told == [0, 96]
+
+
+async def test_images_are_handed_over(apart: FleetProcess, tmp_path: Path) -> None:
+    """The prefill engine computes the KV of an image's tokens, of the right one, and the decode engine goes on with it."""
+    questions = ((picture_url(41), "What is this?"), (picture_url(42), "What is this?"))
+    expected = await reference_answers(tmp_path, *questions)
+    assert expected[0] != expected[1]
+    before = await handed_over(apart)
+    async with openai.AsyncOpenAI(base_url=f"{apart.url}/v1", api_key="none", max_retries=0) as client:
+        answers = [await ask(client, *question) for question in (*questions, questions[0])]
+    assert [one.text for one in answers] == [*expected, expected[0]]
+    assert [one.cached for one in answers] == [0, 0, 64]
+    assert await handed_over(apart) == before + 3
 
 
 async def test_references_that_are_not_good_are_refused(apart: FleetProcess, together: list[Tokens]) -> None:

@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,21 +15,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from tests.support.engines import tiny_model
-from tests.support.processes.fleet import FleetProcess, command_line, descendants, fleet
-from tests.support.processes.restarted import KeptProcess, kept_sglang_worker
-from tests.support.sglang.environment import PYTHON
+from tests.sglang.conftest import MODEL, SGLANG, VLLM, Mixed, ready
+from tests.support.processes.fleet import command_line, descendants
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("sglang"),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(400),
 ]
 
-MODEL = "tiny"
-FLAGS = ("--served-model-name", MODEL, "--max-model-len", "1024")
-VLLM, SGLANG = "worker-0", "sglang-0"
 GAP_MAX = 1e-3
 """Two tokens whose log probabilities differ by less may change places between engines: their sums have other orders."""
 
@@ -41,35 +35,10 @@ LOAD_TOKENS = 64
 """What the long form asks for: for how long, how many at a time, how many prompts, and tokens of an answer."""
 
 
-class Mixed(NamedTuple):
-    """The fleet, and the SGLang worker, which is started again when it ends."""
-
-    up: FleetProcess
-    sglang: KeptProcess
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed]:
-    """A worker of `headwater up` with vLLM; one of SGLang joins it as a process of its own."""
-    assert PYTHON.exists(), "SGLang's environment is missing: make sglang"
-    folder, model = tmp_path_factory.mktemp("mixed"), str(tiny_model.ensure())
-    flags = ("--engine", "vllm", "--model", model, *FLAGS, "--workers", "1", "--kv-cache-mib", "64")
-    own = ("--model", model, *FLAGS, "--", "--max-running-requests", "4")
-    async with fleet(folder, *flags, "--client-policies", "kv,direct", ready_s=240, vllm=True) as up:
-        async with kept_sglang_worker(folder, up.nats, SGLANG, *own) as worker:
-            yield Mixed(up, worker)
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+@pytest_asyncio.fixture(autouse=True, loop_scope="package")
 async def both_ready(mixed: Mixed) -> None:
     """Each test meets both workers, whatever the one before did to them."""
-    await mixed.up.until("both workers", lambda stats: ready(stats) == {VLLM, SGLANG}, within_s=240)
-    await mixed.up.until_whole()
-
-
-def ready(stats: list[dict[str, Any]]) -> set[str]:
-    """Ids of the workers that take requests."""
-    return {one["id"] for one in stats if one["name"] == "headwater-worker" and one.get("state") == "ready"}
+    await mixed.until_ready()
 
 
 async def complete(

@@ -7,6 +7,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.support.clients.image_chat import ask
 from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import FleetProcess
 
@@ -27,41 +28,6 @@ async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client, without its retries: an error is seen, not repeated."""
     async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=90) as made:
         yield made
-
-
-def content(*parts: str) -> list[Any]:
-    """The content of a message: data URLs are images, the rest is text."""
-    return [
-        {"type": "image_url", "image_url": {"url": part}}
-        if part.startswith("data:")
-        else {"type": "text", "text": part}
-        for part in parts
-    ]
-
-
-class Seen:
-    """An answer: its text, the worker that gave it, the prompt's tokens and those that the engine found cached."""
-
-    def __init__(self, raw: Any) -> None:
-        answer = raw.parse()
-        self.text = answer.choices[0].message.content
-        self.worker = raw.headers["x-headwater-worker"]
-        self.expected = int(raw.headers["x-headwater-cached-blocks"])
-        self.tokens = answer.usage.prompt_tokens
-        self.cached = answer.usage.prompt_tokens_details.cached_tokens
-
-
-async def ask(client: openai.AsyncOpenAI, *parts: str, **more: Any) -> Seen:
-    """Ask about some parts, for eight tokens."""
-    return Seen(
-        await client.chat.completions.with_raw_response.create(
-            model=MODEL,
-            temperature=0,
-            max_tokens=8,
-            messages=[{"role": "user", "content": content(*parts)}],
-            extra_body={"ignore_eos": True, **more},
-        )
-    )
 
 
 async def test_the_same_image_is_found_where_it_is_cached_and_another_is_not(

@@ -80,7 +80,10 @@ def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
     """
     engines = {**(present.engines if present is not None else {}), card.engine: card.capabilities}
     either = {capability for capabilities in engines.values() for capability in capabilities}
-    return replace(card, engines=engines, capabilities=tuple(sorted(either)))
+    images = card.images
+    if images is None and present is not None and "images" in either:
+        images = present.images
+    return replace(card, engines=engines, capabilities=tuple(sorted(either)), images=images)
 
 
 async def _store_artifact(ports: Ports, data: bytes) -> str:

@@ -9,6 +9,7 @@ from headwater.schemas.tables.capability import Capability
 POSSIBLE: frozenset[Capability] = frozenset(
     {
         "generate",
+        "images",
         "logprobs",
         "prompt_logprobs",
         "logit_bias",
@@ -34,7 +35,7 @@ POSSIBLE: frozenset[Capability] = frozenset(
 def capabilities(
     config: Mapping[str, Any], *, generates: bool, processors: Mapping[str, str], signatures: Signatures
 ) -> frozenset[Capability]:
-    """What an engine with these resolved arguments (by `ServerArgs`' names) can do.
+    """What an engine with these resolved arguments (by `ServerArgs`' names) can do, except images: its model decides about these.
 
     SGLang has no allowed tokens and no bad words.
     """

@@ -40,6 +40,8 @@ USED: Final[Mapping[str, Used]] = {
             "bootstrap_host",
             "bootstrap_port",
             "bootstrap_room",
+            "image_data",
+            "mm_hashes",
         ),
     ),
     "EmbeddingReqInput": Used(("rid", "input_ids"), ("dimensions", "lora_path")),
@@ -47,6 +49,8 @@ USED: Final[Mapping[str, Used]] = {
         ("block_hashes", "parent_block_hash", "token_ids", "block_size"),
         ("medium", "cache_salt", "lora_name"),
     ),
+    # Several numbers of 62 bits stand for an image; before, one of 30 bits.
+    "MultimodalDataItem": Used((), ("pad_values",)),
     "TokenizerManager.generate_request": Used(("obj",)),
     "TokenizerManager.abort_request": Used(("rid",), ("abort_all",)),
     "TokenizerManager.flush_cache": Used((), ("timeout_s",)),
@@ -63,16 +67,21 @@ MODULES: Final[Mapping[str, str]] = {
     "GenerateReqInput": "sglang.srt.managers.io_struct",
     "EmbeddingReqInput": "sglang.srt.managers.io_struct",
     "BlockStored": "sglang.srt.disaggregation.kv_events",
+    "MultimodalDataItem": "sglang.srt.managers.schedule_batch",
     "TokenizerManager": "sglang.srt.managers.tokenizer_manager",
 }
 
 LACKS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "0.5.17": {"GenerateReqInput": ("cache_salt",), "BlockStored": ("cache_salt", "lora_name")},
-    "0.5.18": {"BlockStored": ("cache_salt", "lora_name")},
-    "0.5.19": {"BlockStored": ("cache_salt", "lora_name")},
-    "0.5.20": {"BlockStored": ("lora_name",)},
-    "0.5.21": {"BlockStored": ("lora_name",)},
-    "0.5.22": {},
+    "0.5.17": {
+        "GenerateReqInput": ("cache_salt",),
+        "BlockStored": ("cache_salt", "lora_name"),
+        "MultimodalDataItem": ("pad_values",),
+    },
+    "0.5.18": {"BlockStored": ("cache_salt", "lora_name"), "MultimodalDataItem": ("pad_values",)},
+    "0.5.19": {"BlockStored": ("cache_salt", "lora_name"), "MultimodalDataItem": ("pad_values",)},
+    "0.5.20": {"BlockStored": ("lora_name",), "MultimodalDataItem": ("pad_values",)},
+    "0.5.21": {"BlockStored": ("lora_name",), "MultimodalDataItem": ("pad_values",)},
+    "0.5.22": {"MultimodalDataItem": ("pad_values",)},
     "0.5.23": {},
 }
 """By release: what it does not have of `USED`."""

@@ -11,9 +11,12 @@ WIDTH, HEIGHT = 224, 196
 """Multiples of 28 pixels: the tiny vision model has 8 x 7 tokens for one."""
 
 
-def picture_file(seed: int, form: str = "PNG", **options: Any) -> bytes:
-    """A file with noise. `options` are those of Pillow's writer."""
-    pixels = np.random.default_rng(seed).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+def picture_file(
+    seed: int, form: str = "PNG", size: tuple[int, int] = (WIDTH, HEIGHT), **options: Any
+) -> bytes:
+    """A file with noise, of a width and height. `options` are those of Pillow's writer."""
+    width, height = size
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, form, **options)
     return buffer.getvalue()

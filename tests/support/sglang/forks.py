@@ -25,10 +25,14 @@ PRELOADS: Final = (
     "sglang.srt.models.registry",
     "sglang.srt.models.llama",
     "sglang.srt.models.llama_reward",
+    "sglang.srt.models.qwen2_vl",
     "sglang.srt.models.sdar",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.multimodal.processors.qwen_vl",
+    "transformers.models.qwen2_vl.processing_qwen2_vl",
+    "transformers.models.qwen2_vl.image_processing_qwen2_vl",
     "sglang.srt.disaggregation.nixl.conn",
     "xgrammar",
 )
@@ -42,7 +46,7 @@ ENVIRONMENT: Final = {
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # two ranks, if there are two
 }
 
-MODELS: Final = frozenset({"llama", "llama_embedding", "llama_reward", "sdar"})
+MODELS: Final = frozenset({"llama", "llama_embedding", "llama_reward", "qwen2_vl", "sdar"})
 """Modules of models that tests load; the others take four seconds."""
 
 

@@ -3,7 +3,8 @@
 PyPI has SGLang with its CUDA kernels only. On a CPU its models compute in PyTorch and need none of them, but its modules
 use four things that do not work there (torchvision is another: see `tests/support/torchvision`):
 
-* `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called;
+* `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called, and those that models look up in
+  PyTorch when they are imported are declared there;
 * `pin_memory`, which needs an accelerator: host memory is the device's here;
 * NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory;
 * the registration of host memory with CUDA and the kernel that copies blocks between the tiers of its cache: nothing has
@@ -25,6 +26,18 @@ KERNELS = "sgl_kernel"
 LORA = "sglang.srt.lora.layers"
 TRANSFER = "sglang.srt.disaggregation.nixl.conn"
 HOST_POOLS = ("sglang.srt.mem_cache.pool_host.common", "sglang.srt.mem_cache.pool_host.mha")
+LOOKED_UP = (
+    "fused_input_proj_cpu",
+    "fused_linear_sigmoid_mul",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qk_norm_rope_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+    "fused_qkvzba_split_reshape_cat_cpu",
+    "fused_sigmoid_mul_cpu",
+)
+"""Kernels of Qwen's newer models, all of which are imported with the processor of its images."""
+PROCESSORS = "sglang.srt.multimodal"
 MISSING = frozenset({"sgl_kernel.scalar_type"})
 """Parts of the kernels that must fail to import: SGLang then uses its own."""
 
@@ -61,6 +74,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._unpinned = False
         self._in_host_memory = False
+        self._declared: Any = None
         self._loading: set[str] = set()
 
     def find_spec(
@@ -71,6 +85,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name == TRANSFER and not self._in_host_memory:
             self._in_host_memory = True
             _name_host_memory()
+        if name == PROCESSORS and self._declared is None:
+            self._declared = _declare_kernels()
         if name == LORA and not self._unpinned:
             self._unpinned = True
             _ignore_pinning()
@@ -101,6 +117,16 @@ class _TierLoader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         self._loader.exec_module(module)
         module.__dict__.update(_cuda_host_register=_register_nothing, transfer_kv_direct=_copy_blocks)
+
+
+def _declare_kernels() -> Any:
+    """Kernels without an implementation. They are declared as long as the result is kept."""
+    import torch
+
+    library = torch.library.Library(KERNELS, "DEF")
+    for kernel in LOOKED_UP:
+        library.define(f"{kernel}() -> ()")
+    return library
 
 
 def _register_nothing(*_: Any, **__: Any) -> None:

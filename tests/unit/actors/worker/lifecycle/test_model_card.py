@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from headwater.actors.worker.lifecycle.model_card import with_engines_of
+from headwater.schemas.tables.card import ImageSupport
 from tests.unit.engines.vllm.test_checks import card
 
 
@@ -21,3 +22,14 @@ def test_a_card_has_the_capabilities_of_every_engine() -> None:
     less = with_engines_of(replace(sglang, capabilities=("generate",)), both)
     assert less.capabilities == ("bad_words", "generate")
     assert with_engines_of(vllm, less).engines == {"vllm": ("generate", "bad_words"), "sglang": ("generate",)}
+
+
+def test_a_card_says_how_images_are_taken_as_long_as_one_engine_takes_them() -> None:
+    """Whichever worker starts last."""
+    support = ImageSupport(placeholder=9, per_prompt=4, tokens=3)
+    vllm = replace(card(), capabilities=("generate", "images"), images=support)
+    sglang = replace(card(engine="sglang"), capabilities=("generate",))
+    both = with_engines_of(sglang, with_engines_of(vllm, None))
+    assert both.images == support
+    neither = with_engines_of(replace(vllm, capabilities=("generate",), images=None), both)
+    assert neither.images is None

@@ -1,0 +1,44 @@
+"""Questions about images through OpenAI's own client, and what the fleet's headers say of the answers."""
+
+from typing import Any, Final
+
+import openai
+
+MODEL: Final = "tiny"
+ANSWER_TOKENS: Final = 8
+
+
+def content(*parts: str) -> list[Any]:
+    """The content of a message: data URLs are images, the rest is text."""
+    return [
+        {"type": "image_url", "image_url": {"url": part}}
+        if part.startswith("data:")
+        else {"type": "text", "text": part}
+        for part in parts
+    ]
+
+
+class ImageAnswer:
+    """An answer: its text, the worker that gave it, the prompt's tokens and those that the engine found cached."""
+
+    def __init__(self, raw: Any) -> None:
+        answer = raw.parse()
+        self.text = answer.choices[0].message.content
+        self.worker = raw.headers["x-headwater-worker"]
+        self.expected = int(raw.headers["x-headwater-cached-blocks"])
+        self.tokens = answer.usage.prompt_tokens
+        self.cached = answer.usage.prompt_tokens_details.cached_tokens
+
+
+async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more: Any) -> ImageAnswer:
+    """Ask about some parts, of this worker if one is named; `more` are fields of the request."""
+    return ImageAnswer(
+        await client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            temperature=0,
+            max_tokens=ANSWER_TOKENS,
+            messages=[{"role": "user", "content": content(*parts)}],
+            extra_body={"ignore_eos": True, **more},
+            extra_headers={"x-headwater-worker": worker} if worker else {},
+        )
+    )

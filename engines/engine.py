@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, SpeechSupport
 
 Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
 """abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran.
@@ -84,7 +84,7 @@ class EngineInfo(NamedTuple):
     dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
     parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
     the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `images` says how the model takes
-    images, None if it does not.
+    images, None if it does not; `speech` how it transcribes.
     """
 
     model: str
@@ -102,6 +102,7 @@ class EngineInfo(NamedTuple):
     logprobs_max: int = 20
     default_sampling: Mapping[str, float] = {}
     images: ImageSupport | None = None
+    speech: SpeechSupport | None = None
 
 
 class Pinned(NamedTuple):
@@ -350,7 +351,7 @@ class EngineBase:
             "lora_name": request.lora_name,
             "leg": request.leg,
             "cache_salt": request.cache_salt,
-            "media": request.media,
+            **media_features(request.media),
         }
         for capability in required_capabilities(request.sampling, **features):
             if capability not in self.capabilities:

@@ -22,6 +22,8 @@ ROUTES: dict[str, tuple[str, str]] = {
     "/v1/score": ("POST", "similarity scores (vLLM's format)"),
     "/v1/rerank": ("POST", "reranking (Jina's and Cohere's format)"),
     "/v2/rerank": ("POST", "the same"),
+    "/v1/audio/transcriptions": ("POST", "transcript of a recording, streamed or not; a form"),
+    "/v1/audio/translations": ("POST", "the same, translated into English"),
     "/v1/responses": (
         "POST",
         "response, streamed or not; with `Upgrade: websocket` a connection for several",
@@ -66,7 +68,7 @@ def page() -> str:
     """The whole page."""
     parts = [
         "# HTTP API",
-        "Errors have the format of the path's API. Unknown fields are ignored.",
+        "Errors have the format of the path's API. Unknown fields of JSON are ignored, those of forms rejected.",
         "## Routes",
         table(
             ("method", "path", ""), [(method, code(path), text) for path, (method, text) in ROUTES.items()]

@@ -35,13 +35,14 @@ from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.operations import VllmControl
 from headwater.engines.vllm.rank import of_engine
 from headwater.engines.vllm.rejections import rejection_of
+from headwater.engines.vllm.speech import speech_prompt, speech_support
 from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, SpeechSupport
 
 API_LOGPROBS_MAX = 20
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
@@ -69,6 +70,7 @@ class VllmEngine(VllmControl):
         self._handoffs: handoff.VllmHandoffs | None = None
         self._images: ImageSupport | None = None
         self._embeddings: EmbeddingInput | None = None
+        self._speech: SpeechSupport | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -120,6 +122,8 @@ class VllmEngine(VllmControl):
             if self._embeddings is not None:
                 await self._embeddings.verify(self._engine, self._images)
                 self.capabilities |= {"image_embeddings"}
+        if "transcription" in self.capabilities:
+            self._speech = speech_support(config)
         lora = config.lora_config
         self._loras = Loras(
             self._engine,
@@ -143,6 +147,7 @@ class VllmEngine(VllmControl):
             vocabulary=int(config.model_config.get_vocab_size()),
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
             images=self._images,
+            speech=self._speech,
             default_sampling=default_sampling(config.model_config.get_diff_sampling_param()),
         )
 
@@ -169,7 +174,7 @@ class VllmEngine(VllmControl):
         self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
     ) -> None:
         """See `Engine.submit`."""
-        self._needs("generate")
+        self._needs("generate" if self._speech is None else "transcription")
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens)
         wanted = request.sampling
@@ -182,9 +187,7 @@ class VllmEngine(VllmControl):
             )
         if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
             raise RequestRejected(fault)
-        prompt = image_prompt(tokens.tolist(), request.media, self._images, self._fields_of(request.media))
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
+        prompt = self._prompt(request, tokens.tolist())
         lora = self._loras.request(request.lora_name)
         stream = _Stream(emit, prefill=request.leg == "prefill")
         loop = asyncio.get_running_loop()
@@ -220,6 +223,15 @@ class VllmEngine(VllmControl):
         if self._embeddings is None:
             self._reject("image_embeddings")
         await self._embeddings.put(item, image)
+
+    def _prompt(self, request: GenerateRequest, tokens: list[int]) -> dict[str, Any]:
+        """A prompt as vLLM takes it. Raises `RequestRejected`."""
+        if self._speech is not None:
+            return speech_prompt(tokens, request, self._speech)
+        prompt = image_prompt(tokens, request.media, self._images, self._fields_of(request.media))
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        return prompt
 
     def _params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
         """VLLM's SamplingParams. Raises `RequestRejected` and `Unusable`."""
@@ -261,7 +273,7 @@ class VllmEngine(VllmControl):
         rank: int,
         stream: "_Stream",
     ) -> None:
-        tokens = prompt["prompt_token_ids"]
+        tokens = prompt.get("prompt_token_ids", ())
         reported_cached = False
         scores: tuple[TokenLogprob | None, ...] = ()
         scored = False

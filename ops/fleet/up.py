@@ -346,18 +346,24 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
 
 
 def _greeting(fleet: LocalFleet, card: ModelCard, seconds: float) -> str:
-    model = card.name
+    url, nats = fleet.url, fleet.nats.url
+    key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
+    return (
+        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {card.name}, NATS {without_secret(nats)})\n"
+        f"try: curl -N {url}/v1/{_example(card, key)}"
+    )
+
+
+def _example(card: ModelCard, key: str) -> str:
+    """A request that the model answers: the path after /v1/ and further arguments of curl."""
+    if card.speech is not None:
+        return f"audio/transcriptions{key} -F model={card.name} -F file=@speech.wav"
     path = "chat/completions"
     example: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     if "generate" not in card.capabilities:
         path, example = "embeddings", {"input": "Hello!"}
-    body = msgspec.json.encode({"model": model, **example}).decode()
-    url, nats = fleet.url, fleet.nats.url
-    key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
-    return (
-        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {model}, NATS {without_secret(nats)})\n"
-        f"try: curl -N {url}/v1/{path} -H 'content-type: application/json'{key} -d '{body}'"
-    )
+    body = msgspec.json.encode({"model": card.name, **example}).decode()
+    return f"{path} -H 'content-type: application/json'{key} -d '{body}'"
 
 
 async def _health(url: str) -> dict[str, Any]:

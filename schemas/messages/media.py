@@ -1,12 +1,17 @@
-"""Images in prompts: what an engine computes placeholder tokens from. Core NATS, never the log."""
+"""Media in prompts: what an engine computes next to tokens, or instead of them. Core NATS, never the log."""
 
-from typing import Literal
+from collections.abc import Iterable
+from math import prod
+from typing import Final, Literal
 
 import msgspec
 
 from headwater.schemas.messages.transfer import Offer
 
-MediaKind = Literal["image"]
+MediaKind = Literal["image", "audio"]
+
+VALUE_BYTES: Final[dict[MediaKind, int]] = {"image": 1, "audio": 4}
+"""Bytes of one value."""
 
 
 class ImageEmbedding(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +30,8 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     """An item of media in a prompt, decoded.
 
     `id` is 32 hexadecimal digits over what the model sees; equal ids are equal content. Its `tokens` placeholder tokens are in the prompt
-    from position `start` on. An image has `shape` (height, width, 3), uint8 RGB. `data` is empty in messages: a
+    from position `start` on. An image has `shape` (height, width, 3), uint8 RGB. Audio has `shape` (samples,), float32 mono at the rate of the model,
+    and no placeholder tokens: it is to be transcribed, and its tokens are all those of the prompt. `data` is empty in messages: a
     worker that does not have the item yet fetches it from the edge. With an `embedding` it need not.
     """
 
@@ -40,10 +46,16 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size(self) -> int:
         """Bytes of the data."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return VALUE_BYTES[self.kind] * prod(self.shape)
+
+
+def media_features(media: Iterable[PromptMedia]) -> dict[str, tuple[PromptMedia, ...]]:
+    """The media of a prompt as the features that capabilities are needed for: see `headwater.schemas.tables.capability.NEEDS`."""
+    items = tuple(media)
+    return {
+        "images": tuple([item for item in items if item.kind == "image"]),
+        "recordings": tuple([item for item in items if item.kind == "audio"]),
+    }
 
 
 class MediaQuery(msgspec.Struct, frozen=True, array_like=True):

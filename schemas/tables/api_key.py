@@ -17,6 +17,7 @@ Endpoint = Literal[
     "classify",
     "score",
     "rerank",
+    "audio",
     "tokenize",
     "detokenize",
 ]

@@ -8,6 +8,7 @@ Capability = Literal[
     "images",
     "encode",
     "image_embeddings",
+    "transcription",
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
@@ -55,7 +56,8 @@ NEEDS: Final = (
     Need("lora_name", "", "lora", "model"),
     Need("leg", "", "handoff", ""),
     Need("cache_salt", "", "cache_salt", "cache_salt"),
-    Need("media", (), "images", "messages"),
+    Need("images", (), "images", "messages"),
+    Need("recordings", (), "transcription", "file"),
 )
 """Features that not every engine has."""
 

@@ -18,6 +18,27 @@ class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
     pixels_max: int = 0
 
 
+class SpeechSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model transcribes speech: up to `window_s` seconds of audio at `rate_hz` samples per second, with these token ids.
+
+    A prompt is `previous` and what was said before, both optional; `start`; the token of the language and `transcribe` or
+    `translate`, unless `languages` is empty (English only); and `no_timestamps`, or `first_timestamp`, which is 0 s. The ids after that
+    one are times, `timestamp_s` seconds apart. `prompt_max`: tokens of what was said before.
+    """
+
+    window_s: float
+    rate_hz: int
+    start: int
+    previous: int
+    no_timestamps: int
+    first_timestamp: int
+    timestamp_s: float
+    prompt_max: int
+    languages: dict[str, int] = {}
+    transcribe: int = 0
+    translate: int = 0
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
 
@@ -62,6 +83,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the formats, where a parser is `response_template`."""
     images: ImageSupport | None = None
     """None: the model takes text only."""
+    speech: SpeechSupport | None = None
+    """None: the model transcribes no speech."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 

@@ -13,6 +13,7 @@ from headwater.actors.edge.access.control import AccessControl
 from headwater.actors.edge.access.models import permitted_model, permitted_models
 from headwater.actors.edge.access.principal import Principal
 from headwater.actors.edge.api.anthropic.endpoints import AnthropicApi
+from headwater.actors.edge.api.audio.endpoints import FORMS, AudioApi
 from headwater.actors.edge.api.error_formats import respond_error
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.openapi import openapi_document
@@ -104,7 +105,7 @@ class App:
         )
         generator = Generator(serving)
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
-        pooling = PoolingApi(serving)
+        pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
         tokens = TokensApi(serving)
         self._responses = ResponsesRoutes(serving, generator, history or HistorySettings())
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
@@ -117,6 +118,8 @@ class App:
             "/v1/score": pooling.score,
             "/v1/rerank": pooling.rerank,
             "/v2/rerank": pooling.rerank,
+            "/v1/audio/transcriptions": audio.transcribe,
+            "/v1/audio/translations": audio.translate,
             "/tokenize": tokens.tokenize,
             "/detokenize": tokens.detokenize,
         }
@@ -224,7 +227,8 @@ class App:
             send = HeaderAdder(send, quota.headers)
         try:
             async with self.bodies.read(scope, receive) as body:
-                await check_shape(body)
+                if scope["path"] not in FORMS:
+                    await check_shape(body)
                 await post(Call(body, trace_of(scope), receive, send, headers, principal, quota))
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.

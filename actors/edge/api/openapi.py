@@ -1,4 +1,4 @@
-"""The endpoints with a JSON body as one table, and the OpenAPI document that is made of it."""
+"""The endpoints with a body as one table, and the OpenAPI document that is made of it."""
 
 from typing import Any, Final, get_type_hints
 
@@ -7,6 +7,7 @@ import msgspec
 from headwater import __version__
 from headwater.actors.edge.api.anthropic.field_table import IGNORED_IN_MESSAGES, IGNORED_IN_PROMPTS, REJECTED
 from headwater.actors.edge.api.anthropic.types import CountTokensRequest, MessagesRequest
+from headwater.actors.edge.api.audio.types import FORM, REJECTED_IN_FORMS, TranscriptionForm, TranslationForm
 from headwater.actors.edge.api.openai.field_table import (
     IGNORED_IN_CHAT,
     IGNORED_IN_COMPLETIONS,
@@ -84,6 +85,22 @@ ENDPOINTS: Final = (
     ApiEndpoint("POST", "/v1/score", "similarity of pairs", ScoreRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v1/rerank", "documents by relevance", RerankRequest, rejected=USUAL_VALUES),
     ApiEndpoint("POST", "/v2/rerank", "documents by relevance", RerankRequest, rejected=USUAL_VALUES),
+    ApiEndpoint(
+        "POST",
+        "/v1/audio/transcriptions",
+        "transcript of a recording",
+        TranscriptionForm,
+        rejected=REJECTED_IN_FORMS,
+        content=FORM,
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/audio/translations",
+        "transcript in English",
+        TranslationForm,
+        rejected=REJECTED_IN_FORMS,
+        content=FORM,
+    ),
     ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),
     ApiEndpoint("POST", "/detokenize", "text of token ids", DetokenizeRequest),
 )
@@ -104,7 +121,7 @@ def openapi_document() -> dict[str, Any]:
             "summary": endpoint.summary,
             "requestBody": {
                 "required": endpoint.body_required,
-                "content": {"application/json": {"schema": schema}},
+                "content": {endpoint.content: {"schema": schema}},
             },
             "responses": {"200": {"description": "the answer"}, "4XX": _ERROR, "5XX": _ERROR},
         }

@@ -98,9 +98,17 @@ class ChoiceResult(NamedTuple):
     prompt: PromptDetail
 
 
+class AudioPlace(NamedTuple):
+    """Where in a recording a piece of it is."""
+
+    begin_s: float
+    seconds: float
+
+
 class GenerationResult(NamedTuple):
-    """The whole answer."""
+    """The whole answer. `places`: of the pieces of the recording that was transcribed, one for each choice."""
 
     start: GenerationStart
     choices: tuple[ChoiceResult, ...]
     usage: TokenUsage
+    places: tuple[AudioPlace, ...] = ()

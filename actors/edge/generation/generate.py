@@ -37,12 +37,9 @@ class Generator:
         )
 
     def _held(self, prepared: Prepared) -> AbstractContextManager[None]:
-        """While it is entered, workers can fetch the request's images."""
-        items = prepared.images.items
-        if not items:
-            return nullcontext()
-        places = zip(prepared.media, items, strict=True)
-        return self._serving.workers.media.hold([(place.id, item.data) for place, item in places])
+        """While it is entered, workers can fetch the request's media."""
+        held = prepared.held
+        return self._serving.workers.media.hold(held) if held else nullcontext()
 
     async def run(
         self,

@@ -4,11 +4,14 @@ from typing import Final, NamedTuple
 
 from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
 from headwater.actors.edge.generation.answer_format import AnswerFormat, answer_format
-from headwater.actors.edge.generation.events import PromptDetail
+from headwater.actors.edge.generation.events import AudioPlace, PromptDetail
 from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, load_images, of_tenant
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, truncated
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
+from headwater.actors.edge.generation.speech.chunks import AudioChunk, load_chunks
+from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
+from headwater.actors.edge.generation.speech.recording import AudioRecording
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import bad_request
 from headwater.actors.media.intake import MediaIntake
@@ -36,6 +39,25 @@ class Prepared(NamedTuple):
     images: PromptImages = NO_IMAGES
     media: tuple[PromptMedia, ...] = ()
     """Where the images are in the prompt; a request with images has one."""
+    chunks: tuple[AudioChunk, ...] = ()
+    """The recording that is transcribed, in pieces: one for each prompt."""
+
+    def media_of(self, place: int) -> tuple[PromptMedia, ...]:
+        """The media of the prompt at this place."""
+        return (self.chunks[place].media(len(self.prompts[place])),) if self.chunks else self.media
+
+    @property
+    def places(self) -> tuple[AudioPlace, ...]:
+        """Where the pieces of the recording are in it."""
+        return tuple([AudioPlace(chunk.begin_s, chunk.seconds) for chunk in self.chunks])
+
+    @property
+    def held(self) -> list[tuple[str, memoryview]]:
+        """Id and data of all media: what workers may fetch."""
+        images = zip(self.media, self.images.items, strict=True)
+        return [(place.id, item.data) for place, item in images] + [
+            (chunk.id, chunk.data) for chunk in self.chunks
+        ]
 
     @property
     def per_prompt(self) -> int:
@@ -78,8 +100,10 @@ async def prepare(
 
     `context`: tokens that prompt and answer may have together, for this client. `intake` decodes images; None: there are none to be had.
     """
+    if request.recording is not None:
+        return await _transcription(request, request.recording, model, context, salt, intake)
     if "generate" not in model.card.capabilities:
-        raise bad_request(f"{model.card.name} does not generate text; use /v1/embeddings.", param="model")
+        raise bad_request(f"{model.card.name} does not generate text; use {_use(model)}.", param="model")
     if max(1, len(request.prompts)) * max(request.choices, request.best_of) > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
     read_as = answer_format(request, model.card, model.response_template)
@@ -107,3 +131,37 @@ async def prepare(
     longest = max(len(prompt) for prompt in prompts)
     sampling = sampling_for(request, model, context, longest, guide, guide_param)
     return Prepared(request, model, prompts, sampling, read_as, guide_param, salt, images, media)
+
+
+async def _transcription(
+    request: GenerationRequest,
+    recording: AudioRecording,
+    model: Model,
+    context: int,
+    salt: CacheSalt,
+    intake: MediaIntake | None,
+) -> Prepared:
+    """A recording: the same prompt for each piece of it."""
+    support = require_speech(model)
+    prompt = await speech_prompt(recording, model, support)
+    sampling = sampling_for(request, model, context, len(prompt), None, "")
+    chunks = await load_chunks(recording, support, intake)
+    if salt.value:
+        chunks = tuple(
+            [chunk._replace(id=of_tenant((chunk.media(0),), salt.value)[0].id) for chunk in chunks]
+        )
+    if len(chunks) > CHOICES_MAX:
+        raise bad_request(
+            f"The recording has {len(chunks)} pieces of up to {support.window_s:g} s; at most {CHOICES_MAX} fit into one "
+            "request. Send it in parts.",
+            param="file",
+            code="media_too_long",
+        )
+    prompts = [prompt] * len(chunks)
+    read_as = answer_format(request, model.card, model.response_template)
+    return Prepared(request, model, prompts, sampling, read_as, "", salt, chunks=chunks)
+
+
+def _use(model: Model) -> str:
+    """The endpoint of a model that does not generate."""
+    return "/v1/embeddings" if model.card.speech is None else "/v1/audio/transcriptions"

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headwater.actors.edge.generation.speech.recording import AudioRecording
 from headwater.schemas.messages.inference import Guide
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -196,6 +197,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     raw_answer: bool = False
     hints: Hints = NO_HINTS
+    recording: AudioRecording | None = None
+    """To be transcribed: then there are neither messages nor prompts."""
 
     @property
     def has_media(self) -> bool:

@@ -30,6 +30,7 @@ from headwater.actors.http.asgi import PING_S, Disconnect, Headers
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.messages.inference import Sampling, TokenLogprob
+from headwater.schemas.messages.media import media_features
 from headwater.schemas.tables.capability import required_capabilities
 
 CALL_PREFIX: Final = "call_"
@@ -86,13 +87,15 @@ class Generation:
         request, model, sampling = self._prepared.request, self._prepared.model, self._prepared.sampling
         card = model.card
         dispatcher = Dispatcher(self._workers, card.pool, hints)
-        media = self._prepared.media
+        media = self._prepared.media_of(0)
+        features = media_features(media) if media else {}
         constraints = Constraints(
-            lora_name=model.lora_name, needs=required_capabilities(sampling, media=media)
+            lora_name=model.lora_name, needs=required_capabilities(sampling, **features)
         )
         # A hint: engines without priorities ignore it.
         priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
-        for prompt in self._prepared.prompts:
+        for place, prompt in enumerate(self._prepared.prompts):
+            media = self._prepared.media_of(place)
             for number in range(self._prepared.per_prompt):
                 index = len(self._drivers)
                 # Equal seeds would give equal choices.
@@ -329,7 +332,7 @@ class Generation:
                 choice.prompt = self._prompt_of(index)
             choices.append(choice.result(number, index // per_prompt, self._end_of(index)))
         usage = self._usage()
-        return GenerationResult(self._start(usage), tuple(choices), usage)
+        return GenerationResult(self._start(usage), tuple(choices), usage, self._prepared.places)
 
     def _failure(self) -> ApiError | None:
         return next((driver.error for driver in self._drivers if driver.error), None)

@@ -13,7 +13,7 @@ NOTHING: Final[Mapping[str, str]] = {}
 
 
 class ApiEndpoint(NamedTuple):
-    """One endpoint with a JSON body. `ignored` are known fields without effect here, each with the reason.
+    """One endpoint with a body, in JSON or as a form (`content`). `ignored` are known fields without effect here, each with the reason.
 
     `rejected` are fields of this endpoint's own that are refused: their accepted values, None for absent.
     """
@@ -25,6 +25,7 @@ class ApiEndpoint(NamedTuple):
     ignored: Mapping[str, str] = NOTHING
     rejected: Mapping[str, tuple[Any, ...]] = {}
     body_required: bool = True
+    content: str = "application/json"
 
 
 def statuses(endpoint: ApiEndpoint) -> dict[str, tuple[FieldStatus, str]]:

@@ -32,6 +32,8 @@ from headwater.schemas.clock import Clock
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, Leg, Sampling
+from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
+from headwater.schemas.tables.card import SpeechSupport
 
 CHECK_PERIOD_S = 0.5
 FAILURES_MAX = 2
@@ -42,6 +44,9 @@ SIZES = ("block_size", "total_blocks", "max_running")
 """What an engine must report of itself: fields that are positive in the event by which its worker joins."""
 PROMPT = (1,)
 """One token: in any vocabulary, and with one generated token it fills no block."""
+
+SILENCE_S = 0.1
+"""What a model that transcribes is probed with."""
 
 _log = structlog.get_logger("headwater.health")
 
@@ -135,7 +140,8 @@ class EngineHealth:
         if "generate" not in capabilities and "embed" in capabilities:
             step = await self._embed_canary(info, limit_s)
         else:
-            step = await self._generate_canary(self._canary_leg, PROMPT, limit_s)
+            prompt, media = (PROMPT, ()) if info.speech is None else _silence(info.speech)
+            step = await self._generate_canary(self._canary_leg, prompt, limit_s, media)
         if step is None:
             raise EngineDied(f"the engine did not answer a request of one token within {limit_s:g} s")
         if step.finish in FAILURES or step.finish == "abort":
@@ -157,7 +163,9 @@ class EngineHealth:
         if step is None or step.finish in FAILURES:
             _log.warning("warm_up_failed", role=role, reason=step.detail if step else "it did not answer")
 
-    async def _generate_canary(self, leg: Leg, prompt: tuple[int, ...], limit_s: float) -> Step | None:
+    async def _generate_canary(
+        self, leg: Leg, prompt: tuple[int, ...], limit_s: float, media: tuple[PromptMedia, ...] = ()
+    ) -> Step | None:
         """The last step of a canary; None if it does not come within `limit_s`."""
         self._canary = request = f"canary-{self._ids()}"
         answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
@@ -172,7 +180,8 @@ class EngineHealth:
         sampling = Sampling(1, temperature=0.0, ignore_eos=True)
         try:
             self._engine.submit(
-                GenerateRequest(request, "", 0, pack_tokens(list(prompt)), sampling, leg=leg), emit
+                GenerateRequest(request, "", 0, pack_tokens(list(prompt)), sampling, leg=leg, media=media),
+                emit,
             )
             await self._wait(answer, limit_s)
         finally:
@@ -264,3 +273,10 @@ class EngineHealth:
         finally:
             self._suspended -= 1
             self._quiet_s = 0.0
+
+
+def _silence(speech: SpeechSupport) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
+    """The canary of a model that transcribes."""
+    prompt, samples = (speech.start, speech.no_timestamps), round(SILENCE_S * speech.rate_hz)
+    data = bytes(samples * VALUE_BYTES["audio"])
+    return prompt, (PromptMedia("audio", "silence", 0, len(prompt), (samples,), data),)

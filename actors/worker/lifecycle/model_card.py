@@ -58,6 +58,7 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         logprobs_max=info.logprobs_max,
         default_sampling=dict(info.default_sampling),
         images=info.images,
+        speech=info.speech,
         response_template=await _store_artifact(ports, files.response_template.encode())
         if files.response_template
         else "",

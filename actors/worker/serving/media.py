@@ -50,7 +50,7 @@ class MediaCache:
                     [msgspec.structs.replace(item, data=await self._data(edge, item)) for item in media]
                 )
         except TimeoutError as error:
-            raise MediaMissing(f"edge {edge} did not send its images within {LOAD_S_MAX:g} s") from error
+            raise MediaMissing(f"edge {edge} did not send its media within {LOAD_S_MAX:g} s") from error
 
     async def _data(self, edge: str, item: PromptMedia) -> bytes:
         loading = self._loading.get(item.id)
@@ -93,7 +93,7 @@ class MediaCache:
                 reply = await self._bus.request(subject, _encode(query), timeout_s=PIECE_TIMEOUT_S)
             piece = _piece.decode(reply)
             if not piece.known or len(piece.data) != query.count:
-                raise MediaMissing(f"edge {edge} no longer has image {item.id}")
+                raise MediaMissing(f"edge {edge} no longer has {item.kind} {item.id}")
             return piece.data
 
         try:
@@ -103,6 +103,6 @@ class MediaCache:
                 ]
         except* (BusError, msgspec.DecodeError, MediaMissing) as errors:
             cause = errors.exceptions[0]
-            raise MediaMissing(f"fetching image {item.id} from edge {edge} failed: {cause}") from cause
+            raise MediaMissing(f"fetching {item.kind} {item.id} from edge {edge} failed: {cause}") from cause
         _log.debug("media_fetched", media=item.id, bytes=item.size)
         return b"".join([piece.result() for piece in pieces])

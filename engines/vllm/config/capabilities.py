@@ -41,6 +41,8 @@ def capabilities(
             found.add("thinking_budget")
         if can_hand_over(config):
             found.add("handoff")
+    if "transcription" in tasks and config.model_config.hf_config.model_type == "whisper":
+        found |= {"transcription", "logprobs", "seed", "cache_salt"}
     if pooling_tasks(tasks):
         found |= {"embed", "cache_salt"}
     events = config.kv_events_config

@@ -14,6 +14,7 @@ from headwater.actors.edge.api import app
 from headwater.actors.edge.api.openapi import ENDPOINTS, openapi_document
 from headwater.actors.edge.api.responses import routes
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
+from headwater.actors.http.form import FORM
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import EdgeWorld
 
@@ -47,11 +48,13 @@ def edge() -> Iterator[EdgeWorld]:
         yield world
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize(
+    "endpoint", [one for one in ENDPOINTS if one.content != FORM], ids=lambda endpoint: endpoint.path
+)
 def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
     edge: EdgeWorld, endpoint: ApiEndpoint
 ) -> None:
-    """Each of them, at the endpoint itself."""
+    """Each of them, at the endpoint itself. Those of forms: tests/unit/actors/edge/api/audio."""
     for name, (status, _) in statuses(endpoint).items():
         if status not in ("rejected", "ignored"):
             continue
@@ -75,6 +78,8 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
         ("/v1/responses/input_tokens", "openai.resources.responses:InputTokens.count"),
         ("/v1/responses/compact", "openai.resources.responses:Responses.compact"),
         ("/v1/conversations", "openai.resources.conversations:Conversations.create"),
+        ("/v1/audio/transcriptions", "openai.resources.audio.transcriptions:Transcriptions.create"),
+        ("/v1/audio/translations", "openai.resources.audio.translations:Translations.create"),
         ("/v1/messages", "anthropic.resources.messages:Messages.create"),
         ("/v1/messages/count_tokens", "anthropic.resources.messages:Messages.count_tokens"),
     ],
@@ -99,7 +104,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
     for name in re.findall(r"#/components/schemas/(\w+)", text):
         assert name in document["components"]["schemas"]
     source = Path(app.__file__).read_text()
-    posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|tokens)\.', source))
+    posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|audio|tokens)\.', source))
     posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(routes.__file__).read_text()))
     assert posts == {endpoint.path for endpoint in ENDPOINTS}
 

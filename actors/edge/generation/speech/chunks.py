@@ -1,0 +1,76 @@
+"""A recording, decoded by the media intake and cut into pieces that the model hears one by one."""
+
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from headwater.actors import metrics
+from headwater.actors.edge.generation.speech.recording import AudioRecording
+from headwater.actors.edge.generation.speech.split import cuts
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.item import ID_BYTES, MediaItem
+from headwater.actors.media.request.source import MediaSource, MediaTarget
+from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
+from headwater.schemas.tables.card import SpeechSupport
+
+PARAM: Final = "file"
+
+
+class AudioChunk(NamedTuple):
+    """Samples (float32, mono) that a model hears at once. `begin_s` and `seconds` are their place in the recording."""
+
+    id: str
+    data: memoryview
+    samples: int
+    begin_s: float
+    seconds: float
+
+    def media(self, prompt_tokens: int) -> PromptMedia:
+        """As the media of a prompt: what the decoder makes of each token depends on the audio, so it overlaps all of them."""
+        return PromptMedia("audio", self.id, 0, prompt_tokens, (self.samples,))
+
+
+async def load_chunks(
+    recording: AudioRecording, support: SpeechSupport, intake: MediaIntake | None
+) -> tuple[AudioChunk, ...]:
+    """Decode a recording and cut it. Raises `ApiError` 400 for a file that is no audio, or too large or long."""
+    if intake is None:
+        raise bad_request("This server decodes no media.", param=PARAM)
+    item = await _decode(intake, recording, support.rate_hz)
+    places = cuts(item.array(), support.rate_hz, support.window_s)
+    return tuple(_chunk(item, begin, end, support.rate_hz) for begin, end in places)
+
+
+async def _decode(intake: MediaIntake, recording: AudioRecording, rate_hz: int) -> MediaItem:
+    source = MediaSource.from_bytes("audio", recording.data, PARAM)
+    outcome = "cancelled"
+    try:
+        with metrics.MEDIA_SECONDS.labels("audio").time():
+            item = await intake.fetch(source, target=MediaTarget(rate_hz=rate_hz))
+        outcome = "ok"
+    except ApiError as error:
+        outcome = error.code or "error"
+        raise
+    finally:
+        metrics.MEDIA.labels("audio", outcome).inc()
+    return item
+
+
+def _chunk(item: MediaItem, begin: int, end: int, rate_hz: int) -> AudioChunk:
+    width = VALUE_BYTES["audio"]
+    data = item.data[begin * width : end * width]
+    whole = end - begin == item.shape[0]
+    return AudioChunk(
+        item.id if whole else _id_of_part(item.id, begin, end),
+        data,
+        end - begin,
+        begin / rate_hz,
+        (end - begin) / rate_hz,
+    )
+
+
+def _id_of_part(id_: str, begin: int, end: int) -> str:
+    """The id of a part: it follows from the whole and the place, so samples are hashed once."""
+    return blake2b(
+        f"{id_}[{begin}:{end}]".encode(), digest_size=ID_BYTES, person=b"headwater-media"
+    ).hexdigest()

@@ -1,0 +1,100 @@
+"""Whisper on real vLLM: words that are spoken come back as text, in every format, through OpenAI's own client."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.support.engines import whisper
+from tests.support.media.speech import spoken
+from tests.support.processes.fleet import FleetProcess, fleet
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+MODEL = "whisper"
+WORDS = "My name is Alice, and I live in London. Today is Monday, the third of July."
+HEARD = "My name is Alice and I live in London. Today is Monday, the third of July."
+
+LONG = (
+    "In January it snows, and children build a house of snow.",
+    "In March the first flowers open in the garden.",
+    "A farmer sells apples and bread at the market.",
+    "The train to Paris leaves at nine in the morning.",
+    "My brother plays the piano every evening.",
+    "Seven ships sailed across the ocean.",
+    "The doctor asked the nurse for water.",
+    "Our teacher reads a book about the moon.",
+    "The river flows under a bridge of stone.",
+    "Tomorrow we go to the mountains by car.",
+    "The cat sleeps on the kitchen table.",
+    "In winter the lake is frozen.",
+)
+"""36 seconds."""
+KEYWORDS = (
+    "January",
+    "March",
+    "apples",
+    "Paris",
+    "piano",
+    "ocean",
+    "doctor",
+    "teacher",
+    "bridge",
+    "mountains",
+    "kitchen",
+    "winter",
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def transcriber(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """One worker."""
+    flags = ("--engine", "vllm", "--model", str(whisper.ensure()), "--served-model-name", MODEL)
+    more = ("--workers", "1", "--kv-cache-mib", "128", "--media-audio-seconds-max", "60")
+    own = ("--", "--max-num-seqs", "2", "--max-num-batched-tokens", "1536")
+    async with fleet(tmp_path_factory.mktemp("whisper"), *flags, *more, *own, ready_s=240, vllm=True) as made:
+        yield made
+
+
+async def test_spoken_words_are_the_text(transcriber: FleetProcess) -> None:
+    """Whole, streamed, and with times; chat is rejected by name, and so is what is no audio."""
+    async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
+        file = ("said.wav", spoken(WORDS))
+
+        async def ask(**more: Any) -> Any:
+            return await client.audio.transcriptions.create(model=MODEL, **{"file": file, **more})
+
+        whole = await ask()
+        assert whole.text == HEARD
+        assert whole.usage.seconds == 6
+        events = [event async for event in await ask(stream=True, prompt="Alice said:", language="en")]
+        assert "".join(event.delta for event in events[:-1]) == events[-1].text == HEARD
+        timed = await ask(response_format="verbose_json")
+        assert timed.text == HEARD
+        assert timed.segments[0].start == 0.0
+        assert timed.segments[-1].end == pytest.approx(timed.duration, abs=1.5)
+        assert -1 < timed.segments[0].avg_logprob < 0
+        with pytest.raises(openai.BadRequestError, match="no known type by its first bytes"):
+            await ask(file=("said.wav", b"no audio at all, whatever its name says"))
+        with pytest.raises(openai.BadRequestError, match="use /v1/audio/transcriptions"):
+            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}])
+
+
+@pytest.mark.soak
+async def test_long_recordings_are_cut_where_nobody_speaks(transcriber: FleetProcess) -> None:
+    """No word is lost or said twice; beyond the limit of seconds the recording is rejected."""
+    async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
+        long = ("said.wav", spoken(" ".join(LONG)))
+        answer = await client.audio.transcriptions.create(model=MODEL, file=long, response_format="vtt")
+        print(answer)
+        for word in KEYWORDS:
+            assert str(answer).count(word) == 1, word
+        with pytest.raises(openai.BadRequestError, match="longer than"):
+            await client.audio.transcriptions.create(model=MODEL, file=("x.wav", spoken(" ".join(LONG * 2))))

@@ -30,9 +30,6 @@ PRELOADS: Final = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.layers.attention.torch_native_backend",
-    "sglang.srt.multimodal.processors.qwen_vl",
-    "transformers.models.qwen2_vl.processing_qwen2_vl",
-    "transformers.models.qwen2_vl.image_processing_qwen2_vl",
     "sglang.srt.disaggregation.nixl.conn",
     "xgrammar",
 )
@@ -59,10 +56,20 @@ def preload() -> None:
     logging.getLogger("sglang").setLevel(logging.ERROR)
     for name in PRELOADS:
         importlib.import_module(name)
+    _import_image_processors()
     _fork_instead_of_spawn()
     os.register_at_fork(after_in_child=_in_child)
     gc.collect()
     gc.freeze()
+
+
+def _import_image_processors() -> None:
+    """An engine that takes images looks through those of all models, in two of its processes."""
+    from sglang.srt.managers.multimodal_processor import import_processors
+    from transformers.models.auto.video_processing_auto import video_processor_class_from_name
+
+    import_processors("sglang.srt.multimodal.processors")
+    video_processor_class_from_name("Qwen2VLVideoProcessor")
 
 
 def _other_models() -> Iterator[str]:

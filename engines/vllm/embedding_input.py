@@ -1,6 +1,5 @@
 """A vLLM that is given the embeddings of images: its connector, its store of embeddings, and the proof that it uses them."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -42,7 +41,7 @@ class EmbeddingInput:
 
     async def put(self, item: PromptMedia, image: EncodedImage) -> None:
         """See `Engine.put_embedding`."""
-        await asyncio.to_thread(self.store.put, item, _tensor(image), image.fields)
+        await self.store.put(item, _tensor(image), image.fields)
 
     def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
         """What the model needs of the images besides their embeddings; None if it needs the pixels of any of them."""

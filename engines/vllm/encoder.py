@@ -39,6 +39,7 @@ from headwater.schemas.tables.capability import Capability
 from headwater.schemas.tables.card import ImageSupport
 
 CONNECTOR: Final = "headwater.engines.vllm.embeddings.connector"
+PROCESSOR_CACHE_GIB: Final = 0.25
 EVENTS_MAX: Final = 256
 """Cache events read at once."""
 
@@ -95,10 +96,12 @@ class VllmEncoder(EngineBase):
         unused = endpoints.in_folder(self._private)
         arguments = keyword_arguments(settings, *unused, cpu=current_platform.is_cpu())
         arguments |= settings.overrides
-        # It has no KV cache. Each image is encoded under a new name, so vLLM's own caches would only cost memory.
+        # It has no KV cache. Each image is encoded under a new name, so vLLM's own cache of images would only cost memory; without any, however,
+        # some releases (0.24) rename the images.
         arguments |= {
             "kv_events_config": None,
-            "mm_processor_cache_gb": 0,
+            "enable_prefix_caching": False,
+            "mm_processor_cache_gb": PROCESSOR_CACHE_GIB,
             "mm_encoder_only": True,
             "ec_transfer_config": transfer_config("ec_producer", self._folder),
         }

@@ -5,6 +5,7 @@ model, and an edge renders it on its event loop.
 """
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -23,6 +24,9 @@ HEADER_BYTES_MAX: Final = 100 * 1024 * 1024
 TRIAL_S: Final = 5.0
 TRIAL_CPU_S: Final = 3
 TRIAL_BYTES: Final = 1 << 30
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Libraries of linear algebra reserve memory for each core when they are imported: with 32 cores more than the bound."""
+
 TRIAL_TEXT_MAX: Final = 1 << 20
 """Characters that a template may make of a trial's few words."""
 
@@ -78,6 +82,7 @@ def check_template(template: str, special_tokens: dict[str, str], where: str) ->
             timeout=TRIAL_S * 4,
             check=False,
             preexec_fn=_bound,
+            env={**os.environ, **ONE_THREAD},
         )
     except subprocess.TimeoutExpired:
         raise _bad_template(where, f"it did not end within {TRIAL_S * 4:.0f} s") from None

@@ -14,7 +14,8 @@ from headwater.actors.bus.port import Bus
 from headwater.actors.worker.encoding.offers import OwnerChannel
 from headwater.engines.engine import EncodedImage, EngineError
 from headwater.engines.transfer.port import TensorTransfer
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
 
 READ_S_MAX: Final = 2.0
 """That all embeddings of a request may take: there is time left to fetch the images before the edge stops waiting."""
@@ -42,6 +43,7 @@ class EmbeddingReader:
         self._bus = bus
         self._ns = ns
         self._engine = engine
+        self._reading: dict[str, asyncio.Future[None]] = {}
 
     async def read(self, media: Sequence[PromptMedia]) -> bool:
         """Read the embeddings on offer; returns whether the engine needs no pixels of these images."""
@@ -54,6 +56,11 @@ class EmbeddingReader:
             # A reading that was cancelled has reported so to the owner.
             metrics.EMBEDDINGS_READ.labels("failed").inc()
             _log.warning("embedding_not_read", reason=str(error) or "it took too long")
+        except Exception as error:
+            # A bug in an engine's integration costs time, not the worker.
+            metrics.EMBEDDINGS_READ.labels("failed").inc()
+            _log.error("embedding_read_failed", failure=failure_place(error))
+            _log.debug("embedding_read_failure", exc_info=True)
         return all(self._engine.holds_embedding(item) for item in media)
 
     async def _read(self, transfer: TensorTransfer, item: PromptMedia) -> None:
@@ -61,6 +68,20 @@ class EmbeddingReader:
         if embedding is None or self._engine.holds_embedding(item):
             # An offer that is not claimed expires at its owner.
             return
+        reading = self._reading.get(item.id)
+        if reading is not None:
+            await asyncio.wait({reading})
+            if self._engine.holds_embedding(item):
+                return
+        reading = asyncio.ensure_future(self._fetch(transfer, item, embedding))
+        self._reading[item.id] = reading
+        try:
+            await reading
+        finally:
+            if self._reading.get(item.id) is reading:
+                del self._reading[item.id]
+
+    async def _fetch(self, transfer: TensorTransfer, item: PromptMedia, embedding: ImageEmbedding) -> None:
         channel = OwnerChannel(self._bus, self._ns, embedding.epoch)
         values = await transfer.read(embedding.offer, channel)
         await self._engine.put_embedding(item, EncodedImage(values, embedding.offer.dtype, embedding.fields))

@@ -4,9 +4,11 @@ vLLM may load an item more than once for one request, and a request that its wor
 file is removed only if no request has it and it was not used for `LINGER_S`.
 """
 
+import asyncio
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +34,7 @@ class _HeldEmbedding:
 
 
 class EmbeddingStore:
-    """Up to `bytes_max` bytes in `folder`. `now` is monotonic, in seconds."""
+    """Up to `bytes_max` bytes in `folder`. `now` is monotonic, in seconds. Used from one event loop only."""
 
     def __init__(self, folder: Path, bytes_max: int, now: Callable[[], float]) -> None:
         self.folder = folder
@@ -40,6 +42,7 @@ class EmbeddingStore:
         self._bytes_max = bytes_max
         self._now = now
         self._held: OrderedDict[str, _HeldEmbedding] = OrderedDict()
+        self._writing: dict[str, asyncio.Future[None]] = {}
 
     def __len__(self) -> int:
         """Embeddings held."""
@@ -54,15 +57,34 @@ class EmbeddingStore:
         self._held.move_to_end(item.id)
         return held.fields
 
-    def put(self, item: PromptMedia, tensor: Any, fields: bytes) -> None:
-        """Add the embedding of an image, a torch tensor. Raises `StoreFull`."""
+    async def put(self, item: PromptMedia, tensor: Any, fields: bytes) -> None:
+        """Add the embedding of an image, a torch tensor. Raises `StoreFull`, and `EngineError` if it cannot be written."""
+        writing = self._writing.get(item.id)
+        if writing is not None:
+            await asyncio.wait({writing})
         if item.id in self._held:
             return
         nbytes = int(tensor.nbytes)
         self._make_room(nbytes)
-        embedding_files.write(self.folder, item.id, tensor)
-        self._held[item.id] = _HeldEmbedding(nbytes, fields, self._now())
         self.nbytes += nbytes
+        # Not cancelled with a request: others may have its image.
+        writing = asyncio.ensure_future(
+            asyncio.to_thread(embedding_files.write, self.folder, item.id, tensor)
+        )
+        self._writing[item.id] = writing
+        writing.add_done_callback(partial(self._note_written, item.id, nbytes, fields))
+        try:
+            await asyncio.shield(writing)
+        except Exception as error:  # a full /dev/shm, for one, which safetensors reports in its own way
+            raise EngineError(f"an image embedding of {nbytes} bytes cannot be written: {error}") from error
+
+    def _note_written(self, id_: str, nbytes: int, fields: bytes, written: "asyncio.Future[None]") -> None:
+        if self._writing.get(id_) is written:
+            del self._writing[id_]
+        if written.cancelled() or written.exception() is not None:
+            self.nbytes -= nbytes
+        else:
+            self._held[id_] = _HeldEmbedding(nbytes, fields, self._now())
 
     def _make_room(self, nbytes: int) -> None:
         now = self._now()

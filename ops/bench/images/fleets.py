@@ -52,8 +52,13 @@ class ImageFleet:
             if found:
                 return found[1]
             time.sleep(0.5)
-        self.stop()
-        raise RuntimeError(f"the fleet did not start:\n{self._log.read_text(errors='replace')[-4000:]}")
+        raise RuntimeError("the fleet did not start")
+
+    def last_words(self) -> str:
+        """The end of its log, and what failed before."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        failures = [line for line in lines if '"level": "error"' in line or "Error" in line]
+        return "\n".join([*failures[:40], "…", *lines[-40:]])
 
     def stop(self) -> None:
         """End it."""
@@ -115,13 +120,14 @@ def bench(options: Any) -> int:
             fleet = ImageFleet(shlex.split(words), model, policies, folder)
             try:
                 url = fleet.url()
-                found += asyncio.run(
-                    measure(url, words.partition(" -- ")[0], load, policies, options.repeats)
-                )
+                name = words.partition(" -- ")[0]
+                found += asyncio.run(measure(url, name, load, policies, options.repeats))
+            except Exception:
+                print(fleet.last_words(), flush=True)
+                raise
             finally:
                 fleet.stop()
-            print(f"done: {words}", flush=True)
-    print(show(found))
+            print(show(found), flush=True)
     return 0
 
 

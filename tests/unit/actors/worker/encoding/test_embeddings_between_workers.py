@@ -189,6 +189,13 @@ async def test_each_offer_has_one_reader(two: Two) -> None:
     assert await two.reader.read([await two.offered()])
 
 
+async def test_requests_with_the_same_image_read_it_once(two: Two) -> None:
+    """The offers that are not needed expire."""
+    items = [await two.offered() for _ in range(3)]
+    assert await asyncio.gather(*(two.reader.read([item]) for item in items)) == [True] * 3
+    assert two.owner.stats().ended == {"read": 1}
+
+
 async def test_a_dead_encode_worker_is_noticed(two: Two) -> None:
     """Before its answer to a claim, or between that and the bytes."""
     item = await two.offered()
@@ -199,9 +206,10 @@ async def test_a_dead_encode_worker_is_noticed(two: Two) -> None:
     assert not await two.reader.read([msgspec.structs.replace(item, embedding=gone)])
 
 
-async def test_an_engine_that_takes_no_more_costs_nothing(two: Two) -> None:
-    """The image is then encoded where it is served."""
-    two.server.failure = EngineError("all in use")
+@pytest.mark.parametrize("failure", [EngineError("all in use"), ZeroDivisionError()])
+async def test_an_engine_that_takes_no_more_costs_nothing(two: Two, failure: Exception) -> None:
+    """The image is then encoded where it is served; a fault of its integration ends no worker."""
+    two.server.failure = failure
     assert not await two.reader.read([await two.offered()])
 
 

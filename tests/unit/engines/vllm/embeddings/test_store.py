@@ -1,11 +1,13 @@
 """Embeddings for an engine stay as long as a request may need them, and no longer than there is room."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headwater.engines.engine import EngineError
 from headwater.engines.vllm.embeddings import files as embedding_files
 from headwater.engines.vllm.embeddings.store import LINGER_S, EmbeddingStore, StoreFull
 from headwater.schemas.messages.media import PromptMedia
@@ -57,10 +59,10 @@ def files(store: EmbeddingStore) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_put_is_what_an_engine_reads(store: EmbeddingStore, dtype: str) -> None:
+async def test_what_is_put_is_what_an_engine_reads(store: EmbeddingStore, dtype: str) -> None:
     """Values and type."""
     given = tensor(1.5, getattr(torch, dtype))
-    store.put(image("a"), given, b"{}")
+    await store.put(image("a"), given, b"{}")
     read = embedding_files.read(store.folder, image("a").id)
     assert read.dtype == given.dtype
     assert torch.equal(read, given)
@@ -68,40 +70,58 @@ def test_what_is_put_is_what_an_engine_reads(store: EmbeddingStore, dtype: str) 
     assert store.fields(image("b")) is None
 
 
-def test_an_embedding_in_use_is_never_removed(store: EmbeddingStore, clock: Clock) -> None:
+async def test_an_embedding_in_use_is_never_removed(store: EmbeddingStore, clock: Clock) -> None:
     """However old it is: vLLM loads it again after a preemption."""
-    store.put(image("a"), tensor(1), b"")
-    store.put(image("b"), tensor(2), b"")
+    await store.put(image("a"), tensor(1), b"")
+    await store.put(image("b"), tensor(2), b"")
     pinned = store.pin([image("a"), image("c")])
     clock.now_s += 10 * LINGER_S
-    store.put(image("c"), tensor(3), b"")
+    await store.put(image("c"), tensor(3), b"")
     assert files(store) == {"a", "c"}
     with pytest.raises(StoreFull, match="in use"):
-        store.put(image("d"), tensor(4), b"")
+        await store.put(image("d"), tensor(4), b"")
     store.unpin(pinned)
     with pytest.raises(StoreFull):
-        store.put(image("d"), tensor(4), b"")
+        await store.put(image("d"), tensor(4), b"")
     clock.now_s += LINGER_S
-    store.put(image("d"), tensor(4), b"")
+    await store.put(image("d"), tensor(4), b"")
     # The one that was used last stays.
     assert files(store) == {"c", "d"}
     assert store.nbytes == 2 * NBYTES
 
 
-def test_an_embedding_lingers_after_its_last_use(store: EmbeddingStore, clock: Clock) -> None:
+async def test_an_embedding_lingers_after_its_last_use(store: EmbeddingStore, clock: Clock) -> None:
     """A request that was cancelled may still be in the engine's queue."""
-    store.put(image("a"), tensor(1), b"")
-    store.put(image("b"), tensor(1), b"")
+    await store.put(image("a"), tensor(1), b"")
+    await store.put(image("b"), tensor(1), b"")
     clock.now_s += LINGER_S - 1
     assert store.fields(image("a")) is not None
     clock.now_s += 1
-    store.put(image("c"), tensor(1), b"")
+    await store.put(image("c"), tensor(1), b"")
     assert files(store) == {"a", "c"}
 
 
-def test_putting_one_again_changes_nothing(store: EmbeddingStore) -> None:
+async def test_an_embedding_that_cannot_be_written_takes_no_room(store: EmbeddingStore) -> None:
+    """Containers often have only 64 MiB of shared memory."""
+    store.folder.rmdir()
+    with pytest.raises(EngineError, match="cannot be written"):
+        await store.put(image("a"), tensor(1), b"")
+    assert (store.nbytes, len(store)) == (0, 0)
+
+
+async def test_one_that_is_being_written_is_not_written_again(store: EmbeddingStore) -> None:
+    """Whatever becomes of the request that began it."""
+    first = asyncio.ensure_future(store.put(image("a"), tensor(1), b"x"))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(*(store.put(image("a"), tensor(2), b"y") for _ in range(3)))
+    assert store.fields(image("a")) == b"x"
+    assert store.nbytes == NBYTES
+
+
+async def test_putting_one_again_changes_nothing(store: EmbeddingStore) -> None:
     """Two requests with the same image may both have read it."""
-    store.put(image("a"), tensor(1), b"x")
-    store.put(image("a"), tensor(2), b"y")
+    await store.put(image("a"), tensor(1), b"x")
+    await store.put(image("a"), tensor(2), b"y")
     assert store.fields(image("a")) == b"x"
     assert store.nbytes == NBYTES

@@ -16,6 +16,8 @@ import pytest
 import pytest_asyncio
 
 from tests.sglang.conftest import MODEL, SGLANG, VLLM, Mixed, ready
+from tests.support.clients.image_chat import content
+from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import command_line, descendants
 
 pytestmark = [
@@ -221,45 +223,35 @@ async def test_no_client_notices_that_workers_of_both_engines_are_killed(mixed: 
 
 @pytest.mark.last
 async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
-    """SIGKILL of its scheduler in the middle of an answer: the client gets the whole answer, as from one engine.
+    """SIGKILL of its scheduler in the middle of an answer about an image: the client gets the whole answer, as from one engine.
 
     The last test, so that none waits for the next life of the worker.
     """
-    prompt = [400 + (position * 11) % 900 for position in range(160)]
-    # Cost alone may prefer vLLM, however much of a prompt SGLang has cached: it depends on the times of both by now.
     await weights(mixed, "sglang=1", "vllm=1e-9")
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": content(picture_url(51), "What is this?")}],
+        "max_tokens": 600,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    text, killed, lives = "", False, mixed.sglang.lives
     async with mixed.up.client() as client:
-        wanted = (await complete(client, prompt, VLLM, max_tokens=400)).json()["choices"][0]["text"]
-        # Its cache has more of the next prompt, which is therefore routed there.
-        longer = [*prompt, *([55] * 320)]
-        whole = (await complete(client, longer, VLLM, max_tokens=300)).json()["choices"][0]["text"]
-        assert wanted
-        assert whole
-        other = [500 + (position * 13) % 900 for position in range(320)]
-        await complete(client, other, SGLANG, max_tokens=2)
-        body = {
-            "model": MODEL,
-            "prompt": other,
-            "max_tokens": 600,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        text, killed, lives = "", False, mixed.sglang.lives
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
             assert response.status_code == 200
             assert response.headers["x-headwater-worker"].startswith(SGLANG)
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     assert '"error"' not in line, line
-                    text += httpx.Response(200, content=line[6:].encode()).json()["choices"][0]["text"]
+                    text += msgspec.json.decode(line[6:])["choices"][0]["delta"].get("content") or ""
                 if text and not killed:
                     [scheduler] = [
                         pid for pid in descendants(mixed.sglang.pid) if "scheduler" in command_line(pid)
                     ]
                     os.kill(scheduler, signal.SIGKILL)
                     killed = True
-        alone = (await complete(client, other, VLLM, max_tokens=600)).json()["choices"][0]["text"]
+        answer = await client.post("/v1/chat/completions", json=body, headers={"x-headwater-worker": VLLM})
+        alone = answer.json()["choices"][0]["message"]["content"]
     assert killed
     assert text == alone
     async with asyncio.timeout(60):

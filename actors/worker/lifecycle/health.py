@@ -140,7 +140,7 @@ class EngineHealth:
         if "generate" not in capabilities and "embed" in capabilities:
             step = await self._embed_canary(info, limit_s)
         else:
-            prompt, media = (PROMPT, ()) if info.speech is None else _silence(info.speech)
+            prompt, media = (PROMPT, ()) if info.speech is None else silence(info.speech)
             step = await self._generate_canary(self._canary_leg, prompt, limit_s, media)
         if step is None:
             raise EngineDied(f"the engine did not answer a request of one token within {limit_s:g} s")
@@ -275,7 +275,7 @@ class EngineHealth:
             self._quiet_s = 0.0
 
 
-def _silence(speech: SpeechSupport) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
+def silence(speech: SpeechSupport) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
     """The canary of a model that transcribes."""
     prompt, samples = (speech.start, speech.no_timestamps), round(SILENCE_S * speech.rate_hz)
     data = bytes(samples * VALUE_BYTES["audio"])

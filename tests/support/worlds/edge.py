@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import count
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import Message, Subscription
 from headwater.actors.edge.access.control import AccessServices
 from headwater.actors.edge.access.secret import key_text
@@ -17,6 +15,7 @@ from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.actors.worker.lifecycle.model_card import Served, publish_card
@@ -24,9 +23,7 @@ from headwater.engines.engine import EngineInfo
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files, tokenizer
-from headwater.events.log import Log, Record
-from headwater.events.memory.log import MemoryLog
-from headwater.events.memory.stores import MemoryBlobs, MemoryTable
+from headwater.events.log import Record
 from headwater.events.writer import DELAY_S
 from headwater.ops.operator.keys import WantedKey, new_key
 from headwater.ops.process.kernels import compile_kernels
@@ -46,11 +43,13 @@ from headwater.schemas.messages.inference import (
     TokenLogprob,
 )
 from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.card import SpeechSupport
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import changed
 from tests.support.data.story import decided, fold
 from tests.support.worlds.clock import ManualClock, running
 from tests.support.worlds.leases import put_leases
+from tests.support.worlds.memory import memory_world
 
 CONTEXT = 4096
 EVERYTHING: frozenset[Capability] = frozenset(
@@ -88,30 +87,6 @@ class Response(NamedTuple):
         return msgspec.json.decode(self.body)
 
 
-def memory_world(clock: ManualClock) -> Ports:
-    """All ports in memory."""
-    numbers = count(1)
-    log = MemoryLog(clock)
-
-    async def pool_log(_: str) -> Log:
-        return log
-
-    return Ports(
-        "ns",
-        MemoryBus(),
-        MemoryTable(clock),
-        MemoryTable(clock),
-        MemoryTable(clock),
-        MemoryTable(clock),
-        MemoryBlobs(),
-        MemoryTable(clock),
-        MemoryLog(clock),
-        pool_log,
-        clock,
-        lambda: f"id{next(numbers)}",
-    )
-
-
 async def serve_model(
     world: Ports,
     name: str,
@@ -122,13 +97,14 @@ async def serve_model(
     context: int = CONTEXT,
     tool_parser: str = "",
     reasoning_parser: str = "",
+    speech: SpeechSupport | None = None,
 ) -> str:
     """Publish a model as its worker would; returns its pool."""
     engine = SimEngine(SimSettings(), world.clock)
     engine.capabilities = capabilities
     files = files or sim_model_files(name)
     served = Served(name, files, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    info = EngineInfo(name, 16, 1000, 256, context, tasks=tasks, processors=PROCESSORS)
+    info = EngineInfo(name, 16, 1000, 256, context, tasks=tasks, processors=PROCESSORS, speech=speech)
     return (await publish_card(world, served, engine, info)).pool
 
 
@@ -179,7 +155,9 @@ class EdgeWorld:
         service: ServiceLimits = UNLIMITED_SERVICE,
         probes: bool = True,
         context: int = CONTEXT,
+        intake: MediaIntake | None = None,
     ) -> None:
+        self.intake = intake
         self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
         self.access = access or AccessSettings()
@@ -294,6 +272,7 @@ class EdgeWorld:
             access=services.control,
             service=self.service,
             probes=self.probes,
+            intake=self.intake,
         )
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),
@@ -309,6 +288,8 @@ class EdgeWorld:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.intake is not None:
+            await self.intake.close()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """See `headwater.actors.runtime.actor.Actor.spawn`."""

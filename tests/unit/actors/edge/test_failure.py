@@ -6,7 +6,8 @@ from headwater.actors.edge.clients.workers import WorkerLost, WorkerRegistry
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import EmbedRequest
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import NoTasks, memory_world
+from tests.support.worlds.edge import NoTasks
+from tests.support.worlds.memory import memory_world
 
 
 class Owed:

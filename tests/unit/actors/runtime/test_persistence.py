@@ -18,7 +18,8 @@ from headwater.events.writer import Writer, WriterFenced
 from headwater.schemas.events.kv import KvGap
 from headwater.schemas.tables.lease import Lease
 from tests.support.worlds.clock import ManualClock, SkippingClock, running, settle
-from tests.support.worlds.edge import LoopTasks, memory_world
+from tests.support.worlds.edge import LoopTasks
+from tests.support.worlds.memory import memory_world
 from tests.unit.actors.runtime.test_lease import KEY, FaultyTable, entry, held
 from tests.unit.events.test_writer import SUBJECT, FaultyLog, begun, read, told, writer
 

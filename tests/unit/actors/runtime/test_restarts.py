@@ -10,8 +10,8 @@ from headwater.actors.runtime.lease import LeaseLost
 from headwater.actors.runtime.supervisor import RestartLimitReached
 from tests.support.worlds import lives
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import memory_world
 from tests.support.worlds.lives import Lives
+from tests.support.worlds.memory import memory_world
 
 
 class Part(Actor):

@@ -11,7 +11,7 @@ from headwater.ops.worker import plan, preflight
 from headwater.schemas import subjects
 from headwater.schemas.tables.lease import Lease
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import memory_world
+from tests.support.worlds.memory import memory_world
 from tests.unit.engines.vllm.test_checks import card
 
 

@@ -12,7 +12,8 @@ from headwater.schemas import subjects
 from headwater.schemas.messages.inference import Guide
 from headwater.schemas.tables.card import ModelCard
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import ANSWER, EdgeWorld, memory_world, serve_model
+from tests.support.worlds.edge import ANSWER, EdgeWorld, serve_model
+from tests.support.worlds.memory import memory_world
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SOUND: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -17,7 +17,8 @@ from headwater.engines.sim.model import sim_model_files
 from headwater.schemas import subjects
 from headwater.schemas.tables.card import LoraCard
 from tests.support.worlds.clock import ManualClock, running
-from tests.support.worlds.edge import memory_world, serve_model
+from tests.support.worlds.edge import serve_model
+from tests.support.worlds.memory import memory_world
 
 
 def files(**changes: object) -> ModelFiles:

@@ -6,7 +6,8 @@ from headwater.actors.bus.port import Message
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.schemas.messages.inference import FrameEntry, TokenFrame
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import NoTasks, memory_world
+from tests.support.worlds.edge import NoTasks
+from tests.support.worlds.memory import memory_world
 
 
 class Listener:

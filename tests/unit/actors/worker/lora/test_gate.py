@@ -12,8 +12,8 @@ from headwater.engines.engine import RequestRejected, Step
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import ManualClock, settle
-from tests.support.worlds.edge import memory_world
 from tests.support.worlds.lora import Worker, eventually, publish
+from tests.support.worlds.memory import memory_world
 
 
 class Gate:

@@ -13,8 +13,9 @@ from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.events.errors import LogUnavailable
 from headwater.events.memory.stores import MemoryTable
 from tests.support.worlds.clock import ManualClock, running, settle
-from tests.support.worlds.edge import memory_world, serve_model
+from tests.support.worlds.edge import serve_model
 from tests.support.worlds.lora import POOL, Worker
+from tests.support.worlds.memory import memory_world
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from headwater.engines.lora_files import LoraError
 from tests.support.worlds.clock import ManualClock, settle
-from tests.support.worlds.edge import memory_world
 from tests.support.worlds.lora import Worker, publish
+from tests.support.worlds.memory import memory_world
 
 
 @pytest.fixture

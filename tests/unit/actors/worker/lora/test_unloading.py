@@ -8,8 +8,8 @@ import pytest
 from headwater.engines.engine import EngineError
 from headwater.engines.lora_files import LoraError
 from tests.support.worlds.clock import ManualClock, running, settle
-from tests.support.worlds.edge import memory_world
 from tests.support.worlds.lora import Worker, eventually
+from tests.support.worlds.memory import memory_world
 
 
 @pytest.fixture

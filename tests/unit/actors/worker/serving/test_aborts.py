@@ -16,7 +16,7 @@ from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.handoff import Choreography, Handoff, HandoffGranted
 from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import memory_world
+from tests.support.worlds.memory import memory_world
 
 _encode = msgspec.msgpack.encode
 

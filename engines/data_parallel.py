@@ -12,6 +12,7 @@ from typing import Protocol
 from headwater.engines.engine import (
     Aborts,
     Emit,
+    EmitImage,
     EncodedImage,
     Engine,
     EngineInfo,
@@ -25,6 +26,7 @@ from headwater.engines.engine import (
 )
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.image_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
@@ -170,6 +172,10 @@ class RankEngine:
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`. The engine chooses the rank."""
         return await self._engine.embed(request)
+
+    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+        """See `Engine.generate_images`. The engine chooses the rank."""
+        await self._engine.generate_images(request, emit)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. On all ranks."""

@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.image_generation import FINAL, ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
-from headwater.schemas.tables.card import ImageSupport, SpeechSupport
+from headwater.schemas.tables.card import ImageGenerationSupport, ImageSupport, SpeechSupport
 
 Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
 """abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran.
@@ -84,7 +85,7 @@ class EngineInfo(NamedTuple):
     dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
     parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
     the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `images` says how the model takes
-    images, None if it does not; `speech` how it transcribes.
+    images, None if it does not; `speech` how it transcribes, `image_generation` which images it generates.
     """
 
     model: str
@@ -103,6 +104,7 @@ class EngineInfo(NamedTuple):
     default_sampling: Mapping[str, float] = {}
     images: ImageSupport | None = None
     speech: SpeechSupport | None = None
+    image_generation: ImageGenerationSupport | None = None
 
 
 class Pinned(NamedTuple):
@@ -144,6 +146,15 @@ class Step(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
+class ImageStep(NamedTuple):
+    """A denoising step of image number `image`, or a file if there is `data`: the image, or its `preview` with this number."""
+
+    image: int
+    steps_done: int
+    data: bytes = b""
+    preview: int = FINAL
+
+
 class EngineLoad(NamedTuple):
     """Requests running and waiting; KV blocks in use and in total."""
 
@@ -174,6 +185,7 @@ class LoraAdapter(NamedTuple):
 
 
 Emit = Callable[[Step], None]
+EmitImage = Callable[[ImageStep], None]
 
 
 class Engine(Protocol):
@@ -222,6 +234,14 @@ class Engine(Protocol):
 
     async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
         """Take an embedding that another engine computed, for requests that follow soon. Raises `EngineError` without room for it."""
+        ...
+
+    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+        """Generate images: `emit` is called on the event loop for each denoising step and for each file.
+
+        Returns once the last image was emitted. Cancelling it stops the request at its next step. Raises
+        `RequestRejected`.
+        """
         ...
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
@@ -313,6 +333,10 @@ class EngineBase:
     async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
         """See `Engine.put_embedding`."""
         self._reject("image_embeddings")
+
+    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+        """See `Engine.generate_images`."""
+        self._reject("image_generation")
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""

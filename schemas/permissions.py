@@ -74,7 +74,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
 
 def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
-    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed", "encode")
+    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed", "encode", "image")
     everything = (
         streams.leases,
         streams.cards,

@@ -13,7 +13,7 @@ hw.<ns>.req.<edge>                        JetStream    request lifecycle events,
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
 hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    poll of a query in one router's admission queue
 hw.<ns>.weights.<pool>                    core NATS    an operator's engine weights; one router of the queue group answers
-hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, encode, drain, claim (of a hand-off), offer (of a tensor)
+hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, encode, image, drain, claim (of a hand-off), offer (of a tensor)
 hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
@@ -32,7 +32,7 @@ from headwater.schemas.names import slug, token
 PoolKind = Literal["fleet", "kv", "load", "route", "shadow"]
 InboxKind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
-EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "drain", "claim", "offer"]
+EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "image", "drain", "claim", "offer"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route", "shadow")
 

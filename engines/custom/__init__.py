@@ -28,6 +28,7 @@ from headwater.engines.engine import (
     EngineLoad,
     EngineUnavailable,
     Finish,
+    ImageStep,
     KvEvent,
     LoraAdapter,
     Pinned,
@@ -37,6 +38,8 @@ from headwater.engines.engine import (
 )
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.tables.card import ImageGenerationSupport
 
 __all__ = [
     "BLOCK_SIZE",
@@ -54,6 +57,9 @@ __all__ = [
     "EngineSetup",
     "EngineUnavailable",
     "Finish",
+    "ImageGenerationSupport",
+    "ImageRequest",
+    "ImageStep",
     "KvEvent",
     "KvGap",
     "LoraAdapter",

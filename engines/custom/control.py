@@ -9,8 +9,9 @@ import numpy as np
 
 from headwater.engines.control_rules import check_adapter, check_loaded, check_pooling, check_sleep
 from headwater.engines.custom.api import PoolingRequest
-from headwater.engines.engine import EngineBase, EngineInfo, LoraAdapter, PauseMode
+from headwater.engines.engine import EmitImage, EngineBase, EngineInfo, LoraAdapter, PauseMode
 from headwater.schemas import hashing
+from headwater.schemas.messages.image_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest
 from headwater.schemas.tables.capability import Capability
 
@@ -46,6 +47,11 @@ class CustomControl(EngineBase):
         )
         vectors = await self._call(self._engine.embed, pooling)
         return tuple(np.asarray(vector, "<f4").tobytes() for vector in vectors)
+
+    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+        """See `Engine.generate_images`."""
+        self._require("image_generation")
+        await self._call(self._engine.generate_images, request, emit)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""

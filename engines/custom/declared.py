@@ -8,6 +8,7 @@ from headwater.schemas.tables.capability import HINTS, NEEDS, Capability
 
 METHODS: Final[dict[tuple[str, ...], tuple[Capability, ...]]] = {
     ("embed",): ("embed",),
+    ("generate_images",): ("image_generation",),
     ("load_lora", "unload_lora"): ("lora",),
     ("prefill", "release"): ("handoff",),
     ("sleep", "wake"): ("sleep",),

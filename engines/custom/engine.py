@@ -101,6 +101,9 @@ class CustomEngine(CustomControl):
         made: EngineInfo = info
         if "handoff" in self.capabilities and not made.pairs_with:
             made = made._replace(pairs_with=f"{self.name}/{made.model}")
+        if "image_generation" in self.capabilities and made.image_generation is None:
+            self._fail(TypeError("start says nothing of its images: return setup.info(image_generation=...)"))
+            raise EngineDied(str(self._failure))
         if "embed" in self.capabilities and not made.tasks:
             made = made._replace(tasks=("embed",))
         return made

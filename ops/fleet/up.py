@@ -71,7 +71,7 @@ _log = structlog.get_logger("headwater.up")
 class LocalFleet:
     """The processes of one `headwater up`."""
 
-    unforked_engines: ClassVar[frozenset[str]] = frozenset({"vllm", "sglang", "tensorrt_llm"})
+    unforked_engines: ClassVar[frozenset[str]] = frozenset({"vllm", "sglang", "tensorrt_llm", "diffusers"})
     """Engines whose processes are not forked from the spawner: their libraries are not to find anything imported."""
 
     def __init__(self, settings: LocalFleetSettings, spawner: Spawner | None = None) -> None:
@@ -360,7 +360,9 @@ def _example(card: ModelCard, key: str) -> str:
         return f"audio/transcriptions{key} -F model={card.name} -F file=@speech.wav"
     path = "chat/completions"
     example: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    if "generate" not in card.capabilities:
+    if "image_generation" in card.capabilities:
+        path, example = "images/generations", {"prompt": "a river at its source"}
+    elif "generate" not in card.capabilities:
         path, example = "embeddings", {"input": "Hello!"}
     body = msgspec.json.encode({"model": card.name, **example}).decode()
     return f"{path} -H 'content-type: application/json'{key} -d '{body}'"

@@ -8,6 +8,8 @@ from typing import Final
 
 from headwater.actors.worker.lifecycle.model_card import Served
 from headwater.engines import registry
+from headwater.engines.diffusers.folder import pipeline_folder, tokenizer_of
+from headwater.engines.diffusers.options import read_options
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, read_model_files
 from headwater.engines.sglang.config import cli_arguments as sglang_arguments
@@ -102,6 +104,9 @@ def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name:
 
 def check_model(worker: WorkerSettings, native: Sequence[str]) -> None:
     """Check the model's folder before anything is started. Raises `EngineUnavailable`. `native`: the engine's arguments."""
+    if worker.engine == "diffusers":
+        pipeline_folder(worker.model)
+        return
     if worker.engine not in NATIVE_ENGINES:
         if worker.model:
             model_check.check(model_folder(worker.model), sim_files(worker), weights=False)
@@ -226,6 +231,19 @@ def _tensorrt_llm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]
     return engine, served(settings.worker, files)
 
 
+def _diffusers(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    from headwater.engines.diffusers.engine import DiffusersEngine
+
+    own = settings.worker
+    folder = pipeline_folder(own.model)
+    # It counts prompts only: the pipeline encodes them itself. Without a fast one, by bytes.
+    files = sim_model_files(own.served_model_name or folder.name)
+    files = files._replace(chat_template="", special_tokens={}, eos_token_ids=())
+    files = files._replace(tokenizer=tokenizer_of(folder) or files.tokenizer)
+    options = read_options(own.engine_options)
+    return DiffusersEngine(folder, files.name, files.context_length, options), served(own, files)
+
+
 EngineFactory = Callable[[EngineProcess, str], tuple[Engine, Served]]
 
 FACTORIES: Final[dict[str, EngineFactory]] = {
@@ -233,5 +251,6 @@ FACTORIES: Final[dict[str, EngineFactory]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "tensorrt_llm": _tensorrt_llm,
+    "diffusers": _diffusers,
 }
 """Headwater's own engines: each is made of a process's settings and a worker's name. All others: `_custom`."""

@@ -21,6 +21,7 @@ Capability = Literal[
     "guide",
     "processors",
     "embed",
+    "image_generation",
     "lora",
     "handoff",
     "split_only",

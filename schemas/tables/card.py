@@ -39,6 +39,23 @@ class SpeechSupport(msgspec.Struct, frozen=True, kw_only=True):
     translate: int = 0
 
 
+class ImageGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """What images a model generates. Sizes in pixels: `width` × `height` unless a request says otherwise.
+
+    Sides are multiples of `side_multiple`, between `side_min` and `side_max`. `steps` is the default number of denoising
+    steps. A request may have up to `images_max` images of up to `steps_max` steps.
+    """
+
+    width: int
+    height: int
+    side_multiple: int
+    side_min: int
+    side_max: int
+    steps: int
+    steps_max: int
+    images_max: int
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
 
@@ -85,6 +102,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """None: the model takes text only."""
     speech: SpeechSupport | None = None
     """None: the model transcribes no speech."""
+    image_generation: ImageGenerationSupport | None = None
+    """None: the model generates no images."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 

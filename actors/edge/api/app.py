@@ -22,7 +22,10 @@ from headwater.actors.edge.api.responses.routes import PREFIXES, ResponsesRoutes
 from headwater.actors.edge.api.tokens import TokensApi
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.generate import Generator
+from headwater.actors.edge.history.objects import TenantObjects
 from headwater.actors.edge.history.settings import HistorySettings
+from headwater.actors.edge.images.endpoints import ImagesApi
+from headwater.actors.edge.images.files import PATH as IMAGE_FILES
 from headwater.actors.edge.limits.holder import holder_of
 from headwater.actors.edge.limits.limiter import NO_QUOTA, RateLimiter, RequestQuota
 from headwater.actors.edge.limits.settings import UNLIMITED, UNLIMITED_SERVICE, ServiceLimits
@@ -40,6 +43,7 @@ from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.websocket import WebSocket, refuse
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.persistence import Persistence
+from headwater.actors.runtime.ports import Ports
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
 
@@ -107,7 +111,9 @@ class App:
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
         pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
         tokens = TokensApi(serving)
-        self._responses = ResponsesRoutes(serving, generator, history or HistorySettings())
+        history = history or HistorySettings()
+        self._responses = ResponsesRoutes(serving, generator, history)
+        self._images = ImagesApi(serving, _image_objects(workers.ports, history))
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,
@@ -120,6 +126,7 @@ class App:
             "/v2/rerank": pooling.rerank,
             "/v1/audio/transcriptions": audio.transcribe,
             "/v1/audio/translations": audio.translate,
+            "/v1/images/generations": self._images.generate,
             "/tokenize": tokens.tokenize,
             "/detokenize": tokens.detokenize,
         }
@@ -183,6 +190,9 @@ class App:
         elif path.startswith(PREFIXES):
             endpoint = self._responses.find(method, path, scope["query_string"])
             await self._post(endpoint, principal, scope, receive, send)
+        elif path.startswith(IMAGE_FILES):
+            _only("GET", method)
+            await self._post(self._images.find(path), principal, scope, receive, send)
         elif path == "/version":
             _only("GET", method)
             await self._answer(send, {"version": __version__})
@@ -229,7 +239,8 @@ class App:
             async with self.bodies.read(scope, receive) as body:
                 if scope["path"] not in FORMS:
                     await check_shape(body)
-                await post(Call(body, trace_of(scope), receive, send, headers, principal, quota))
+                scheme = scope.get("scheme", "http")
+                await post(Call(body, trace_of(scope), receive, send, headers, principal, quota, scheme))
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.
             await self._refuse(send, scope["path"], error)
@@ -276,6 +287,13 @@ class App:
         await respond(send, 200, msgspec.json.encode(document), [])
 
 
+def _image_objects(ports: Ports, history: HistorySettings) -> TenantObjects | None:
+    """Where generated images are stored; None if nothing is."""
+    if not history.store:
+        return None
+    return TenantObjects(ports.stored, history.image_ttl_s, history.tenant_bytes_max)
+
+
 def _only(wanted: str, method: str) -> None:
     if method != wanted:
         raise method_not_allowed(wanted)
@@ -296,6 +314,7 @@ def model_entry(model: Model) -> dict[str, Any]:
         "engine": card.engine,
         "capabilities": card.capabilities,
         "pooling_tasks": card.pooling_tasks,
+        "image_generation": card.image_generation,
         "logits_processors": card.logits_processors,
         "limits": {
             "context_tokens": card.context_length,

@@ -36,6 +36,7 @@ from headwater.actors.edge.api.responses.types import (
     InputFields,
 )
 from headwater.actors.edge.api.tokens import DetokenizeRequest, TokenizeRequest
+from headwater.actors.edge.images.types import USUAL_IMAGE_VALUES, ImagesRequest
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
 
 ENDPOINTS: Final = (
@@ -100,6 +101,14 @@ ENDPOINTS: Final = (
         TranslationForm,
         rejected=REJECTED_IN_FORMS,
         content=FORM,
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/images/generations",
+        "generated images",
+        ImagesRequest,
+        {"safety_identifier": "nothing is moderated"},
+        rejected=USUAL_IMAGE_VALUES,
     ),
     ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),
     ApiEndpoint("POST", "/detokenize", "text of token ids", DetokenizeRequest),

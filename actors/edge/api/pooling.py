@@ -19,7 +19,7 @@ from headwater.actors.edge.api.pooling_types import (
 )
 from headwater.actors.edge.generation.prompts import tokens_of
 from headwater.actors.edge.limits.time_limit import time_limit_reached
-from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.pooling import Pooling, PoolingJob
 from headwater.actors.edge.request.routing_hints import RoutingHints, parse_routing_headers
@@ -255,7 +255,7 @@ def _pooling_task(card: ModelCard, *tasks: str) -> str:
         if task in offered:
             return task
     if not offered:
-        raise bad_request(f"{card.name} does not pool; use /v1/chat/completions.", param="model")
+        raise bad_request(f"{card.name} does not pool; use {endpoint_of(card)}.", param="model")
     raise bad_request(
         f"{card.name} does not support this task: it pools for {', '.join(offered)}, not for {' or '.join(tasks)}.",
         param="model",

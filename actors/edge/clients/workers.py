@@ -17,6 +17,12 @@ from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.runtime.tasks import Spawn
 from headwater.schemas import subjects
 from headwater.schemas.messages.encode import EncodeReply, EncodeRequest
+from headwater.schemas.messages.image_generation import (
+    STATE_WAIT_S,
+    ImagePieceQuery,
+    ImageRequest,
+    ImageStateQuery,
+)
 from headwater.schemas.messages.inference import (
     Cancel,
     EmbedReply,
@@ -24,6 +30,7 @@ from headwater.schemas.messages.inference import (
     FrameEntry,
     GenerateReply,
     GenerateRequest,
+    Refused,
     StatusQuery,
     StatusReply,
     TokenFrame,
@@ -203,6 +210,23 @@ class WorkerRegistry:
             if not replied.done():
                 replied.cancel()
                 await asyncio.gather(replied, return_exceptions=True)
+
+    async def start_images(self, worker: str, epoch: int, request: ImageRequest) -> Refused | None:
+        """Send a worker a request for images; its refusal, or None. Raises `BusError` if it does not reply."""
+        reply = await self._request(worker, epoch, "image", request, GENERATE_TIMEOUT_S)
+        answer = _generate.decode(reply)
+        return answer if isinstance(answer, Refused) else None
+
+    async def image_reply(
+        self, worker: str, epoch: int, query: ImageStateQuery | ImagePieceQuery, kind: type[ReplyT]
+    ) -> ReplyT:
+        """Query a worker about such a request. Raises `BusError` if it does not reply."""
+        timeout_s = STATE_WAIT_S + GENERATE_TIMEOUT_S
+        reply = await self._request(worker, epoch, "image", query, timeout_s)
+        try:
+            return msgspec.msgpack.decode(reply, type=kind)
+        except msgspec.DecodeError as error:
+            raise BusError(f"worker {worker} sent an invalid reply: {error}") from error
 
     async def _request(
         self, worker: str, epoch: int, verb: EngineVerb, message: Any, timeout_s: float

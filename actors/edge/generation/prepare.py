@@ -12,7 +12,7 @@ from headwater.actors.edge.generation.sampling import sampling_for
 from headwater.actors.edge.generation.speech.chunks import AudioChunk, load_chunks
 from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
 from headwater.actors.edge.generation.speech.recording import AudioRecording
-from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.http.errors import bad_request
 from headwater.actors.media.intake import MediaIntake
 from headwater.schemas.hashing import U32
@@ -103,7 +103,9 @@ async def prepare(
     if request.recording is not None:
         return await _transcription(request, request.recording, model, context, salt, intake)
     if "generate" not in model.card.capabilities:
-        raise bad_request(f"{model.card.name} does not generate text; use {_use(model)}.", param="model")
+        raise bad_request(
+            f"{model.card.name} does not generate text; use {endpoint_of(model.card)}.", param="model"
+        )
     if max(1, len(request.prompts)) * max(request.choices, request.best_of) > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
     read_as = answer_format(request, model.card, model.response_template)
@@ -160,8 +162,3 @@ async def _transcription(
     prompts = [prompt] * len(chunks)
     read_as = answer_format(request, model.card, model.response_template)
     return Prepared(request, model, prompts, sampling, read_as, "", salt, chunks=chunks)
-
-
-def _use(model: Model) -> str:
-    """The endpoint of a model that does not generate."""
-    return "/v1/embeddings" if model.card.speech is None else "/v1/audio/transcriptions"

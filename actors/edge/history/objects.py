@@ -23,7 +23,7 @@ from headwater.events.errors import LogError
 from headwater.events.table import Table
 from headwater.schemas import subjects
 
-Kind = Literal["response", "conversation", "segment"]
+Kind = Literal["response", "conversation", "segment", "image"]
 
 CHUNK_BYTES: Final = 512 * 1024
 """Half of the usual maximum message."""

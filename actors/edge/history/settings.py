@@ -8,7 +8,7 @@ from headwater.events.table import STORED_BYTES_MAX
 
 
 class HistorySettings(NamedTuple):
-    """What the edge stores for `/v1/responses` and `/v1/conversations`, and how long a connection lasts."""
+    """What the edge stores for `/v1/responses`, `/v1/conversations` and image URLs, and how long a connection lasts."""
 
     store: Annotated[
         bool,
@@ -28,6 +28,10 @@ class HistorySettings(NamedTuple):
             "0: no bound of its own. Without authentication there is one tenant, and no such bound",
         ),
     ] = STORED_BYTES_MAX // 4
+    image_ttl_s: Annotated[
+        int,
+        Meta(ge=1, description="seconds after which a generated image that has a URL expires"),
+    ] = 3600
     connection_s: Annotated[
         float,
         Meta(

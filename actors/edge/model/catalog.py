@@ -43,6 +43,15 @@ class Model(NamedTuple):
     """How the model's answers are read, where it says so itself."""
 
 
+def endpoint_of(card: ModelCard) -> str:
+    """The endpoint for a client that asked at one which this model does not serve."""
+    if card.speech is not None:
+        return "/v1/audio/transcriptions"
+    if "generate" in card.capabilities:
+        return "/v1/chat/completions"
+    return "/v1/embeddings" if card.image_generation is None else "/v1/images/generations"
+
+
 class ModelCatalog:
     """All models by name, kept current by `run`. Tokenizers are shared by digest."""
 

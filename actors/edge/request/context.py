@@ -29,7 +29,7 @@ NO_SALTS: Final = CacheSalts()
 
 
 class Call(NamedTuple):
-    """One POST: its body, its W3C trace id, its ASGI channels, its headers, its sender and what that may use."""
+    """One POST: its body, its W3C trace id, its ASGI channels, its headers, its sender, what that may use, and http or https."""
 
     body: bytes
     trace: str
@@ -38,6 +38,7 @@ class Call(NamedTuple):
     headers: Headers
     principal: Principal = ANONYMOUS
     quota: RequestQuota = NO_QUOTA
+    scheme: str = "http"
 
 
 class Serving(NamedTuple):

@@ -1,13 +1,16 @@
 """Messages that place a request: route queries to the router, and the request itself to the worker that it names."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import structlog
 
 from headwater.actors.bus.port import BusError, NoResponder
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.request.placement import PLACE_S_MAX, Placement
+from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import RoutingHints
 from headwater.actors.edge.request.saga_types import (
     AskRouter,
@@ -21,6 +24,7 @@ from headwater.actors.edge.request.saga_types import (
     RouterRefused,
     RouterUnanswered,
 )
+from headwater.actors.http.errors import ended_workers, overloaded, refused_by_router
 from headwater.schemas import hashing
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.request import RequestEncoded
@@ -28,6 +32,37 @@ from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Accepted, GenerateRequest, Sampling
 from headwater.schemas.messages.media import PromptMedia
+
+T = TypeVar("T")
+
+PAUSE_S: Final = 0.1
+PAUSE_S_MAX: Final = 2.0
+"""Pauses between two queries, doubled from the first value to the last, while the router names no worker."""
+
+_log = structlog.get_logger("headwater.edge")
+
+
+class WorkerDied(Exception):
+    """A worker, or its engine, died while it had a message."""
+
+
+class Declined(NamedTuple):
+    """Why a worker did not take a message; another one may."""
+
+    reason: str
+
+
+class Addressed(NamedTuple):
+    """Message `number` of a request, for one of the workers with what `constraints` name. `tokens` are those of its prompts.
+
+    It is not sent again once `deaths_max` workers died while they had it: then it counts as the cause.
+    """
+
+    request: str
+    number: int
+    tokens: int
+    constraints: Constraints
+    deaths_max: int
 
 
 class RouteAnswer(NamedTuple):
@@ -39,7 +74,7 @@ class RouteAnswer(NamedTuple):
 
 
 class Dispatcher:
-    """Queries the router for one request: for its choices, or for its messages of prompts to pool."""
+    """Queries the router for one request: for its choices, or for messages that a worker answers as a whole."""
 
     def __init__(self, workers: WorkerRegistry, pool: str, hints: RoutingHints) -> None:
         self.workers = workers
@@ -62,6 +97,70 @@ class Dispatcher:
         except BusError as error:
             failure = str(error)
         return RouteAnswer(reply, failure, self.workers.routing.waited_s(began_s))
+
+    async def place(
+        self,
+        message: Addressed,
+        record: RequestLogWriter,
+        send: Callable[[Decision, str], Awaitable[T | Declined]],
+    ) -> T:
+        """`send` a message, under the name of the attempt, to one worker after the other until one answers it.
+
+        `send` raises `BusError` if the worker does not reply, and `WorkerDied`. Raises `ApiError`.
+        """
+        clock = self.clock
+        placement = Placement(clock.monotonic_s() + PLACE_S_MAX)
+        pause_s = PAUSE_S
+        attempts = lost = 0
+        was_routed = False
+        while True:
+            if self.workers.closed:
+                raise overloaded("This edge is restarting; retry.", 1.0)
+            attempts += 1
+            attempt = f"{message.request}-{message.number}-{attempts}"
+            constraints = msgspec.structs.replace(message.constraints, exclude=placement.exclude)
+            ask = AskRouter(attempts, attempt, constraints, may_wait=not was_routed)
+            reply, failure, waited_s = await self.route(ask, message.tokens, 0)
+            placement = placement.extend(waited_s)
+            if not isinstance(reply, Decision):
+                if reply is None:
+                    placement = placement.unanswered(failure)
+                elif reply.for_good:
+                    raise refused_by_router(reply)
+                else:
+                    placement = placement.refused_by_router(reply)
+                error = placement.expired(clock.monotonic_s())
+                if error is not None:
+                    raise error
+                await clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                continue
+            was_routed = True
+            record.routed(message.number, attempt, reply.worker, reply.epoch)
+            sent_s = clock.monotonic_s()
+            try:
+                answer = await send(reply, attempt)
+            except BusError as failed:
+                # A message that no process received cannot have been the cause.
+                lost += not isinstance(failed, NoResponder)
+                answer = Declined(str(failed))
+            except WorkerDied as failed:
+                lost += 1
+                answer = Declined(str(failed))
+            if not isinstance(answer, Declined):
+                return answer
+            if lost >= message.deaths_max:
+                _log.error(
+                    "request_ended_workers",
+                    request=message.request,
+                    choice=message.number,
+                    workers=lost,
+                    reason=answer.reason,
+                )
+                raise ended_workers(lost, answer.reason)
+            # What a worker computed before it died does not count as part of the search.
+            placement = placement.extend(clock.monotonic_s() - sent_s)
+            placement = placement.refused_by_worker(reply.worker, reply.epoch, answer.reason)
 
 
 class TokenSequence:

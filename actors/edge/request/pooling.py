@@ -9,18 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import structlog
-
-from headwater.actors.bus.port import BusError, NoResponder
+from headwater.actors.bus.port import BusError
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.request.dispatch import Dispatcher
+from headwater.actors.edge.request.dispatch import Addressed, Declined, Dispatcher, WorkerDied
 from headwater.actors.edge.request.migration import DEATHS_MAX
-from headwater.actors.edge.request.placement import PLACE_S_MAX, Placement
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import NO_HINTS, RoutingHints
-from headwater.actors.edge.request.saga_types import AskRouter
-from headwater.actors.http.errors import bad_request, ended_workers, overloaded, refused_by_router
+from headwater.actors.http.errors import bad_request
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import U32, pack_tokens
@@ -37,17 +33,6 @@ VECTOR_BYTES: Final = 64 * 1024
 
 CONCURRENT_MESSAGES_MAX: Final = 8
 """Messages of one request in flight."""
-
-PAUSE_S: Final = 0.1
-PAUSE_S_MAX: Final = 2.0
-"""Pauses between two queries, doubled from the first value to the last, while the router names no worker."""
-
-
-_log = structlog.get_logger("headwater.edge")
-
-
-class _EngineDied(Exception):
-    """The worker's engine has died of the message."""
 
 
 class PoolingJob(NamedTuple):
@@ -117,64 +102,22 @@ class Pooling:
         self, job: PoolingJob, number: int, prompts: range, record: RequestLogWriter
     ) -> tuple[bytes, ...]:
         """Send one message to workers until one replies with its vectors."""
-        clock = self._workers.ports.clock
-        card = job.model.card
-        dispatcher = Dispatcher(self._workers, card.pool, job.hints)
-        placement = Placement(clock.monotonic_s() + PLACE_S_MAX)
+        dispatcher = Dispatcher(self._workers, job.model.card.pool, job.hints)
         tokens = sum(len(job.prompts[one]) for one in prompts)
-        pause_s = PAUSE_S
-        attempts = lost = 0
-        was_routed = False
-        while True:
-            if self._workers.closed:
-                raise overloaded("This edge is restarting; retry.", 1.0)
-            attempts += 1
-            attempt = f"{job.request}-{number}-{attempts}"
-            constraints = Constraints(
-                exclude=placement.exclude, lora_name=job.model.lora_name, needs=("embed",)
-            )
-            ask = AskRouter(attempts, attempt, constraints, may_wait=not was_routed)
-            reply, failure, waited_s = await dispatcher.route(ask, tokens, 0)
-            placement = placement.extend(waited_s)
-            if not isinstance(reply, Decision):
-                if reply is None:
-                    placement = placement.unanswered(failure)
-                elif reply.for_good:
-                    raise refused_by_router(reply)
-                else:
-                    placement = placement.refused_by_router(reply)
-                error = placement.expired(clock.monotonic_s())
-                if error is not None:
-                    raise error
-                await clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
-                continue
-            was_routed = True
-            record.routed(number, attempt, reply.worker, reply.epoch)
-            try:
-                answer = await self._embed(job, prompts, reply, attempt)
-            except BusError as failed:
-                # A message that no process received cannot have been the cause.
-                lost += not isinstance(failed, NoResponder)
-                answer = str(failed)
-            except _EngineDied as failed:
-                lost += 1
-                answer = str(failed)
-            if not isinstance(answer, str):
-                return answer
-            if lost >= DEATHS_MAX:
-                _log.error(
-                    "request_ended_workers", request=job.request, choice=number, workers=lost, reason=answer
-                )
-                raise ended_workers(lost, answer)
-            placement = placement.refused_by_worker(reply.worker, reply.epoch, answer)
+        constraints = Constraints(lora_name=job.model.lora_name, needs=("embed",))
+        message = Addressed(job.request, number, tokens, constraints, DEATHS_MAX)
+
+        async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | Declined:
+            return await self._embed(job, prompts, decision, attempt)
+
+        return await dispatcher.place(message, record, send)
 
     async def _embed(
         self, job: PoolingJob, prompts: range, decision: Decision, attempt: str
-    ) -> tuple[bytes, ...] | str:
+    ) -> tuple[bytes, ...] | Declined:
         """The vectors, or why this worker refuses.
 
-        Raises `ApiError` 400 if every worker would, `BusError`, and `_EngineDied`.
+        Raises `ApiError` 400 if every worker would, `BusError`, and `WorkerDied`.
         """
         request = EmbedRequest(
             attempt,
@@ -196,8 +139,10 @@ class Pooling:
             if not reply.retryable:
                 raise bad_request(reply.reason)
             if reply.fatal:
-                raise _EngineDied(reply.reason)
-            return reply.reason
+                raise WorkerDied(reply.reason)
+            return Declined(reply.reason)
         if len(reply.vectors) != len(prompts) or any(not v or len(v) % 4 for v in reply.vectors):
-            return f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"
+            return Declined(
+                f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"
+            )
         return reply.vectors

@@ -1,6 +1,6 @@
 """The health of an engine: a canary request before the worker joins, probes while it is idle, and a watch for stalls.
 
-    started   a request of one token must succeed before the worker is published
+    started   a request of one token, or for the smallest image in one step, must succeed before the worker is published
     idle      the canary again, each `idle_s`; two failures, or no answer within `probe_s`: the engine has died
     busy      requests in flight but no token for `stuck_s`: the engine has died
 
@@ -10,7 +10,7 @@ against the engine. A canary is shorter than a block and leaves nothing in the c
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -31,9 +31,10 @@ from headwater.engines.engine import (
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.image_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, Leg, Sampling
 from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
-from headwater.schemas.tables.card import SpeechSupport
+from headwater.schemas.tables.card import ImageGenerationSupport, SpeechSupport
 
 CHECK_PERIOD_S = 0.5
 FAILURES_MAX = 2
@@ -70,7 +71,7 @@ class EngineHealth:
         self._settings = settings
         self._inflight = inflight
         self._status = status
-        self._seen = (0, 0)
+        self._seen = (0, 0, 0)
         self._quiet_s = 0.0
         self._failures = 0
         self._canary = ""
@@ -78,8 +79,9 @@ class EngineHealth:
         self._lock = asyncio.Lock()
 
     def _made_progress(self) -> bool:
-        """Did the engine generate a token or end a request since the last call?"""
-        before, self._seen = self._seen, (self._inflight.tokens, self._inflight.ended)
+        """Did the engine generate a token, compute a step of an image or end a request since the last call?"""
+        inflight = self._inflight
+        before, self._seen = self._seen, (inflight.tokens, inflight.image_steps, inflight.ended)
         return self._seen != before
 
     async def check_started(self, info: EngineInfo, role: Role) -> None:
@@ -139,6 +141,8 @@ class EngineHealth:
             return
         if "generate" not in capabilities and "embed" in capabilities:
             step = await self._embed_canary(info, limit_s)
+        elif "generate" not in capabilities and info.image_generation is not None:
+            step = await self._image_canary(info.image_generation, limit_s)
         else:
             prompt, media = (PROMPT, ()) if info.speech is None else silence(info.speech)
             step = await self._generate_canary(self._canary_leg, prompt, limit_s, media)
@@ -195,7 +199,17 @@ class EngineHealth:
     async def _embed_canary(self, info: EngineInfo, limit_s: float) -> Step | None:
         task = info.tasks[0] if info.tasks else "embed"
         request = EmbedRequest(f"canary-{self._ids()}", (pack_tokens(list(PROMPT)),), task)
-        work = asyncio.ensure_future(self._engine.embed(request))
+        return await self._canary_answer(self._engine.embed(request), limit_s)
+
+    async def _image_canary(self, support: ImageGenerationSupport, limit_s: float) -> Step | None:
+        """The smallest image, in one step."""
+        side = support.side_min
+        request = ImageRequest(f"canary-{self._ids()}", "", side, side, steps=1, seed=0)
+        return await self._canary_answer(self._engine.generate_images(request, lambda _: None), limit_s)
+
+    async def _canary_answer(self, answer: Coroutine[Any, Any, Any], limit_s: float) -> Step | None:
+        """How a canary ended; None if it does not end within `limit_s`."""
+        work = asyncio.ensure_future(answer)
         try:
             await self._wait(work, limit_s)
             if not work.done():

@@ -59,6 +59,7 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         default_sampling=dict(info.default_sampling),
         images=info.images,
         speech=info.speech,
+        image_generation=info.image_generation,
         response_template=await _store_artifact(ports, files.response_template.encode())
         if files.response_template
         else "",

@@ -48,6 +48,8 @@ class Inflight:
         self.changed = asyncio.Event()
         self.tokens = 0
         """Tokens generated so far, over all incarnations."""
+        self.image_steps = 0
+        """Steps of images and their files so far."""
         self.ended = 0
         """Requests that have ended so far."""
         self._clock = clock
@@ -124,12 +126,12 @@ class Inflight:
         self.timer.end_request(request.request, load.running, load.waiting)
 
     def accept_embedding(self, request: str) -> None:
-        """The engine has a pooling request: it shares its time with the prompts."""
+        """The engine has a pooling request, or one for images: it shares its time with the prompts."""
         self._add(request)
         self.timer.mark_doubtful()
 
     def finish_embedding(self, request: str) -> None:
-        """A pooling request ended."""
+        """A pooling request ended, or one for images."""
         if self._remove(request):
             self.timer.mark_doubtful()
 

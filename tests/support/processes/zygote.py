@@ -160,7 +160,7 @@ def main(descriptor: int, engine: str) -> None:
     die_with_parent()
     if engine == "vllm":
         forkserver.preload()
-        up.LocalFleet.unforked_engines -= {"vllm"}
+        up.LocalFleet.unforked_engines -= {"vllm", "diffusers"}
     if engine == "sglang":
         forks.preload()
         up.LocalFleet.unforked_engines -= {"sglang"}

@@ -43,7 +43,6 @@ from headwater.schemas.messages.inference import (
     TokenLogprob,
 )
 from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import SpeechSupport
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import changed
 from tests.support.data.story import decided, fold
@@ -93,18 +92,17 @@ async def serve_model(
     files: ModelFiles | None = None,
     *,
     capabilities: frozenset[Capability] = EVERYTHING,
-    tasks: tuple[str, ...] = (),
     context: int = CONTEXT,
     tool_parser: str = "",
     reasoning_parser: str = "",
-    speech: SpeechSupport | None = None,
+    **more: Any,
 ) -> str:
-    """Publish a model as its worker would; returns its pool."""
+    """Publish a model as its worker would, with `more` of what its engine reports; returns its pool."""
     engine = SimEngine(SimSettings(), world.clock)
     engine.capabilities = capabilities
     files = files or sim_model_files(name)
     served = Served(name, files, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    info = EngineInfo(name, 16, 1000, 256, context, tasks=tasks, processors=PROCESSORS, speech=speech)
+    info = EngineInfo(name, 16, 1000, 256, context, processors=PROCESSORS, **more)
     return (await publish_card(world, served, engine, info)).pool
 
 

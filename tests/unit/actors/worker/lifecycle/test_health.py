@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from headwater.actors.worker.serving.status import WorkerProfile
-from headwater.engines.engine import EngineError, EngineInfo, Step
+from headwater.engines.engine import EmitImage, EngineError, EngineInfo, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import POOL
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import Role, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
+from headwater.schemas.messages.image_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest
+from tests.support.data.pictures import SUPPORT
 from tests.support.engines.controlled import ControlledSim, SilentSim
 from tests.support.worlds.control import ready, start
 from tests.support.worlds.health import QUICK, lease_of
@@ -143,6 +145,34 @@ def test_a_pooling_model_is_asked_for_a_vector() -> None:
         assert isinstance(worker.engine, Pooling)
         assert worker.engine.asked == []
         assert [one.task for one in worker.engine.embedded] == ["score"]
+
+    play(run)
+
+
+class Drawing(ControlledSim):
+    """The engine of a model that generates images only."""
+
+    capabilities = frozenset({"image_generation"})
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        self.drawn: list[ImageRequest] = []
+        return (await super().start())._replace(image_generation=SUPPORT)
+
+    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+        """See `Engine.generate_images`."""
+        self.drawn.append(request)
+
+
+def test_a_model_of_images_is_asked_for_the_smallest() -> None:
+    """In one step: it can not generate text."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, make=Drawing, health=QUICK)
+        assert isinstance(worker.engine, Drawing)
+        assert worker.engine.asked == []
+        side = SUPPORT.side_min
+        assert [(one.width, one.height, one.steps) for one in worker.engine.drawn] == [(side, side, 1)]
 
     play(run)
 

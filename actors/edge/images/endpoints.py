@@ -1,0 +1,163 @@
+"""POST /v1/images/generations, and GET of the images that it gave a URL."""
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from headwater.actors.edge.generation.prompts import tokens_of
+from headwater.actors.edge.history.objects import TenantObjects
+from headwater.actors.edge.images.encoder import ImagesEncoder, error_event
+from headwater.actors.edge.images.files import ImageFiles
+from headwater.actors.edge.images.generation import ImageGeneration, ImageJob, ImageUpdate
+from headwater.actors.edge.images.types import ImagesRequest, decode_images
+from headwater.actors.edge.limits.time_limit import time_limit_reached
+from headwater.actors.edge.model.catalog import endpoint_of
+from headwater.actors.edge.request.context import Call, Serving
+from headwater.actors.edge.request.routing_hints import parse_routing_headers
+from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Disconnect, Headers, respond
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.image_generation import FINAL
+from headwater.schemas.tables.card import ImageGenerationSupport, ModelCard
+
+READ_S_MAX: Final = 20.0
+"""A client that takes longer to read an event is disconnected: its worker keeps the rest for it."""
+
+
+class ImagesApi:
+    """The endpoints of generated images. `objects` None: there are no URLs."""
+
+    def __init__(self, serving: Serving, objects: TenantObjects | None) -> None:
+        self._serving = serving
+        self._files = ImageFiles(objects)
+
+    def find(self, path: str) -> Callable[[Call], Awaitable[None]]:
+        """The endpoint of a GET of this path."""
+
+        async def get(call: Call) -> None:
+            data, kind = await self._files.get(call.principal.tenant, path)
+            await respond(call.send, 200, data, [(b"cache-control", b"private, immutable")], kind)
+
+        return get
+
+    async def generate(self, call: Call) -> None:
+        """POST /v1/images/generations."""
+        request = decode_images(call.body)
+        self._serving.fields.check(request)
+        model = self._serving.model(request.model, call.principal)
+        order = request.order(_support(model.card), model.card.name)
+        if request.response_format == "url":
+            self._files.check_available()
+        call.quota.enter(model.card.name)
+        tokens = len(await tokens_of(model, request.prompt, "prompt"))
+        hints = parse_routing_headers(
+            call.headers, self._serving.limits, call.principal, user=request.user, priority=request.priority
+        )
+        ports = self._serving.workers.ports
+        order = msgspec.structs.replace(order, request=f"img-{ports.ids()}")
+        encoder = ImagesEncoder(order, ports.clock.wall_ns() // 1_000_000_000, tokens)
+        job = ImageJob(order, model, tokens, hints)
+        if request.stream:
+            await self._stream(job, request, encoder, call)
+            return
+        images: list[dict[str, str]] = []
+        for data in await self._run(job, call, _take_nothing, stream=False):
+            if request.response_format == "url":
+                path = await self._files.put(call.principal.tenant, data, order.format)
+                images.append({"url": _origin(call) + path})
+            else:
+                images.append({"b64_json": base64.b64encode(data).decode()})
+            # Base64 of a large image takes milliseconds: streams wait for one at most.
+            await asyncio.sleep(0)
+        await respond(call.send, 200, encoder.response(images), _headers(order.request))
+
+    async def _stream(
+        self, job: ImageJob, request: ImagesRequest, encoder: ImagesEncoder, call: Call
+    ) -> None:
+        """Errors before the first event are responses of their own, later ones are events."""
+        has_begun = False
+
+        async def send(data: bytes, *, last: bool = False) -> None:
+            nonlocal has_begun
+            try:
+                async with asyncio.timeout(READ_S_MAX):
+                    if not has_begun:
+                        has_begun = True
+                        headers = [*STREAM_HEADERS, *_headers(job.order.request)]
+                        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await call.send({"type": "http.response.body", "body": data, "more_body": not last})
+            except TimeoutError as error:
+                raise ClientGone from error
+
+        async def take(update: ImageUpdate) -> None:
+            is_final = bool(update.data) and update.preview == FINAL
+            if not is_final and (update.data or request.progress):
+                await send(encoder.event(update))
+
+        try:
+            [image] = await self._run(job, call, take, stream=True)
+        except ApiError as error:
+            if not has_begun:
+                raise
+            await send(error_event(error.document()), last=True)
+            return
+        await send(encoder.event(ImageUpdate(0, job.order.steps, image)), last=True)
+
+    async def _run(
+        self, job: ImageJob, call: Call, take: Callable[[ImageUpdate], Awaitable[None]], *, stream: bool
+    ) -> list[bytes]:
+        """Generate the images, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
+        serving = self._serving
+        serving.require_open()
+        call.quota.reserve(job.tokens, 0)
+        record = serving.record(job.order.request, job.model, "images", call.trace)
+        record.accepted(job.tokens, job.order.count, call.body, stream=stream)
+        client = Disconnect(call.receive)
+        work = asyncio.ensure_future(ImageGeneration(serving.workers, job, take).run(record))
+        reason, why = "cancelled", ""
+        try:
+            call.quota.settle(job.tokens)
+            if await client.or_done(work, serving.request_timeout_s or None):
+                raise ClientGone
+            if not work.done():
+                raise time_limit_reached(serving.request_timeout_s)
+            images = work.result()
+            reason = "stop"
+            return images
+        except ClientGone:
+            raise
+        except Exception as error:
+            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
+            raise
+        finally:
+            client.stop()
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+            record.ended(reason, why)
+
+
+def _support(card: ModelCard) -> ImageGenerationSupport:
+    """Raises `ApiError` 400 for a model that generates no images."""
+    if "image_generation" not in card.capabilities or card.image_generation is None:
+        raise bad_request(f"{card.name} does not generate images; use {endpoint_of(card)}.", param="model")
+    return card.image_generation
+
+
+async def _take_nothing(_: ImageUpdate) -> None:
+    """A response that is no stream has its images at the end."""
+
+
+def _origin(call: Call) -> str:
+    """Scheme and host by which the client reached this edge, or the proxy in front of it."""
+    headers = dict(call.headers)
+    scheme = headers.get(b"x-forwarded-proto", b"").decode("latin-1").strip().lower()
+    host = headers.get(b"host", b"").decode("latin-1")
+    return f"{scheme if scheme in ('http', 'https') else call.scheme}://{host}"
+
+
+def _headers(request: str) -> Headers:
+    return [(b"x-request-id", request.encode())]

@@ -1,0 +1,204 @@
+"""Images to generate: requests that take seconds to minutes, whose results are kept until their edge has fetched them.
+
+An edge that no longer asks for a request is gone, and the request is cancelled.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+import structlog
+
+from headwater.actors.bus.port import Bus, BusError, Message
+from headwater.actors.runtime.tasks import Spawn
+from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.status import WorkerStatus
+from headwater.engines.engine import Engine, EngineDied, EngineError, ImageStep, NotSupported, RequestRejected
+from headwater.schemas.clock import Clock
+from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.image_generation import (
+    FINAL,
+    PIECE_BYTES,
+    STATE_WAIT_S,
+    ImageFile,
+    ImageMessage,
+    ImagePiece,
+    ImagePieceQuery,
+    ImageRequest,
+    ImageState,
+    ImageStateQuery,
+)
+from headwater.schemas.messages.inference import Accepted, Cancel, Refused
+
+ACTIVE_MAX: Final = 64
+"""Requests at once; one more is refused, and its edge tries another worker."""
+
+ABANDONED_S: Final = 30.0
+"""A request whose edge asked nothing for so long is cancelled, and its files are dropped."""
+
+EXPIRY_PERIOD_S: Final = 5.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_message: msgspec.msgpack.Decoder[ImageMessage] = msgspec.msgpack.Decoder(ImageMessage)
+_cancel = msgspec.msgpack.Decoder(Cancel)
+_log = structlog.get_logger("headwater.worker.images")
+
+
+class _Job:
+    """One request: its state, which `changed` announces, and the bytes of its files."""
+
+    def __init__(self, request: ImageRequest, now_s: float) -> None:
+        self.request = request
+        self.asked_s = now_s
+        self.state = ImageState(True, image=request.first)
+        self.files: list[bytes] = []
+        self.changed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def take(self, step: ImageStep) -> None:
+        """A step of the engine, or a file."""
+        files = self.state.files
+        if step.data:
+            self.files.append(step.data)
+            files = (*files, ImageFile(step.image, len(step.data), step.preview))
+        self._set(image=step.image, steps_done=step.steps_done, files=files)
+
+    def end(self, refused: Refused | None = None) -> None:
+        """It has all its images, or failed; the first end counts."""
+        if not self.state.has_ended:
+            self._set(has_ended=True, refused=refused)
+
+    @property
+    def missing(self) -> int:
+        """Images that the engine has not given yet."""
+        wanted = self.request.count - self.request.first
+        return wanted - sum(file.preview == FINAL for file in self.state.files)
+
+    def _set(self, **changes: object) -> None:
+        self.state = msgspec.structs.replace(self.state, version=self.state.version + 1, **changes)
+        self.changed.set()
+
+
+class ImageJobs:
+    """The image requests of one worker, counted in `inflight` from when they are accepted until they are dropped."""
+
+    def __init__(
+        self, bus: Bus, engine: Engine, spawn: Spawn, status: WorkerStatus, inflight: Inflight, clock: Clock
+    ) -> None:
+        self._bus = bus
+        self._engine = engine
+        self._spawn = spawn
+        self._status = status
+        self._inflight = inflight
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+
+    async def on_message(self, message: Message) -> None:
+        """A new request, or a query about one."""
+        try:
+            asked = _message.decode(message.data)
+        except msgspec.DecodeError as error:
+            return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        if isinstance(asked, ImageRequest):
+            return await self._reply(message, self._accept(asked))
+        job = self._jobs.get(asked.request)
+        if job is not None:
+            job.asked_s = self._clock.monotonic_s()
+        if isinstance(asked, ImagePieceQuery):
+            return await self._reply(message, _piece(job, asked))
+        if job is None:
+            return await self._reply(message, ImageState(False))
+        self._spawn(self._reply_when_changed(message, job, asked), "image state")
+        return None
+
+    async def on_cancel(self, message: Message) -> None:
+        """Drop requests that no client waits for any more, or whose edge has all files."""
+        for request in _cancel.decode(message.data).requests:
+            self._drop(request)
+
+    def abort_all(self) -> None:
+        """Abort all requests that have not ended: their edges try another worker."""
+        for job in self._jobs.values():
+            job.end(Refused("the worker aborted it", True))
+            if job.task is not None:
+                job.task.cancel()
+
+    async def expire(self) -> None:
+        """Drop requests whose edge is gone. Until cancelled."""
+        while True:
+            await self._clock.sleep(EXPIRY_PERIOD_S)
+            now_s = self._clock.monotonic_s()
+            for name, job in list(self._jobs.items()):
+                if now_s - job.asked_s > ABANDONED_S:
+                    _log.info("image_request_abandoned", request=name, after_s=ABANDONED_S)
+                    self._drop(name)
+
+    def _accept(self, request: ImageRequest) -> Accepted | Refused:
+        if "image_generation" not in self._engine.capabilities:
+            return Refused(str(NotSupported(self._engine.name, "image_generation")), False)
+        refusal = self._status.refusal()
+        if not refusal and request.request in self._jobs:
+            refusal = f"{request.request} is in flight already"
+        if not refusal and len(self._jobs) >= ACTIVE_MAX:
+            refusal = f"it has {ACTIVE_MAX} requests already"
+        if refusal:
+            return Refused(refusal, True)
+        job = _Job(request, self._clock.monotonic_s())
+        self._jobs[request.request] = job
+        self._inflight.accept_embedding(request.request)
+        job.task = self._spawn(self._generate(job), "images")
+        return Accepted()
+
+    async def _generate(self, job: _Job) -> None:
+        name = job.request.request
+
+        def emit(step: ImageStep) -> None:
+            self._inflight.image_steps += 1
+            job.take(step)
+
+        try:
+            await self._engine.generate_images(job.request, emit)
+            job.end(Refused(f"the engine gave {job.missing} images too few", True) if job.missing else None)
+        except RequestRejected as error:
+            job.end(Refused(str(error), False, param=error.param))
+        except EngineError as error:
+            job.end(Refused(str(error), True, fatal=isinstance(error, EngineDied)))
+        except Exception as error:
+            # A bug in an engine's integration costs this request, not the worker with all others.
+            _log.error("images_failed", request=name, failure=failure_place(error))
+            _log.debug("images_failure", exc_info=True)
+            job.end(
+                Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True, fatal=True)
+            )
+
+    def _drop(self, name: str) -> None:
+        job = self._jobs.pop(name, None)
+        if job is not None:
+            if job.task is not None:
+                job.task.cancel()
+            self._inflight.finish_embedding(name)
+
+    async def _reply_when_changed(self, message: Message, job: _Job, query: ImageStateQuery) -> None:
+        if job.state.version == query.seen:
+            job.changed.clear()
+            try:
+                async with asyncio.timeout(STATE_WAIT_S):
+                    await job.changed.wait()
+            except TimeoutError:
+                pass
+        await self._reply(message, job.state)
+
+    async def _reply(self, message: Message, reply: object) -> None:
+        try:
+            await self._bus.publish(message.reply, _encode(reply))
+        except BusError as error:
+            # The edge asks again.
+            _log.warning("image_reply_failed", reason=str(error))
+
+
+def _piece(job: _Job | None, query: ImagePieceQuery) -> ImagePiece:
+    if job is None or not 0 <= query.file < len(job.files):
+        return ImagePiece(False)
+    if query.offset < 0 or not 0 < query.count <= PIECE_BYTES:
+        return ImagePiece(False)
+    return ImagePiece(True, job.files[query.file][query.offset : query.offset + query.count])

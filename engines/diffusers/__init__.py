@@ -1,0 +1,1 @@
+"""Images by Hugging Face's diffusers: one pipeline per worker, in its process."""

@@ -1,0 +1,142 @@
+"""Images by the official client from `headwater up` with a real pipeline of diffusers on CPUs, and `kill -9` in the middle."""
+
+import asyncio
+import base64
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from tests.support.engines import tiny_image_pipeline
+from tests.support.processes.fleet import FleetProcess, fleet
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.vllm,
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+SIDE = tiny_image_pipeline.SIDE
+ORDER: dict[str, Any] = {"model": "tiny", "prompt": "a red fox", "extra_body": {"seed": 11, "steps": 3}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """Two workers."""
+    folder = tmp_path_factory.mktemp("diffusers")
+    pipeline = await asyncio.to_thread(tiny_image_pipeline.make, folder / "tiny")
+    options = ("--engine-options", '{"device": "cpu", "threads": 1, "steps_max": 1000000}')
+    flags = ("--engine", "diffusers", "--model", str(pipeline), "--workers", "2", *options)
+    async with fleet(folder, *flags, ready_s=240, vllm=True) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client, without retries of its own."""
+    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def opened(data: str | bytes | None) -> Image.Image:
+    """A file, or one in base64."""
+    assert data is not None
+    image = Image.open(io.BytesIO(base64.b64decode(data) if isinstance(data, str) else data))
+    image.load()
+    return image
+
+
+def one_runs(stats: list[dict[str, Any]]) -> bool:
+    """Does a worker generate?"""
+    return any(one.get("running") for one in stats)
+
+
+async def test_images_are_the_pipelines_own_and_the_same_for_the_same_seed(
+    up: FleetProcess, client: openai.AsyncOpenAI
+) -> None:
+    """In the size and format asked for, inline or at a URL; another seed and another prompt are other images."""
+    first = await client.images.generate(**ORDER, n=2)
+    assert first.data is not None
+    [one, two] = [entry.b64_json for entry in first.data]
+    assert opened(one).size == (SIDE, SIDE)
+    assert opened(one).format == "PNG"
+    assert one != two
+    again = await client.images.generate(**ORDER)
+    assert again.data is not None
+    assert again.data[0].b64_json == one
+    following = await client.images.generate(**ORDER | {"extra_body": {"seed": 12, "steps": 3}})
+    assert following.data is not None
+    assert following.data[0].b64_json == two
+    other = await client.images.generate(**ORDER | {"prompt": "a blue owl"})
+    assert other.data is not None
+    assert other.data[0].b64_json != one
+    wide = await client.images.generate(
+        **ORDER, size="auto", output_format="webp", output_compression=80, response_format="url"
+    )
+    assert wide.data is not None
+    url = wide.data[0].url
+    assert url is not None
+    assert url.startswith(f"{up.url}/v1/images/files/img_")
+    async with up.client() as http:
+        got = await http.get(url)
+        assert (got.status_code, got.headers["content-type"]) == (200, "image/webp")
+        assert opened(got.content).format == "WEBP"
+        assert (await http.get(url[:-8] + "000.webp")).status_code == 404
+    with pytest.raises(openai.BadRequestError, match="multiples of 4"):
+        await client.images.generate(model="tiny", prompt="x", size="65x64")
+    with pytest.raises(openai.BadRequestError, match="at most 1000 per image"):
+        await client.images.generate(model="tiny", prompt="x", extra_body={"steps": 1001})
+    with pytest.raises(openai.BadRequestError, match="does not generate text"):
+        await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
+
+
+async def test_a_stream_shows_the_image_as_it_becomes_clear(client: openai.AsyncOpenAI) -> None:
+    """Previews are images too, and the last event is the one that a plain request gets."""
+    plain = await client.images.generate(**ORDER)
+    assert plain.data is not None
+    shown = []
+    async for event in await client.images.generate(**ORDER, stream=True, partial_images=2):
+        shown.append(event)
+    assert [event.type for event in shown] == [
+        "image_generation.partial_image",
+        "image_generation.partial_image",
+        "image_generation.completed",
+    ]
+    assert {opened(event.b64_json).size for event in shown} == {(SIDE, SIDE)}
+    assert len({event.b64_json for event in shown}) == len(shown)
+    assert shown[-1].b64_json == plain.data[0].b64_json
+
+
+async def test_kill_9_in_the_middle_and_a_client_that_leaves(
+    up: FleetProcess, client: openai.AsyncOpenAI
+) -> None:
+    """The other worker gives the image that the first would have; a worker whose client left is idle at once."""
+    steps = {"seed": 11, "steps": 150}
+    undisturbed = await client.images.generate(**ORDER | {"extra_body": steps})
+    seen: list[Any] = []
+    epochs: dict[str, int] = {}
+    events = await client.images.generate(**ORDER | {"extra_body": steps | {"progress": True}}, stream=True)
+    async for event in events:
+        if not seen:
+            stats = await up.until("a worker generates", one_runs)
+            epochs = {one["id"]: one["epoch"] for one in stats if "running" in one}
+            await up.kill_worker(next(one["id"] for one in stats if one.get("running")))
+        seen.append(event)
+    assert undisturbed.data is not None
+    assert [event.type for event in seen].count("image_generation.completed") == 1
+    assert seen[-1].b64_json == undisturbed.data[0].b64_json
+    after = await up.until("both workers", lambda stats: sum("running" in one for one in stats) == 2)
+    assert {one["id"]: one["epoch"] for one in after if "running" in one} != epochs, "nothing was killed"
+    endless = asyncio.ensure_future(
+        client.images.generate(**ORDER | {"extra_body": {"seed": 11, "steps": 1_000}})
+    )
+    await up.until("a worker generates", one_runs)
+    endless.cancel()
+    await asyncio.gather(endless, return_exceptions=True)
+    await up.until("no worker generates", lambda stats: not one_runs(stats))

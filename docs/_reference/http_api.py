@@ -18,6 +18,10 @@ ROUTES: dict[str, tuple[str, str]] = {
     "/v1/messages": ("POST", "Anthropic's messages, streamed or not"),
     "/v1/messages/count_tokens": ("POST", "tokens of such a request's prompt"),
     "/v1/embeddings": ("POST", "embeddings"),
+    "/v1/images/generations": (
+        "POST",
+        "generated images, streamed or not; those with a URL are served at `/v1/images/files/ID`",
+    ),
     "/v1/classify": ("POST", "classification (vLLM's format)"),
     "/v1/score": ("POST", "similarity scores (vLLM's format)"),
     "/v1/rerank": ("POST", "reranking (Jina's and Cohere's format)"),

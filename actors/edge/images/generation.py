@@ -12,7 +12,7 @@ import msgspec
 from headwater.actors.bus.port import BusError, NoResponder
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.request.dispatch import Addressed, Declined, Dispatcher, WorkerDied
+from headwater.actors.edge.request.dispatch import Addressed, Dispatcher, NotTaken, WorkerDied
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import RoutingHints
 from headwater.actors.http.errors import ApiError, overloaded, rejected
@@ -85,20 +85,20 @@ class ImageGeneration:
         """The first image that is missing."""
         return next((n for n in range(self._job.order.count) if n not in self._images), self._job.order.count)
 
-    async def _generate_at(self, decision: Decision, attempt: str) -> Declined | None:
+    async def _generate_at(self, decision: Decision, attempt: str) -> NotTaken | None:
         """Have one worker generate what is missing."""
         worker, epoch = decision.worker, decision.epoch
         request = msgspec.structs.replace(self._job.order, request=attempt, first=self._first)
         try:
             refused = await self._workers.start_images(worker, epoch, request)
             if refused is not None:
-                return _declined(refused)
+                return _not_taken(refused)
             return await self._follow(decision, attempt)
         finally:
             # It may compute all the same, or keep files that the edge has.
             self._workers.cancel(worker, epoch, attempt)
 
-    async def _follow(self, decision: Decision, attempt: str) -> Declined | None:
+    async def _follow(self, decision: Decision, attempt: str) -> NotTaken | None:
         fetched, unanswered, seen = 0, 0, -1
         while True:
             if self._workers.closed:
@@ -122,11 +122,11 @@ class ImageGeneration:
                 await self._take(ImageUpdate(state.image, state.steps_done))
             seen = state.version
             if state.has_ended:
-                return _declined(state.refused) if state.refused is not None else self._complete(decision)
+                return _not_taken(state.refused) if state.refused is not None else self._complete(decision)
 
-    def _complete(self, decision: Decision) -> Declined | None:
+    def _complete(self, decision: Decision) -> NotTaken | None:
         missing = self._job.order.count - len(self._images)
-        return Declined(f"worker {decision.worker} gave {missing} images too few") if missing else None
+        return NotTaken(f"worker {decision.worker} gave {missing} images too few") if missing else None
 
     async def _receive(self, decision: Decision, attempt: str, number: int, state: ImageState) -> None:
         """Fetch a file, unless the client has it already from another worker."""
@@ -181,10 +181,10 @@ class ImageGeneration:
         raise WorkerDied(f"worker {decision.worker}: {reason}")
 
 
-def _declined(refused: Refused) -> Declined:
+def _not_taken(refused: Refused) -> NotTaken:
     """Why a worker refused, for another one. Raises `ApiError` 400 if every other would, and `WorkerDied`."""
     if not refused.retryable:
         raise rejected(refused.reason, refused.param)
     if refused.fatal:
         raise WorkerDied(refused.reason)
-    return Declined(refused.reason)
+    return NotTaken(refused.reason)

@@ -46,7 +46,7 @@ class WorkerDied(Exception):
     """A worker, or its engine, died while it had a message."""
 
 
-class Declined(NamedTuple):
+class NotTaken(NamedTuple):
     """Why a worker did not take a message; another one may."""
 
     reason: str
@@ -102,7 +102,7 @@ class Dispatcher:
         self,
         message: Addressed,
         record: RequestLogWriter,
-        send: Callable[[Decision, str], Awaitable[T | Declined]],
+        send: Callable[[Decision, str], Awaitable[T | NotTaken]],
     ) -> T:
         """`send` a message, under the name of the attempt, to one worker after the other until one answers it.
 
@@ -143,11 +143,11 @@ class Dispatcher:
             except BusError as failed:
                 # A message that no process received cannot have been the cause.
                 lost += not isinstance(failed, NoResponder)
-                answer = Declined(str(failed))
+                answer = NotTaken(str(failed))
             except WorkerDied as failed:
                 lost += 1
-                answer = Declined(str(failed))
-            if not isinstance(answer, Declined):
+                answer = NotTaken(str(failed))
+            if not isinstance(answer, NotTaken):
                 return answer
             if lost >= message.deaths_max:
                 _log.error(

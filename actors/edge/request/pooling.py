@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from headwater.actors.bus.port import BusError
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.request.dispatch import Addressed, Declined, Dispatcher, WorkerDied
+from headwater.actors.edge.request.dispatch import Addressed, Dispatcher, NotTaken, WorkerDied
 from headwater.actors.edge.request.migration import DEATHS_MAX
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import NO_HINTS, RoutingHints
@@ -107,14 +107,14 @@ class Pooling:
         constraints = Constraints(lora_name=job.model.lora_name, needs=("embed",))
         message = Addressed(job.request, number, tokens, constraints, DEATHS_MAX)
 
-        async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | Declined:
+        async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | NotTaken:
             return await self._embed(job, prompts, decision, attempt)
 
         return await dispatcher.place(message, record, send)
 
     async def _embed(
         self, job: PoolingJob, prompts: range, decision: Decision, attempt: str
-    ) -> tuple[bytes, ...] | Declined:
+    ) -> tuple[bytes, ...] | NotTaken:
         """The vectors, or why this worker refuses.
 
         Raises `ApiError` 400 if every worker would, `BusError`, and `WorkerDied`.
@@ -140,9 +140,9 @@ class Pooling:
                 raise bad_request(reply.reason)
             if reply.fatal:
                 raise WorkerDied(reply.reason)
-            return Declined(reply.reason)
+            return NotTaken(reply.reason)
         if len(reply.vectors) != len(prompts) or any(not v or len(v) % 4 for v in reply.vectors):
-            return Declined(
+            return NotTaken(
                 f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"
             )
         return reply.vectors

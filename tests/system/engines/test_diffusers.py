@@ -4,6 +4,8 @@ import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -27,20 +29,38 @@ ORDER: dict[str, Any] = {"model": "tiny", "prompt": "a red fox", "extra_body": {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two workers."""
-    folder = tmp_path_factory.mktemp("diffusers")
-    pipeline = await asyncio.to_thread(tiny_image_pipeline.make, folder / "tiny")
+async def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's folder."""
+    return await asyncio.to_thread(tiny_image_pipeline.make, tmp_path_factory.mktemp("model") / "tiny")
+
+
+@asynccontextmanager
+async def workers(count: int, folder: Path, pipeline: Path) -> AsyncIterator[FleetProcess]:
+    """A fleet with so many workers."""
     options = ("--engine-options", '{"device": "cpu", "threads": 1, "steps_max": 1000000}')
-    flags = ("--engine", "diffusers", "--model", str(pipeline), "--workers", "2", *options)
+    flags = ("--engine", "diffusers", "--model", str(pipeline), "--workers", str(count), *options)
     async with fleet(folder, *flags, ready_s=240, vllm=True) as made:
+        yield made
+
+
+@asynccontextmanager
+async def client_of(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client, without retries of its own."""
+    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> AsyncIterator[FleetProcess]:
+    """One worker."""
+    async with workers(1, tmp_path_factory.mktemp("diffusers"), pipeline) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries of its own."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as made:
+    """The official client."""
+    async with client_of(up) as made:
         yield made
 
 
@@ -55,6 +75,11 @@ def opened(data: str | bytes | None) -> Image.Image:
 def one_runs(stats: list[dict[str, Any]]) -> bool:
     """Does a worker generate?"""
     return any(one.get("running") for one in stats)
+
+
+def epochs_of(stats: list[dict[str, Any]]) -> dict[str, int]:
+    """The epoch of each worker."""
+    return {one["id"]: one["epoch"] for one in stats if "running" in one}
 
 
 async def test_images_are_the_pipelines_own_and_the_same_for_the_same_seed(
@@ -113,30 +138,34 @@ async def test_a_stream_shows_the_image_as_it_becomes_clear(client: openai.Async
     assert shown[-1].b64_json == plain.data[0].b64_json
 
 
-async def test_kill_9_in_the_middle_and_a_client_that_leaves(
+async def test_a_worker_whose_client_left_is_idle_at_once(
     up: FleetProcess, client: openai.AsyncOpenAI
 ) -> None:
-    """The other worker gives the image that the first would have; a worker whose client left is idle at once."""
-    steps = {"seed": 11, "steps": 150}
-    undisturbed = await client.images.generate(**ORDER | {"extra_body": steps})
-    seen: list[Any] = []
-    epochs: dict[str, int] = {}
-    events = await client.images.generate(**ORDER | {"extra_body": steps | {"progress": True}}, stream=True)
-    async for event in events:
-        if not seen:
-            stats = await up.until("a worker generates", one_runs)
-            epochs = {one["id"]: one["epoch"] for one in stats if "running" in one}
-            await up.kill_worker(next(one["id"] for one in stats if one.get("running")))
-        seen.append(event)
-    assert undisturbed.data is not None
-    assert [event.type for event in seen].count("image_generation.completed") == 1
-    assert seen[-1].b64_json == undisturbed.data[0].b64_json
-    after = await up.until("both workers", lambda stats: sum("running" in one for one in stats) == 2)
-    assert {one["id"]: one["epoch"] for one in after if "running" in one} != epochs, "nothing was killed"
-    endless = asyncio.ensure_future(
-        client.images.generate(**ORDER | {"extra_body": {"seed": 11, "steps": 1_000}})
-    )
-    await up.until("a worker generates", one_runs)
+    """The pipeline stops in the middle of an image that would take long."""
+    order = ORDER | {"extra_body": {"seed": 11, "steps": 1_000}}
+    endless = asyncio.ensure_future(client.images.generate(**order, n=10))
+    await up.until("the worker generates", one_runs)
     endless.cancel()
     await asyncio.gather(endless, return_exceptions=True)
-    await up.until("no worker generates", lambda stats: not one_runs(stats))
+    await up.until("the worker is idle", lambda stats: not one_runs(stats))
+
+
+@pytest.mark.soak
+async def test_kill_9_in_the_middle_of_an_image(tmp_path: Path, pipeline: Path) -> None:
+    """The other worker gives the image that the first would have; the client has it once."""
+    steps = {"seed": 11, "steps": 300}
+    seen: list[Any] = []
+    async with workers(2, tmp_path, pipeline) as up, client_of(up) as client:
+        undisturbed = await client.images.generate(**ORDER | {"extra_body": steps})
+        order = ORDER | {"extra_body": steps | {"progress": True}}
+        async for event in await client.images.generate(**order, stream=True):
+            if not seen:
+                stats = await up.until("a worker generates", one_runs)
+                epochs = epochs_of(stats)
+                await up.kill_worker(next(one["id"] for one in stats if one.get("running")))
+            seen.append(event)
+        assert undisturbed.data is not None
+        assert [event.type for event in seen].count("image_generation.completed") == 1
+        assert seen[-1].b64_json == undisturbed.data[0].b64_json
+        after = await up.until("both workers", lambda stats: len(epochs_of(stats)) == 2)
+        assert epochs_of(after) != epochs, "nothing was killed: the test shows nothing"

@@ -42,6 +42,7 @@ from headwater.ops.config.worker import FleetSettings
 from headwater.ops.fleet import data_dir
 from headwater.ops.fleet.child import Child, headwater_command
 from headwater.ops.fleet.children import ChildGroup
+from headwater.ops.fleet.example_request import example_request
 from headwater.ops.fleet.spawner import Main, Spawner
 from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection
@@ -350,22 +351,8 @@ def _greeting(fleet: LocalFleet, card: ModelCard, seconds: float) -> str:
     key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
     return (
         f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {card.name}, NATS {without_secret(nats)})\n"
-        f"try: curl -N {url}/v1/{_example(card, key)}"
+        f"try: curl -N {url}/v1/{example_request(card, key)}"
     )
-
-
-def _example(card: ModelCard, key: str) -> str:
-    """A request that the model answers: the path after /v1/ and further arguments of curl."""
-    if card.speech is not None:
-        return f"audio/transcriptions{key} -F model={card.name} -F file=@speech.wav"
-    path = "chat/completions"
-    example: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    if "image_generation" in card.capabilities:
-        path, example = "images/generations", {"prompt": "a river at its source"}
-    elif "generate" not in card.capabilities:
-        path, example = "embeddings", {"input": "Hello!"}
-    body = msgspec.json.encode({"model": card.name, **example}).decode()
-    return f"{path} -H 'content-type: application/json'{key} -d '{body}'"
 
 
 async def _health(url: str) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class App:
         tokens = TokensApi(serving)
         history = history or HistorySettings()
         self._responses = ResponsesRoutes(serving, generator, history)
-        self._images = ImagesApi(serving, _image_objects(workers.ports, history))
+        self._images = images = ImagesApi(serving, _image_objects(workers.ports, history))
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,
@@ -126,7 +126,7 @@ class App:
             "/v2/rerank": pooling.rerank,
             "/v1/audio/transcriptions": audio.transcribe,
             "/v1/audio/translations": audio.translate,
-            "/v1/images/generations": self._images.generate,
+            "/v1/images/generations": images.generate,
             "/tokenize": tokens.tokenize,
             "/detokenize": tokens.detokenize,
         }

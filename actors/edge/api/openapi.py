@@ -107,7 +107,6 @@ ENDPOINTS: Final = (
         "/v1/images/generations",
         "generated images",
         ImagesRequest,
-        {"safety_identifier": "nothing is moderated"},
         rejected=USUAL_IMAGE_VALUES,
     ),
     ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),

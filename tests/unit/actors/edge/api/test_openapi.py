@@ -28,6 +28,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/responses/compact": {"model": "m", "input": "hi"},
     "/v1/conversations": {},
     "/v1/embeddings": {"model": "m", "input": "hi"},
+    "/v1/images/generations": {"model": "m", "prompt": "hi"},
     "/v1/classify": {"model": "m", "input": "hi"},
     "/v1/score": {"model": "m", "text_1": "hi", "text_2": "hi"},
     "/v1/rerank": {"model": "m", "query": "hi", "documents": ["hi"]},
@@ -80,6 +81,7 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
         ("/v1/conversations", "openai.resources.conversations:Conversations.create"),
         ("/v1/audio/transcriptions", "openai.resources.audio.transcriptions:Transcriptions.create"),
         ("/v1/audio/translations", "openai.resources.audio.translations:Translations.create"),
+        ("/v1/images/generations", "openai.resources.images:Images.generate"),
         ("/v1/messages", "anthropic.resources.messages:Messages.create"),
         ("/v1/messages/count_tokens", "anthropic.resources.messages:Messages.count_tokens"),
     ],
@@ -104,7 +106,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
     for name in re.findall(r"#/components/schemas/(\w+)", text):
         assert name in document["components"]["schemas"]
     source = Path(app.__file__).read_text()
-    posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|audio|tokens)\.', source))
+    posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|audio|images|tokens)\.', source))
     posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(routes.__file__).read_text()))
     assert posts == {endpoint.path for endpoint in ENDPOINTS}
 

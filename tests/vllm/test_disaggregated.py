@@ -37,6 +37,8 @@ PROMPTS = 40
 PROMPTS_OF_SOAK = 200
 KILLS = ((6, "prefill-0"), (16, "decode-0"), (28, " router "))
 KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
+IMAGES_OF_SOAK = 16
+IMAGE_KILLS = ((5, "encode-0"), (15, "prefill-0"), (30, "decode-0"), (40, "router"), (50, "encode-0"))
 SAMPLES = 40
 SAMPLE_S = 0.05
 BUSY_SHARE = 0.7
@@ -149,6 +151,38 @@ async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProce
     found = await asyncio.gather(*asked)
     assert [text for text, _ in found] == [text for text, _ in expected]
     await until_it_encodes(apart)
+
+
+@pytest.mark.soak
+async def test_images_have_the_same_answers_under_kills(apart: FleetProcess, up: FleetProcess) -> None:
+    """Each worker and the router is killed while images are encoded, prefilled and decoded: one right answer to each request."""
+    expected = [await ask_about(up, seed) for seed in range(60, 60 + IMAGES_OF_SOAK)]
+    await until_it_encodes(apart)
+    ended = 0
+    places = asyncio.Semaphore(4)
+
+    async def ask(place: int) -> str:
+        nonlocal ended
+        async with places:
+            found = await ask_about(
+                apart, 60 + place % IMAGES_OF_SOAK, cache_salt=f"{place // IMAGES_OF_SOAK}"
+            )
+        ended += 1
+        return found[0]
+
+    asked = [asyncio.create_task(ask(place)) for place in range(5 * IMAGES_OF_SOAK)]
+    for after, what in IMAGE_KILLS:
+        while ended < after:
+            await asyncio.sleep(0.005)
+        if what == "router":
+            apart.kill(" router ")
+        else:
+            await apart.kill_worker(what)
+            await apart.until_whole(3)
+    found = await asyncio.gather(*asked)
+    assert found == [expected[place % IMAGES_OF_SOAK][0] for place in range(5 * IMAGES_OF_SOAK)]
+    # While it restarts, nothing is encoded apart.
+    assert (await encode_legs(apart))["computed"]
 
 
 @pytest.mark.soak

@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 
-from headwater.actors.worker.serving.image_jobs import ABANDONED_S, EXPIRY_PERIOD_S
+from headwater.actors.edge.request.placement import PLACE_S_MAX
+from headwater.actors.worker.serving.image_jobs import ABANDONED_S, EXPIRY_PERIOD_S, ImageJobs
 from headwater.engines.engine import EngineError, RequestRejected
 from headwater.events.log import Record
 from headwater.ops.sim.checks import messages as all_messages
@@ -260,6 +262,45 @@ def test_a_client_that_hangs_up_ends_the_work() -> None:
         await until(lambda: not len(stage.workers["w1"].inflight), within_s=1.0)
         [ended] = await ends(stage)
         assert ended.reason == "cancelled"
+
+    play(work)
+
+
+def test_an_image_that_takes_longer_than_a_worker_waits_for_its_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edge asks about it all the while, about twice per step: a reply comes when there is something new."""
+    replies = []
+    reply = ImageJobs._reply_when_changed
+
+    async def counted(jobs: ImageJobs, *arguments: Any) -> None:
+        replies.append(arguments)
+        await reply(jobs, *arguments)
+
+    monkeypatch.setattr(ImageJobs, "_reply_when_changed", counted)
+
+    async def work(stage: Stage) -> None:
+        edge, _ = await fleet(stage, "w1")
+        status, document = await edge.ask(PATH, BODY | {"steps": 100})
+        assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
+        assert 100 * PictureEngine.step_s > ABANDONED_S + 2 * EXPIRY_PERIOD_S
+        assert 50 < len(replies) < 250
+
+    play(work)
+
+
+def test_what_a_worker_computed_before_it_died_is_no_part_of_the_search_for_another() -> None:
+    """The only one is killed after longer than a search takes, and is there again soon."""
+
+    async def work(stage: Stage) -> None:
+        edge, engines = await fleet(stage, "w1")
+        connection = edge.send(PATH, BODY | {"steps": 40})
+        await until(lambda: engines["w1"].asked)
+        await asyncio.sleep(PLACE_S_MAX + 5.0)
+        await stage.kill("w1")
+        # The edge has noticed by then, and searches.
+        await asyncio.sleep(8.0)
+        await stage.engine("w1", PictureEngine)
+        status, document = await answer_of(connection)
+        assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
 
     play(work)
 

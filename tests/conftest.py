@@ -18,7 +18,7 @@ from tests.support.processes.zygotes import Zygotes, use
 # Checks that ship with the package: a failed assertion shows its values in tests, too.
 pytest.register_assert_rewrite("headwater.engines.conformance")
 
-settings.register_profile("ci", max_examples=15, deadline=None)
+settings.register_profile("ci", max_examples=10, deadline=None)
 settings.register_profile("soak", max_examples=500, deadline=None)
 settings.load_profile("ci")
 

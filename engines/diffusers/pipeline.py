@@ -78,9 +78,12 @@ class TextToImage:
         side = latents * scale if isinstance(latents, int) else SIDE_DEFAULT
         smallest = -(-SIDE_MIN // multiple) * multiple
         side = min(max(smallest, side // multiple * multiple), options.side_max)
-        # Schedulers reject more steps than the model was trained with.
-        trained = getattr(getattr(pipe.scheduler, "config", None), "num_train_timesteps", None)
-        steps_max = min(options.steps_max, trained) if isinstance(trained, int) else options.steps_max
+        # Schedulers reject more steps than the model was trained with, and count the first ones that they leave out.
+        config = getattr(pipe.scheduler, "config", None)
+        trained = getattr(config, "num_train_timesteps", None)
+        steps_max = options.steps_max
+        if isinstance(trained, int):
+            steps_max = min(steps_max, trained - int(getattr(config, "steps_offset", 0) or 0))
         default = self._arguments["num_inference_steps"].default
         steps = options.steps or (default if isinstance(default, int) else STEPS_DEFAULT)
         return ImageGenerationSupport(

@@ -113,7 +113,9 @@ class LocalFleet:
         if settings.admin.port:
             admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
         check_access(settings.auth, settings.http.host)
-        listener = bind(settings.http.host, settings.http.port)
+        # Not a port of the system's choice: that may be a client's by the time the edge listens, or is restarted.
+        wanted = settings.http.port or free_port(0, settings.http.host)
+        listener = bind(settings.http.host, wanted)
         host, port = listener.getsockname()[:2]
         listener.close()
         scheme = "https" if certificate_of(settings.http) else "http"

@@ -18,6 +18,7 @@ Endpoint = Literal[
     "score",
     "rerank",
     "audio",
+    "images",
     "tokenize",
     "detokenize",
 ]

@@ -68,7 +68,8 @@ def test_the_first_cause_of_an_engines_death_is_kept(monkeypatch: pytest.MonkeyP
             left = {(step.worker, step.epoch) for step in steps}
             [line] = await why_workers_left(up.store.pool(POOL), left)
             assert CAUSE in line
-            assert all(CAUSE in step.reason for step in steps)
+            # Another step may follow: a router that does not know of it yet names the dead worker again.
+            assert CAUSE in steps[0].reason
             assert await why_workers_left(up.store.pool(POOL), set()) == []
 
     loop.run(run)

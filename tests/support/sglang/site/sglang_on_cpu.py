@@ -7,7 +7,7 @@ use four things that do not work there (torchvision is another: see `tests/suppo
   PyTorch when they are imported are declared there;
 * `pin_memory`, which needs an accelerator: host memory is the device's here;
 * NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory;
-* the registration of host memory with CUDA and the kernel that copies blocks between the tiers of its cache: nothing has
+* the memory that a tier of its cache leaves to others, 10 GiB, and the registration of host memory with CUDA and the kernel that copies blocks between the tiers of its cache: nothing has
   to be registered, and PyTorch copies.
 
 The production adapter does none of this: without it, SGLang on a CPU ends with an error that says what is missing.
@@ -26,6 +26,9 @@ KERNELS = "sgl_kernel"
 LORA = "sglang.srt.lora.layers"
 TRANSFER = "sglang.srt.disaggregation.nixl.conn"
 HOST_POOLS = ("sglang.srt.mem_cache.pool_host.common", "sglang.srt.mem_cache.pool_host.mha")
+HOST_SIZES = "sglang.srt.mem_cache.pool_host.base"
+RESERVE_BYTES = 256 << 20
+"""Of host memory that a tier leaves to others: with SGLang's 10 GiB the tests would need a large machine for their few blocks."""
 LOOKED_UP = (
     "fused_input_proj_cpu",
     "fused_linear_sigmoid_mul",
@@ -90,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name == LORA and not self._unpinned:
             self._unpinned = True
             _ignore_pinning()
-        if name in HOST_POOLS:
+        if name in HOST_POOLS or name == HOST_SIZES:
             return self._completed(name)
         if name == KERNELS or (name.startswith(f"{KERNELS}.") and name not in MISSING):
             return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
@@ -116,6 +119,9 @@ class _TierLoader(importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         self._loader.exec_module(module)
+        if module.__name__ == HOST_SIZES:
+            module.__dict__.update(HICACHE_HOST_MEMORY_RESERVE_BYTES=RESERVE_BYTES)
+            return
         module.__dict__.update(_cuda_host_register=_register_nothing, transfer_kv_direct=_copy_blocks)
 
 

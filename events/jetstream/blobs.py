@@ -28,6 +28,7 @@ INLINE_BYTES_MAX = 1024 * 1024
 """Up to this, hashing on the loop takes less than a millisecond; more is hashed in a thread."""
 
 SILENCE_S = 3.0
+LISTINGS_MAX = 4
 
 
 class _Info(msgspec.Struct):
@@ -147,18 +148,31 @@ class JetStreamBlobs:
             await cursor.aclose()
 
     async def names(self, prefix: str) -> list[str]:
-        """See `Blobs.names`."""
+        """See `Blobs.names`. Raises `LogRefused` if entries are deleted all the while."""
+        for _ in range(LISTINGS_MAX):
+            found = await self._list_once()
+            if found is not None:
+                return sorted(name for name in found if name.startswith(prefix))
+        raise LogRefused(f"bucket {self._bucket}: it changed during {LISTINGS_MAX} listings; list it again")
+
+    async def _list_once(self) -> list[str] | None:
+        """All names, None if the server announced entries that do not come: they were deleted while it sent the others."""
         cursor = Cursor(self._client, self._stream, filter_subject=subjects.object_meta(self._bucket, ">"))
+        loop = asyncio.get_running_loop()
         found: list[str] = []
         try:
-            async for batch in cursor.messages(0, newest_per_subject=True):
-                infos = [msgspec.json.decode(raw.data, type=_Info) for raw in batch]
-                found += [info.name for info in infos if not info.deleted]
-                if not batch or batch[-1].pending == 0:
-                    break
+            async with asyncio.timeout(SILENCE_S) as limit:
+                async for batch in cursor.messages(0, newest_per_subject=True):
+                    infos = [msgspec.json.decode(raw.data, type=_Info) for raw in batch]
+                    found += [info.name for info in infos if not info.deleted]
+                    if not batch or batch[-1].pending == 0:
+                        break
+                    limit.reschedule(loop.time() + SILENCE_S)
+        except TimeoutError:
+            return None
         finally:
             await cursor.aclose()
-        return sorted(name for name in found if name.startswith(prefix))
+        return found
 
     async def delete(self, name: str) -> None:
         """See `Blobs.delete`.

@@ -237,3 +237,24 @@ async def test_we_read_objects_of_the_stock_client(
     assert (await store.get("theirs")).data == b"ours"
     await store.delete("theirs")
     assert await blobs.get("theirs") is None
+
+
+async def test_names_are_listed_while_objects_are_deleted(blobs: JetStreamBlobs) -> None:
+    """The server counts entries as pending that are deleted before it sends them: a listing does not wait for those."""
+    stays = [f"stays/{number}" for number in range(5)]
+    goes = [f"goes/{number}" for number in range(150)]
+    for name in [*goes, *stays]:
+        await blobs.put(name, b"x")
+
+    async def delete(names: list[str]) -> None:
+        for name in names:
+            await blobs.delete(name)
+
+    async def list_names() -> None:
+        while not deleting.done():
+            assert await blobs.names("stays/") == stays
+
+    deleting = asyncio.gather(*(delete(goes[first::6]) for first in range(6)))
+    async with asyncio.timeout(60):
+        await asyncio.gather(deleting, *(list_names() for _ in range(8)))
+    assert await blobs.names("") == stays

@@ -255,6 +255,6 @@ async def test_names_are_listed_while_objects_are_deleted(blobs: JetStreamBlobs)
             assert await blobs.names("stays/") == stays
 
     deleting = asyncio.gather(*(delete(goes[first::6]) for first in range(6)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await asyncio.gather(deleting, *(list_names() for _ in range(8)))
     assert await blobs.names("") == stays

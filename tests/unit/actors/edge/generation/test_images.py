@@ -12,6 +12,7 @@ from headwater.actors.edge.generation.images import (
     PromptImages,
     expand_placeholders,
     load_images,
+    of_tenant,
 )
 from headwater.actors.edge.generation.request import MediaPart, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
@@ -163,3 +164,19 @@ def test_blocks_are_named_by_their_images() -> None:
     assert one[0] == other[0] == plain[0]
     assert len({one[1], other[1], plain[1], one[2], other[2], plain[2]}) == 6
     assert hashes("a", [8, 8, 8, 8])[:3] == one
+
+
+def test_an_image_has_an_id_of_its_own_for_each_tenant() -> None:
+    """Engines and workers keep images and embeddings by id alone: one id for all would reveal what another tenant has sent."""
+    one, two = (
+        PromptMedia("image", "a" * 32, 3, 4, (28, 28, 3)),
+        PromptMedia("image", "b" * 32, 9, 4, (28, 28, 3)),
+    )
+    ours, theirs = of_tenant((one, two), "tenant-1"), of_tenant((one, two), "tenant-2")
+    ids = {item.id for item in (one, two, *ours, *theirs)}
+    assert len(ids) == 6
+    assert all(len(id_) == 32 for id_ in ids)
+    assert of_tenant((one, two), "tenant-1") == ours
+    assert [msgspec.structs.replace(item, id="") for item in ours] == [
+        msgspec.structs.replace(item, id="") for item in (one, two)
+    ]

@@ -25,7 +25,8 @@ U8 = NDArray[np.uint8]
 ROOT = 0
 """Parent of a first block. No block hashes to it."""
 
-_MASK = (1 << 64) - 1
+U64_MAX = (1 << 64) - 1
+_MASK = U64_MAX
 _P1, _P2, _P3 = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F
 _W1, _W2, _W3 = np.uint64(_P1), np.uint64(_P2), np.uint64(_P3)
 _32, _29, _1, _0 = np.uint64(32), np.uint64(29), np.uint64(1), np.uint64(0)

@@ -52,6 +52,11 @@ def image_of(item: PromptMedia) -> Any:
     """The image as an object of Pillow. Raises `RequestRejected` if its data is not all there."""
     from PIL import Image
 
+    check_pixels(item)
+    return Image.fromarray(np.frombuffer(item.data, np.uint8).reshape(item.shape))
+
+
+def check_pixels(item: PromptMedia) -> None:
+    """Raises `RequestRejected` if an image's data is not all there."""
     if len(item.data) != item.size:
         raise RequestRejected(f"an image of {item.size} bytes came with {len(item.data)}", param="messages")
-    return Image.fromarray(np.frombuffer(item.data, np.uint8).reshape(item.shape))

@@ -13,3 +13,18 @@ KV_BYTES_PER_TOKEN: Final = 131_072
 
 TRANSFER_GB_PER_S: Final = 20.0
 """Bandwidth of one KV transfer between workers, GB/s."""
+
+IMAGE_SIDE: Final = 28
+"""Pixels of the square that one token of an image stands for, after resizing: Qwen2-VL's."""
+
+IMAGE_PIXELS_MIN: Final = 4 * IMAGE_SIDE**2
+IMAGE_PIXELS_MAX: Final = 1_280 * IMAGE_SIDE**2
+"""An image has 4 to 1,280 tokens."""
+
+IMAGES_PER_PROMPT: Final = 16
+
+EMBEDDING_WIDTH: Final = 64
+"""Values of float32 per token of an image's embedding."""
+
+EMBEDDING_TOKENS: Final = (256 << 20) // (4 * EMBEDDING_WIDTH)
+"""Tokens of images whose embeddings fit into 256 MiB."""

@@ -1,7 +1,7 @@
 """The simulated engine: a continuous-batching scheduler with a paged prefix cache and a step-time model.
 
 It has chunked prefill, preemption of the newest request, prefix reuse, LRU eviction and real KV events, on a clock that is
-passed in. Generated tokens depend only on the request's seed and the token's position, so a request that migrates to
+passed in. Generated tokens depend only on the request's seed, its images and the token's position, so a request that migrates to
 another worker continues with the same tokens.
 """
 
@@ -12,6 +12,7 @@ from functools import partial
 from headwater.engines.control_rules import check_loaded
 from headwater.engines.engine import (
     Emit,
+    EncodedImage,
     EngineDied,
     EngineInfo,
     EngineLoad,
@@ -22,8 +23,11 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.engines.images.prompt import check_images
 from headwater.engines.sim.control import SimControl
+from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
+from headwater.engines.sim.image_store import ImageStore, NoRoomForImage
 from headwater.engines.sim.paged_cache import PagedCache
 from headwater.engines.sim.scheduler import SimScheduler
 from headwater.engines.sim.sequence import SimSequence, SimSettings, seed_of, token_at
@@ -31,7 +35,11 @@ from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
+
+LINGER_S = 60.0
+"""How long an embedding stays that no request has used since."""
 
 
 class SimEngine(SimControl):
@@ -58,12 +66,17 @@ class SimEngine(SimControl):
         super().__init__(settings)
         if settings.split_only:
             self.capabilities |= {"split_only"}
+        if settings.images is not None:
+            self.capabilities |= {"images"}
+            if settings.reads_embeddings:
+                self.capabilities |= {"image_embeddings"}
         self._handoff = handoff or SimHandoff(settings.model, clock)
         self.choreography = self._handoff.choreography
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
         self._cache = PagedCache(settings.total_blocks)
-        self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache)
+        self._images = ImageStore(settings.embedding_tokens, clock.monotonic_s, LINGER_S)
+        self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache, self._images)
         self._by_id: dict[str, SimSequence] = {}
         self._work = asyncio.Event()
         self._events: list[KvEvent] = []
@@ -84,6 +97,7 @@ class SimEngine(SimControl):
             lora_slots=settings.lora_slots,
             lora_rank_max=settings.lora_rank_max,
             tasks=("embed",),
+            images=settings.images,
         )
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
@@ -103,10 +117,12 @@ class SimEngine(SimControl):
             )
         if -(-need // self._settings.block_size) > self._settings.total_blocks:
             raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
-        seed = seed_of(request) + hashing.seed(request.lora_name)
+        if self._settings.images is not None:
+            check_images(tokens, request.media, self._settings.images)
+        seed = seed_of(request, self._contents(request.media)) + hashing.seed(request.lora_name)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
-        sequence = SimSequence.create(request, emit, tokens, seed, answer)
+        sequence = SimSequence.create(request, emit, tokens, seed, answer, self._settings.block_size)
         self._by_id[request.request] = sequence
         if transfer is not None and request.leg == "decode":
             fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
@@ -118,6 +134,31 @@ class SimEngine(SimControl):
         if request.leg == "prefill" and self.choreography == "room":
             # Both legs run concurrently: the other engine waits in the room that this one opens now.
             asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
+
+    def _contents(self, media: tuple[PromptMedia, ...]) -> list[int]:
+        """What the images of a prompt show: of their pixels, or of their embeddings if these were put here."""
+        found = []
+        for item in media:
+            content = content_of(embedding_of(item)) if item.data else self._images.content(item.id)
+            if content is None or content < 0:
+                # Real engines end on such a request.
+                raise RequestRejected(
+                    f"image {item.id} came without its pixels, and its embedding is not here"
+                )
+            found.append(content)
+        return found
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`. Those that it computed itself do not count: nothing says for how long they are there."""
+        content = self._images.content(item.id)
+        return content is not None and content >= 0
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        if not self._settings.reads_embeddings:
+            self._reject("image_embeddings")
+        if not self._images.keep(item.id, item.tokens, content_of(image.values)):
+            raise NoRoomForImage(f"the embeddings of {len(self._images)} images are in use")
 
     def _pin(self, sequence: SimSequence, first_tokens: tuple[int, ...]) -> Pinned:
         return self._handoff.pin(sequence.request, partial(self._let_go, sequence), first_tokens)
@@ -217,7 +258,10 @@ class SimEngine(SimControl):
             self._handoff.expire()
             plan = self._scheduler.plan(admits=self._admits)
             used = self._cache.used / self._cache.capacity
-            duration = self._settings.step_time.seconds(plan.prompt_tokens, used, plan.emits)
+            times = self._settings.step_time
+            duration = times.seconds(plan.prompt_tokens, used, plan.emits) + times.encode_seconds(
+                plan.encodes
+            )
             await self._clock.sleep(duration)
             for sequence, count in plan.chunks:
                 if not sequence.ended and not sequence.waiting:

@@ -3,9 +3,12 @@
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.engines.model_files import ModelFiles
+from headwater.engines.sim.defaults import IMAGE_PIXELS_MAX, IMAGE_PIXELS_MIN, IMAGE_SIDE, IMAGES_PER_PROMPT
+from headwater.schemas.tables.card import ImageSupport
 
 CONTEXT_LENGTH = 131_072
 EOS = "<|im_end|>"
+IMAGE = "<|image|>"
 
 SENTENCES = (
     "The headwater is where the stream begins. "
@@ -15,20 +18,25 @@ SENTENCES = (
 
 TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] or [] %}"
+    "{{ '<|image|>' if part['type'] == 'image' else part['text'] }}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
 def tokenizer() -> Tokenizer:
-    """One token per byte, and the three control tokens of the template."""
+    """One token per byte, and the control tokens of the template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(
-        [AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", EOS)]
+        [AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", EOS, IMAGE)]
     )
     return made
 
@@ -43,6 +51,19 @@ def sim_model_files(name: str) -> ModelFiles:
         tuple(number for text in (EOS,) if (number := made.token_to_id(text)) is not None),
         CONTEXT_LENGTH,
         name,
+    )
+
+
+def image_support() -> ImageSupport:
+    """How the simulated model takes images: one token per square of `IMAGE_SIDE` pixels, as Qwen2-VL does."""
+    placeholder = tokenizer().token_to_id(IMAGE)
+    assert placeholder is not None, "one of its special tokens"
+    return ImageSupport(
+        placeholder=placeholder,
+        per_prompt=IMAGES_PER_PROMPT,
+        side=IMAGE_SIDE,
+        pixels_min=IMAGE_PIXELS_MIN,
+        pixels_max=IMAGE_PIXELS_MAX,
     )
 
 

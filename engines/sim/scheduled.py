@@ -4,8 +4,17 @@ The engine derives a subclass with tokens; in a what-if replay only the hashes o
 """
 
 from abc import abstractmethod
+from typing import NamedTuple
 
 import msgspec
+
+
+class ImageSpan(NamedTuple):
+    """An image of a prompt: `tokens` tokens from `start` on. Equal ids are equal images."""
+
+    id: str
+    start: int
+    tokens: int
 
 
 class Scheduled(msgspec.Struct, eq=False):
@@ -14,7 +23,8 @@ class Scheduled(msgspec.Struct, eq=False):
     `hashes` are those of its first blocks, a chain after `root`, as many as were requested so far. `blocks` are cached
     under their hash, `private` are not (yet). `computed` tokens have KV; up to `target` they count as a prompt, which after
     a preemption includes tokens generated before. `cached` tokens were found when it first started, -1 before that.
-    `arrived`: number of tokens whose KV was handed off from another engine.
+    `arrived`: number of tokens whose KV was handed off from another engine. `images` are in order; the first `encoded` of them need no
+    embedding any more.
     """
 
     length: int
@@ -27,6 +37,8 @@ class Scheduled(msgspec.Struct, eq=False):
     produced: int = 0
     cached: int = -1
     arrived: int = 0
+    images: tuple[ImageSpan, ...] = ()
+    encoded: int = 0
     waiting: bool = True
     ended: bool = False
 

@@ -7,8 +7,9 @@ engine on asyncio does so token by token, a what-if replay combines steps in whi
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
+from headwater.engines.sim.image_store import ImageStore
 from headwater.engines.sim.paged_cache import PagedCache
-from headwater.engines.sim.scheduled import Scheduled
+from headwater.engines.sim.scheduled import ImageSpan, Scheduled
 
 SequenceT = TypeVar("SequenceT", bound=Scheduled)
 
@@ -22,23 +23,31 @@ class Limits(NamedTuple):
 
 
 class StepPlan(NamedTuple, Generic[SequenceT]):
-    """One step: (sequence, tokens to compute), the prompt tokens among them, and whether any sequence gets a token."""
+    """One step: (sequence, tokens to compute), the prompt tokens among them, and whether any sequence gets a token.
+
+    `encodes` are the numbers of tokens of the images that it encodes before.
+    """
 
     chunks: list[tuple[SequenceT, int]]
     prompt_tokens: int
     emits: bool
+    encodes: tuple[int, ...] = ()
 
 
 class SimScheduler(Generic[SequenceT]):
-    """Continuous batching over one paged cache. `preemptions` counts preempted sequences."""
+    """Continuous batching over one paged cache. `preemptions` counts preempted sequences.
 
-    def __init__(self, limits: Limits, cache: PagedCache) -> None:
+    `images` are the embeddings at hand: an image is encoded in the step that computes its first token, unless its embedding is there.
+    """
+
+    def __init__(self, limits: Limits, cache: PagedCache, images: ImageStore | None = None) -> None:
         self.waiting: deque[SequenceT] = deque()
         self.running: list[SequenceT] = []
         self.preemptions = 0
         self._limits = limits
         self._size = limits.block_size
         self._cache = cache
+        self._images = images
 
     def remove(self, sequence: SequenceT) -> None:
         """Remove a sequence, running or waiting."""
@@ -87,7 +96,31 @@ class SimScheduler(Generic[SequenceT]):
             prompt_tokens += count
         if self.preemptions > preempted:
             chunks = [(s, n) for s, n in chunks if not s.waiting]
-        return StepPlan(chunks, prompt_tokens, any(s.computed + n >= s.length for s, n in chunks))
+        emits = any(s.computed + n >= s.length for s, n in chunks)
+        return StepPlan(chunks, prompt_tokens, emits, self._encodes(chunks))
+
+    def _encodes(self, chunks: list[tuple[SequenceT, int]]) -> tuple[int, ...]:
+        """Tokens of the images whose embeddings these chunks need and that are not at hand."""
+        found: list[int] = []
+        for sequence, count in chunks:
+            end = sequence.computed + count
+            while sequence.encoded < len(sequence.images):
+                image = sequence.images[sequence.encoded]
+                if image.start >= end:
+                    break
+                sequence.encoded += 1
+                # With cached KV up to its last token an image is not looked at.
+                if image.start + image.tokens > sequence.computed and not self._at_hand(image):
+                    found.append(image.tokens)
+        return tuple(found)
+
+    def _at_hand(self, image: ImageSpan) -> bool:
+        if self._images is None:
+            return False
+        if self._images.holds(image.id):
+            return True
+        self._images.keep(image.id, image.tokens)
+        return False
 
     def alike(self, plan: StepPlan[SequenceT]) -> int:
         """Number of consecutive equal steps, including this one, if no sequence ends or arrives.
@@ -156,7 +189,7 @@ class SimScheduler(Generic[SequenceT]):
 
     def _release_blocks(self, sequence: SequenceT) -> None:
         self.release(sequence)
-        sequence.computed = 0
+        sequence.computed = sequence.encoded = 0
         sequence.waiting = True
 
 

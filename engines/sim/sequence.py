@@ -5,12 +5,13 @@ from typing import NamedTuple
 from zlib import crc32
 
 from headwater.engines.engine import Emit
-from headwater.engines.sim.defaults import BLOCK_SIZE, TOTAL_BLOCKS
-from headwater.engines.sim.scheduled import Scheduled
+from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_TOKENS, TOTAL_BLOCKS
+from headwater.engines.sim.scheduled import ImageSpan, Scheduled
 from headwater.engines.sim.scheduler import Limits
 from headwater.engines.sim.step_time import StepTime
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.card import ImageSupport
 
 
 class SimSettings(NamedTuple):
@@ -32,6 +33,12 @@ class SimSettings(NamedTuple):
     lora_rank_max: int = 64
     split_only: bool = False
     """Serves only the legs of split requests, as SGLang's engines for prefill and decode do."""
+    images: ImageSupport | None = None
+    """None: it takes text only."""
+    reads_embeddings: bool = False
+    """Takes the embeddings of encode workers."""
+    embedding_tokens: int = EMBEDDING_TOKENS
+    """Tokens of images whose embeddings are kept."""
 
     @property
     def limits(self) -> Limits:
@@ -43,7 +50,7 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
     """One request in the engine: the scheduler's view of it, and its tokens.
 
     `spoiled`: the KV handed off to it was another prompt's; `cached_before` of its tokens were cached where it was
-    computed (-1: not stated); `first` tokens are passed to the decode leg's engine.
+    computed (-1: not stated); `first` tokens are passed to the decode leg's engine. `digests` are of the images, by block.
     """
 
     request: GenerateRequest
@@ -54,12 +61,15 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
     spoiled: bool = False
     cached_before: int = -1
     first: tuple[int, ...] = ()
+    digests: tuple[hashing.MultimodalDigest, ...] = ()
 
     @classmethod
     def create(
-        cls, request: GenerateRequest, emit: Emit, tokens: list[int], seed: int, answer: int
+        cls, request: GenerateRequest, emit: Emit, tokens: list[int], seed: int, answer: int, block_size: int
     ) -> "SimSequence":
         """The sequence of a newly submitted request."""
+        images = tuple([ImageSpan(item.id, item.start, item.tokens) for item in request.media])
+        places = [(image.id, image.start, image.tokens) for image in images]
         return cls(
             length=len(tokens),
             target=len(tokens),
@@ -69,6 +79,8 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
             tokens=tokens,
             seed=seed,
             answer=answer,
+            images=images,
+            digests=tuple(hashing.media_digests(places, block_size)),
         )
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -81,24 +93,38 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
         """See `Scheduled.hash_blocks`."""
         if not self.hashes:
             packed = hashing.unpack_tokens(hashing.pack_tokens(self.tokens))
-            self.hashes = hashing.sequence_hashes(packed, size, parent=self.root).tolist()
+            self.hashes = hashing.sequence_hashes(
+                packed, size, parent=self.root, multimodal=self.digests
+            ).tolist()
         while len(self.hashes) < count:
             at = len(self.hashes) * size
             parent = self.hashes[-1] if self.hashes else self.root
-            self.hashes += hashing.chain_plain(self.tokens[at : at + size], size, parent)
+            # The prompt's last block may have the end of an image.
+            extra = (
+                sum(digest for block, digest in self.digests if block == len(self.hashes)) & hashing.U64_MAX
+            )
+            self.hashes += hashing.chain_plain(self.tokens[at : at + size], size, parent, (extra,))
 
 
-def seed_of(request: GenerateRequest) -> int:
+def seed_of(request: GenerateRequest, images: Sequence[int] = ()) -> int:
     """The seed of an answer: the same on every worker, and independent of the tokens generated so far.
 
-    Without a seed in the request it is derived from the prompt at temperature 0, otherwise from the request's id.
+    Without a seed in the request it is derived from the prompt at temperature 0, otherwise from the request's id. `images` are numbers
+    for what the prompt's images show, in order; the seed depends on each.
     """
     sampling = request.sampling
     if sampling.seed is not None:
-        return sampling.seed
-    if not sampling.temperature:
-        return crc32(request.tokens[: len(request.tokens) - 4 * request.emitted])
-    return crc32(request.request.rpartition("-")[0].encode())
+        seed = sampling.seed
+    elif not sampling.temperature:
+        seed = crc32(request.tokens[: len(request.tokens) - 4 * request.emitted])
+    else:
+        seed = crc32(request.request.rpartition("-")[0].encode())
+    return seed + image_offset(images)
+
+
+def image_offset(images: Sequence[int]) -> int:
+    """By how much images, each a number of 32 bits, shift an answer; 0 without any."""
+    return crc32(b"".join([image.to_bytes(4, "little") for image in images])) if images else 0
 
 
 def token_at(script: Sequence[int], seed: int, number: int) -> int:

@@ -25,11 +25,11 @@ from headwater.engines.engine import (
     RequestRejected,
     Transfer,
 )
+from headwater.engines.images.embedding_cache import EmbeddingCache
 from headwater.engines.images.prompt import image_of
 from headwater.engines.kv_events import endpoints
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.embeddings import files as embedding_files
-from headwater.engines.vllm.embeddings.cache import EmbeddingCache
 from headwater.engines.vllm.images import image_support, probe_image
 from headwater.engines.vllm.rejections import rejection_of
 from headwater.schemas.events.kv import BlocksStored

@@ -61,7 +61,11 @@ class FleetSettings(NamedTuple):
     prefill_workers: Annotated[int, Meta(ge=0, description="number of prefill-only workers")] = 0
     decode_workers: Annotated[int, Meta(ge=0, description="number of decode-only workers")] = 0
     encode_workers: Annotated[
-        int, Meta(ge=0, description="number of workers that only encode images, for the others (vLLM)")
+        int,
+        Meta(
+            ge=0,
+            description="number of workers that only encode images, for the others (vLLM and the simulated engine)",
+        ),
     ] = 0
     sglang_workers: Annotated[
         int,

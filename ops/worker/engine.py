@@ -16,6 +16,7 @@ from headwater.actors.worker.serving.metrics import WorkerCollector
 from headwater.actors.worker.serving.status import WorkerProfile
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.transfer.port import TensorTransfer
+from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.nats.credentials import has_own_key
 from headwater.ops.process import metrics_folder
@@ -30,17 +31,20 @@ from headwater.schemas.names import slug
 _log = structlog.get_logger("headwater.main")
 
 
-async def open_transfer(worker: str, mib: int) -> TensorTransfer:
-    """A slab for tensors between workers, over NIXL. Raises `TransferUnavailable`."""
+async def open_transfer(worker: str, mib: int, engine: str) -> TensorTransfer:
+    """A slab for tensors between workers: over NIXL, or for the simulated engine, which needs none, in shared memory.
+
+    Raises `TransferUnavailable`.
+    """
+    # Leases end with this process: its epoch here is random, the subject of a claim has the worker's.
+    epoch, clock, new_lease = secrets.randbits(31), SystemClock(), partial(secrets.token_bytes, LEASE_BYTES)
+    if engine == "sim":
+        memory = SharedMemory(mib << 20, f"{worker}.{secrets.token_hex(6)}")
+        return SharedTransfer(worker, epoch, memory, clock, new_lease)
     from headwater.engines.transfer.memory import HostMemory
     from headwater.engines.transfer.nixl import NixlTransfer
 
-    # Leases end with this process: its epoch here is random, the subject of a claim has the worker's.
-    epoch = secrets.randbits(31)
-    transfer = NixlTransfer(
-        worker, epoch, HostMemory(mib << 20), SystemClock(), partial(secrets.token_bytes, LEASE_BYTES)
-    )
-    return await transfer.start()
+    return await NixlTransfer(worker, epoch, HostMemory(mib << 20), clock, new_lease).start()
 
 
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
@@ -73,7 +77,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             profile=WorkerProfile(own.role, instance=name, tier=own.tier, taints=own.taints),
             lora=adapters_of(settings, worker),
             health=settings.health,
-            open_transfer=partial(open_transfer, worker, own.embeddings_mib),
+            open_transfer=partial(open_transfer, worker, own.embeddings_mib, own.engine),
         )
         actors.append(actor)
         return actor

@@ -14,9 +14,10 @@ from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, read_model_files
 from headwater.engines.sglang.config import cli_arguments as sglang_arguments
 from headwater.engines.sglang.config.arguments import SglangSettings
-from headwater.engines.sim.defaults import BLOCK_SIZE
+from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
+from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.model import script, sim_model_files
+from headwater.engines.sim.model import image_support, script, sim_model_files
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.engines.vllm.config import checks, cli_arguments
 from headwater.engines.vllm.config.arguments import VllmSettings
@@ -135,7 +136,7 @@ def _files(folder: Path, worker: WorkerSettings) -> ModelFiles:
 
 
 def sim_settings(worker: WorkerSettings, options: SimOptions, files: ModelFiles) -> SimSettings:
-    """The settings of the simulated engine."""
+    """The settings of the simulated engine. Its own model takes images; one of a folder has its tokenizer, and takes text."""
     return SimSettings(
         model=files.name,
         block_size=worker.block_size or BLOCK_SIZE,
@@ -144,6 +145,9 @@ def sim_settings(worker: WorkerSettings, options: SimOptions, files: ModelFiles)
         step_time=ZERO if options.step_time == "zero" else StepTime(),
         script=script(files),
         eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
+        images=None if worker.model else image_support(),
+        reads_embeddings=worker.reads_embeddings and worker.role in ("both", "prefill"),
+        embedding_tokens=(worker.embeddings_mib << 20) // (4 * EMBEDDING_WIDTH),
     )
 
 
@@ -161,8 +165,10 @@ def served(worker: WorkerSettings, files: ModelFiles) -> Served:
 
 def _sim(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     files = sim_files(settings.worker)
-    engine = SimEngine(sim_settings(settings.worker, settings.sim, files), SystemClock())
-    return engine, served(settings.worker, files)
+    wanted = sim_settings(settings.worker, settings.sim, files)
+    if settings.worker.role == "encode":
+        return SimEncoder(wanted, SystemClock()), served(settings.worker, files)
+    return SimEngine(wanted, SystemClock()), served(settings.worker, files)
 
 
 def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:

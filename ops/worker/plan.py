@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.engines import registry
 from headwater.engines.sglang.config import cli_arguments as sglang_arguments
@@ -16,6 +16,9 @@ from headwater.ops.worker import tensorrt_llm
 from headwater.schemas.events.fleet import Role
 
 DEFAULT_WORKERS = 2
+
+ENCODING_ENGINES: Final = frozenset({"vllm", "sim"})
+"""Engines with an encoder that runs apart from the model."""
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -42,8 +45,8 @@ def names(settings: EngineProcess) -> list[tuple[str, Role]]:
 def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     fleet, role = settings.fleet, settings.worker.role
     roles = fleet.prefill_workers or fleet.decode_workers
-    if fleet.encode_workers and settings.worker.engine != "vllm":
-        raise ConfigError(f"--encode-workers requires --engine vllm, not {settings.worker.engine}")
+    if fleet.encode_workers and settings.worker.engine not in ENCODING_ENGINES:
+        raise ConfigError(f"--encode-workers requires --engine vllm or sim, not {settings.worker.engine}")
     both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
     if both == 1 and settings.name:
         own: list[tuple[str, Role]] = [(settings.name, role)]

@@ -60,7 +60,19 @@ class LocalPlace(msgspec.Struct, frozen=True, array_like=True, tag="local"):
     offset: Count
 
 
-Place = NixlPlace | LocalPlace
+class SharedPlace(msgspec.Struct, frozen=True, array_like=True, tag="shared"):
+    """Bytes in memory that processes of one machine share: `offset` in the slab behind descriptor `fd` of process `pid`.
+
+    `agent` is the name of that memory, and never reused.
+    """
+
+    agent: str
+    pid: Count
+    fd: Count
+    offset: Count
+
+
+Place = NixlPlace | LocalPlace | SharedPlace
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):

@@ -1,6 +1,6 @@
 """The `Transfer` contract: what is read is what was offered, once, or the error says why not; and nothing is lost.
 
-Over the in-process twin, and over NIXL with the owner in a process of its own.
+Over the in-process twin, over shared memory, and over NIXL with the owner in a process of its own.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from tests.support.ports.transfers import (
     expected,
     local_case,
     nixl_case,
+    shared_memory_case,
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("nixl")]
@@ -40,13 +41,13 @@ SHAPE = (300, 1000)
 NBYTES = 600_000
 
 
-@pytest.fixture(scope="module", params=["local", "nixl"])
+@pytest.fixture(scope="module", params=["local", "shared memory", "nixl"])
 def make_case(request: pytest.FixtureRequest) -> MakeCase:
     """Makes owner and reader, of each kind."""
     if request.param == "nixl":
         pytest.importorskip("nixl", reason="the extra nixl is not installed")
         return nixl_case
-    return local_case
+    return local_case if request.param == "local" else shared_memory_case
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -26,11 +26,12 @@ from headwater.engines.transfer.local import LocalFabric, LocalTransfer
 from headwater.engines.transfer.memory import HostMemory
 from headwater.engines.transfer.nixl import NixlTransfer
 from headwater.engines.transfer.port import PeerGone, Stats, TensorTransfer
+from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.ops.process.signals import die_with_parent
 from headwater.schemas.messages.transfer import (
     ClaimReply,
     LeaseId,
-    LocalPlace,
+    NixlPlace,
     Offer,
     OfferClaim,
     OfferReleased,
@@ -120,7 +121,7 @@ class Host:
 
     def _bytes(self, offer: Offer) -> Any:
         place = offer.place
-        at = place.offset if isinstance(place, LocalPlace) else place.address - self.memory.address
+        at = place.address - self.memory.address if isinstance(place, NixlPlace) else place.offset
         return self.memory.view(at, offer.nbytes)
 
 
@@ -198,18 +199,16 @@ class Wire:
 
 
 class Case:
-    """An owner and a reader that have not met yet. `fabric` is None where NIXL is between them."""
+    """An owner and a reader that have not met yet. `is_nixl`: the owner is a process of its own."""
 
-    def __init__(self, owner: Any, reader: Host, fabric: LocalFabric | None = None) -> None:
+    def __init__(
+        self, owner: Any, reader: Host, fabric: LocalFabric | None = None, *, is_nixl: bool = False
+    ) -> None:
         self.owner = owner
         self.reader = reader
         self.wire = Wire(owner)
         self.fabric = fabric
-
-    @property
-    def is_nixl(self) -> bool:
-        """Is the owner a process of its own?"""
-        return self.fabric is None
+        self.is_nixl = is_nixl
 
     async def read(self, offer: Offer, attempt: int = 1) -> Any:
         """Read, within a time that no reading in these tests needs."""
@@ -256,6 +255,20 @@ async def local_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterato
 
 
 @asynccontextmanager
+async def shared_memory_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator[Case]:
+    """Both in this process, which opens its own memory as another would."""
+    clock = SkippingClock()
+    hosts = []
+    for name in ("owner", "reader"):
+        memory = SharedMemory(slab, f"{name}.{secrets.token_hex(6)}")
+        times = {"claim_s": claim_s, "quarantine_s": QUARANTINE_S}
+        hosts.append(Host(SharedTransfer(name, EPOCH, memory, clock, new_lease, **times), memory, clock))
+    yield Case(hosts[0], hosts[1])
+    for host in hosts:
+        await host.close()
+
+
+@asynccontextmanager
 async def nixl_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator[Case]:
     """The owner in a process of its own."""
     ours, theirs = socket.socketpair()
@@ -267,7 +280,7 @@ async def nixl_case(slab: int = SLAB, claim_s: float = CLAIM_S) -> AsyncIterator
     reader = await nixl_host("reader", slab, claim_s)
     assert listening() > before
     try:
-        yield Case(owner, reader)
+        yield Case(owner, reader, is_nixl=True)
     finally:
         await reader.close()
         # Whatever the test still holds, its errors' tracebacks among it, the agent has ended, and on its own thread.

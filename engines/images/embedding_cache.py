@@ -54,6 +54,10 @@ class EmbeddingCache:
     def held_blocks(self) -> list[BlocksStored]:
         """All that is held, as events; those that wait are dropped."""
         self._drop_events()
+        return self.blocks()
+
+    def blocks(self) -> list[BlocksStored]:
+        """All that is held, as events."""
         return [self._stored(item) for item, _ in self._held.values()]
 
     def clear(self) -> None:

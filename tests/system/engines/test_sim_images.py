@@ -1,0 +1,80 @@
+"""Images and an encode worker with the simulated engine, as `headwater up` starts them without a GPU."""
+
+import re
+from collections.abc import AsyncIterator
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from headwater.actors.media.item import media_id
+from headwater.engines.sim import model
+from headwater.engines.sim.embedding import content_of, embedding_of
+from headwater.engines.sim.sequence import image_offset, token_at
+from headwater.schemas.messages.media import PromptMedia
+from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
+from tests.support.processes.fleet import FleetProcess, fleet
+
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
+
+TOKENS = 56
+ANSWER_TOKENS = 24
+SEED = 1
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """A worker and an encode worker."""
+    flags = ("--engine", "sim", "--workers", "1", "--encode-workers", "1", "--sim-step-time", "zero")
+    async with fleet(tmp_path_factory.mktemp("sim"), *flags) as made:
+        yield made
+
+
+def expected(*seeds: int) -> str:
+    """The answer about these pictures: the simulated engine's text from where the images shift it to."""
+    contents = []
+    for seed in seeds:
+        shape = (HEIGHT, WIDTH, 3)
+        pixels = np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8).tobytes()
+        id_ = media_id("image", "uint8", shape, pixels, "")
+        contents.append(content_of(embedding_of(PromptMedia("image", id_, 0, TOKENS, shape, pixels))))
+    script = model.script()
+    tokens = [token_at(script, SEED + image_offset(contents), number) for number in range(ANSWER_TOKENS)]
+    return str(model.tokenizer().decode(tokens))
+
+
+async def ask(client: httpx.AsyncClient, *seeds: int, before: str) -> tuple[str, str]:
+    """An answer about pictures after some words, and the request's id."""
+    content = [
+        {"type": "text", "text": before},
+        *({"type": "image_url", "image_url": {"url": picture_url(seed)}} for seed in seeds),
+    ]
+    fields = {"model": "sim", "seed": SEED, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    reply = await client.post(
+        "/v1/chat/completions", json={**fields, "messages": [{"role": "user", "content": content}]}
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]["content"], reply.headers["x-request-id"]
+
+
+async def legs(client: httpx.AsyncClient) -> dict[str, int]:
+    """Images that the edge sent to encode workers so far, by outcome."""
+    page = (await client.get("/metrics")).text
+    found = re.findall(r'^headwater_edge_encode_legs_total{outcome="(\w+)"} ([0-9.]+)', page, re.M)
+    return {outcome: int(float(count)) for outcome, count in found}
+
+
+async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: FleetProcess) -> None:
+    """Encoded once and kept; of two images in their order; and by the worker itself once the encode worker is gone."""
+    async with up.client() as client:
+        assert (await ask(client, 1, before="one"))[0] == expected(1)
+        assert (await ask(client, 2, 1, before="two"))[0] == expected(2, 1) != expected(1, 2)
+        assert await legs(client) == {"computed": 2, "cached": 1}
+        text, request = await ask(client, 1, before="three")
+        assert text == expected(1)
+        code, shown = await up.command("explain", request)
+        assert code == 0, shown
+        await up.kill_worker("encode-0")
+        for seed in (1, 3):
+            assert (await ask(client, seed, before="without"))[0] == expected(seed)

@@ -234,6 +234,10 @@ HISTORY_TRIMMED = Counter(
     "headwater_edge_stored_objects_trimmed_total",
     "Stored responses and conversation items discarded because their tenant stores more than its share",
 )
+VIDEO_JOBS = Gauge("headwater_edge_video_jobs", "Video jobs that this edge has generated at present")
+VIDEO_TAKEOVERS = Counter(
+    "headwater_edge_video_jobs_taken_over_total", "Video jobs taken over from an edge that ended, or died"
+)
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
 _MODEL_PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
 _MODEL_CACHED_TOKENS = Counter(

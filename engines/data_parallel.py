@@ -13,6 +13,7 @@ from headwater.engines.engine import (
     Aborts,
     Emit,
     EmitImage,
+    EmitVideo,
     EncodedImage,
     Engine,
     EngineInfo,
@@ -25,8 +26,8 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.handoff import Choreography
-from headwater.schemas.messages.image_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
@@ -176,6 +177,10 @@ class RankEngine:
     async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
         """See `Engine.generate_images`. The engine chooses the rank."""
         await self._engine.generate_images(request, emit)
+
+    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+        """See `Engine.generate_video`. The engine chooses the rank."""
+        await self._engine.generate_video(request, emit)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. On all ranks."""

@@ -9,13 +9,18 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.messages.file_generation import FINAL, ImageRequest, VideoRequest
 from headwater.schemas.messages.handoff import Choreography
-from headwater.schemas.messages.image_generation import FINAL, ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
-from headwater.schemas.tables.card import ImageGenerationSupport, ImageSupport, SpeechSupport
+from headwater.schemas.tables.card import (
+    ImageGenerationSupport,
+    ImageSupport,
+    SpeechSupport,
+    VideoGenerationSupport,
+)
 
 Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
 """abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran.
@@ -85,7 +90,8 @@ class EngineInfo(NamedTuple):
     dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
     parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
     the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `images` says how the model takes
-    images, None if it does not; `speech` how it transcribes, `image_generation` which images it generates.
+    images, None if it does not; `speech` how it transcribes, `image_generation` which images it generates, `video_generation` which
+    videos.
     """
 
     model: str
@@ -105,6 +111,7 @@ class EngineInfo(NamedTuple):
     images: ImageSupport | None = None
     speech: SpeechSupport | None = None
     image_generation: ImageGenerationSupport | None = None
+    video_generation: VideoGenerationSupport | None = None
 
 
 class Pinned(NamedTuple):
@@ -155,6 +162,13 @@ class ImageStep(NamedTuple):
     preview: int = FINAL
 
 
+class VideoStep(NamedTuple):
+    """A denoising step of a video, or the whole mp4 file if there is `data`."""
+
+    steps_done: int
+    data: bytes = b""
+
+
 class EngineLoad(NamedTuple):
     """Requests running and waiting; KV blocks in use and in total."""
 
@@ -186,6 +200,7 @@ class LoraAdapter(NamedTuple):
 
 Emit = Callable[[Step], None]
 EmitImage = Callable[[ImageStep], None]
+EmitVideo = Callable[[VideoStep], None]
 
 
 class Engine(Protocol):
@@ -241,6 +256,13 @@ class Engine(Protocol):
 
         Returns once the last image was emitted. Cancelling it stops the request at its next step. Raises
         `RequestRejected`.
+        """
+        ...
+
+    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+        """Generate a video: `emit` is called on the event loop for each denoising step, and once with the file.
+
+        Returns after that. Cancelling it stops the request at its next step. Raises `RequestRejected`.
         """
         ...
 
@@ -337,6 +359,10 @@ class EngineBase:
     async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
         """See `Engine.generate_images`."""
         self._reject("image_generation")
+
+    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+        """See `Engine.generate_video`."""
+        self._reject("video_generation")
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""

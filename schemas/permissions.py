@@ -17,7 +17,7 @@ KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "shadow", "worker", "operato
 
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "query routers and workers, write and read the request log, read leases, model cards and their files, "
-    "API keys and shared secrets, write and read stored responses",
+    "API keys and shared secrets, write and read stored responses and video jobs",
     "router": "answer route queries, write route and fleet events, read the pool log, write snapshots",
     "shadow": "write shadow events, read the pool log and the routers' snapshots",
     "worker": "accept requests, send tokens, hand off KV, write its fleet, kv and load events, write and read cards",
@@ -51,7 +51,13 @@ class _Streams(NamedTuple):
     blobs: str
     requests: str
     stored: str
+    videos: str
     pools: tuple[str, ...]
+
+    @property
+    def edges_only(self) -> tuple[str, ...]:
+        """What edges read, and other clients only with a right of their own."""
+        return (self.api_keys, self.secrets, self.stored, self.videos)
 
 
 def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) -> Rights:
@@ -74,16 +80,14 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
 
 def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     streams = _streams(ns, pools)
-    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed", "encode", "image")
+    verbs: tuple[EngineVerb, ...] = ("generate", "cancel", "status", "embed", "encode", "file")
     everything = (
         streams.leases,
         streams.cards,
-        streams.api_keys,
-        streams.secrets,
         streams.blobs,
         streams.requests,
-        # Whose objects fill the store.
-        streams.stored,
+        # Of the stored responses: whose objects fill the store.
+        *streams.edges_only,
     )
     return Rights(
         publish=(
@@ -95,6 +99,7 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             _lease(ns, "edge", client),
             subjects.table_subject(subjects.secret_bucket(ns), subjects.SALT_KEY),
             subjects.table_subject(subjects.stored_bucket(ns), ">"),
+            subjects.table_subject(subjects.video_bucket(ns), ">"),
             *_look_up(*everything),
             *_read(*everything),
             *_reply(ns, "worker", "operator", "observer"),
@@ -120,7 +125,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.object_subjects(subjects.blob_bucket(ns)),
             _purge(streams.blobs),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_exist(streams.requests, streams.api_keys, streams.secrets, streams.stored),
+            *_exist(streams.requests, *streams.edges_only),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_reply(ns, "edge", "operator", "observer"),
         ),
@@ -132,7 +137,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *(subjects.route_wait(ns, pool, client, ANY) for pool in pools or (ANY,)),
             *_services("router", client),
         ),
-        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets, streams.stored),
+        deny_publish=_no_reading(streams.requests, *streams.edges_only),
     )
 
 
@@ -144,12 +149,12 @@ def _shadow(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_events(ns, pools, ("shadow",), client),
             _lease(ns, "shadow", client),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_exist(streams.requests, streams.api_keys, streams.secrets, streams.stored),
+            *_exist(streams.requests, *streams.edges_only),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_reply(ns, "operator", "observer"),
         ),
         subscribe=(_inbox(ns, "shadow", client), *_services("shadow", client)),
-        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets, streams.stored),
+        deny_publish=_no_reading(streams.requests, *streams.edges_only),
     )
 
 
@@ -176,7 +181,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             # A worker follows the cards: a LoRA adapter that is removed is removed on all workers.
             *_read(streams.cards),
-            *_exist(streams.requests, streams.api_keys, streams.secrets, streams.stored),
+            *_exist(streams.requests, *streams.edges_only),
         ),
         subscribe=(
             _inbox(ns, "worker", client),
@@ -184,7 +189,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.worker_requests(ns, client),
             *_services("worker", client),
         ),
-        deny_publish=_no_reading(streams.requests, streams.api_keys, streams.secrets, streams.stored),
+        deny_publish=_no_reading(streams.requests, *streams.edges_only),
         # Exact, and affordable only here: the server records every message with a reply subject, and each one
         # read from a stream has one. A worker reads no log, only the few cards.
         answers=True,
@@ -230,9 +235,7 @@ def _admin(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
                 streams.cards,
                 streams.blobs,
                 streams.requests,
-                streams.api_keys,
-                streams.secrets,
-                streams.stored,
+                *streams.edges_only,
             ),
         ),
         subscribe=(_inbox(ns, "admin", client),),
@@ -249,11 +252,11 @@ def _observer(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             "$JS.API.STREAM.LIST",
             *_look_up(*everything),
             *_read(*everything),
-            *_exist(streams.api_keys, streams.secrets, streams.stored),
+            *_exist(*streams.edges_only),
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "observer", client), "$JS.EVENT.>"),
-        deny_publish=_no_reading(streams.api_keys, streams.secrets, streams.stored),
+        deny_publish=_no_reading(*streams.edges_only),
     )
 
 
@@ -266,6 +269,7 @@ def _streams(ns: str, pools: tuple[str, ...]) -> _Streams:
         subjects.object_stream(subjects.blob_bucket(ns)),
         subjects.request_stream(ns),
         subjects.table_stream(subjects.stored_bucket(ns)),
+        subjects.table_stream(subjects.video_bucket(ns)),
         tuple(subjects.pool_stream(ns, pool) for pool in pools) or (ANY,),
     )
 

@@ -2,7 +2,7 @@
 
 Subjects contain workers and actors, never requests or block hashes: the server keeps the subject index in memory, so its
 size must grow with the fleet and not with the traffic. The exceptions are objects whose number a byte bound limits: files,
-snapshots, and the stored responses of clients.
+snapshots, and the stored responses and video jobs of clients.
 
 ========================================= ============ ====================================================
 subject                                   carried by   content
@@ -13,7 +13,7 @@ hw.<ns>.req.<edge>                        JetStream    request lifecycle events,
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
 hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    poll of a query in one router's admission queue
 hw.<ns>.weights.<pool>                    core NATS    an operator's engine weights; one router of the queue group answers
-hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, encode, image, drain, claim (of a hand-off), offer (of a tensor)
+hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, encode, file (to generate), drain, claim (of a hand-off), offer (of a tensor)
 hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
@@ -32,7 +32,7 @@ from headwater.schemas.names import slug, token
 PoolKind = Literal["fleet", "kv", "load", "route", "shadow"]
 InboxKind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
-EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "image", "drain", "claim", "offer"]
+EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "file", "drain", "claim", "offer"]
 
 POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route", "shadow")
 
@@ -228,6 +228,16 @@ def stored_object_of(key: str) -> str:
 def stored_chunk_key(key: str, writing: str, number: int) -> str:
     """Key of a further chunk of a large stored object. `writing` names one version of the object."""
     return f"{key}.{token('writing', writing)}.{number}"
+
+
+def video_bucket(ns: str) -> str:
+    """KV bucket of video jobs."""
+    return f"HW_{token('namespace', ns)}_VIDEO"
+
+
+def video_key(tenant: str, id_: str) -> str:
+    """Key of a tenant's video job. `tenant` is a digest of its name."""
+    return f"{token('tenant', tenant)}.{token('video', id_)}"
 
 
 def table_stream(bucket: str) -> str:

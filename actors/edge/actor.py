@@ -35,6 +35,7 @@ from headwater.actors.edge.limits.sharing import UsageSharing
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
+from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.http.cors import allow_origins
 from headwater.actors.http.errors import upstream_failed
 from headwater.actors.http.limits import BodyLimits
@@ -73,6 +74,7 @@ class EdgeActor(Actor):
         special_tokens_in_text: bool = False,
         access: AccessSettings | None = None,
         history: HistorySettings | None = None,
+        videos: VideoSettings | None = None,
         probe_s: float = 0.0,
         service: ServiceLimits = UNLIMITED_SERVICE,
         cors_origins: tuple[str, ...] = (),
@@ -88,6 +90,7 @@ class EdgeActor(Actor):
         self._bodies = bodies
         self._special_tokens_in_text = special_tokens_in_text
         self._history = history
+        self._videos = videos
         self._probe_s = probe_s
         self._access = AccessServices(access or AccessSettings(), ports)
         self._service_limits = service
@@ -164,6 +167,7 @@ class EdgeActor(Actor):
             special_tokens_in_text=self._special_tokens_in_text,
             reasoning_field=self._reasoning_field,
             history=self._history,
+            videos=self._videos,
             persistence=self._persistence,
             access=self._access.control,
             service=self._service_limits,
@@ -171,6 +175,8 @@ class EdgeActor(Actor):
             probes=self._probes,
             intake=self._intake,
         )
+        for loop, name in self._app.videos.loops():
+            self.spawn(loop, name)
         self._serving = self.spawn(self._server.serve(allow_origins(self._app, self._cors_origins)), "http")
         listening = asyncio.ensure_future(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,6 +208,8 @@ class EdgeActor(Actor):
         deadline = clock.monotonic_s() + self._drain_s
         while self._app is not None and self._app.active and clock.monotonic_s() < deadline:
             await clock.sleep(0.02)
+        if self._app is not None:
+            await self._app.videos.release()
         for call in list(self._workers.calls):
             call.abort(upstream_failed("Server is shutting down; retry."))
         if self._serving is not None:

@@ -15,7 +15,7 @@ class Ports(NamedTuple):
     """The ports of one namespace.
 
     `api_keys` and `secrets` are tables of edges: of other processes only an operator's may write them. `stored` is
-    the table of stored responses; only edges use it.
+    the table of stored responses, `videos` that of video jobs; only edges use these.
     `pool_log` opens the log of a pool and creates it where it is missing; `ids` makes short unique names. `cache`
     is this machine's copy of the newest snapshot's bulk data, None for none.
     """
@@ -28,6 +28,7 @@ class Ports(NamedTuple):
     secrets: Table
     blobs: Blobs
     stored: Table
+    videos: Table
     requests: Log
     pool_log: Callable[[str], Awaitable[Log]]
     clock: Clock

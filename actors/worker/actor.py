@@ -47,7 +47,7 @@ from headwater.actors.worker.lifecycle.model_card import Served, publish_card
 from headwater.actors.worker.lora.gate import LoraGate
 from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
 from headwater.actors.worker.serving.embeddings import Embeddings
-from headwater.actors.worker.serving.image_jobs import ImageJobs
+from headwater.actors.worker.serving.file_jobs import FileJobs
 from headwater.actors.worker.serving.requests import RequestIntake
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
@@ -95,7 +95,7 @@ class WorkerActor(Actor):
         )
         self._offers = OfferAnswers(ports.bus)
         self._open_transfer = open_transfer
-        self.images = ImageJobs(ports.bus, engine, self.spawn, self.status, self.inflight, ports.clock)
+        self.files = FileJobs(ports.bus, engine, self.spawn, self.status, self.inflight, ports.clock)
         self.health = EngineHealth(
             engine, ports.clock, ports.ids, health or HealthSettings(), self.inflight, self.status
         )
@@ -170,7 +170,7 @@ class WorkerActor(Actor):
         self.spawn(self._persistence.run(), "persistence")
         self.spawn(self.intake.frames.run(), "frames")
         self.spawn(self.intake.expire_handoffs(), "hand-offs")
-        self.spawn(self.images.expire(), "image requests")
+        self.spawn(self.files.expire(), "file requests")
         self.spawn(self._published_failure(self._run_incarnations()), "incarnations")
         self.spawn(self._published_failure(self.health.run(info)), "health")
         await self._has_joined.wait()
@@ -274,8 +274,8 @@ class WorkerActor(Actor):
                 ("encode", guard(self.encoding.on_encode)),
                 ("offer", self._offers.on_offer),
                 ("cancel", self.embeddings.on_cancel),
-                ("image", guard(self.images.on_message)),
-                ("cancel", self.images.on_cancel),
+                ("file", guard(self.files.on_message)),
+                ("cancel", self.files.on_cancel),
                 ("drain", self._on_drain),
             ),
             resync=self._on_resync,
@@ -311,7 +311,7 @@ class WorkerActor(Actor):
         self.intake.abort_all()
         self.embeddings.abort_all()
         self.encoding.abort_all()
-        self.images.abort_all()
+        self.files.abort_all()
 
     async def drain(self) -> None:
         """See `Actor.drain`."""

@@ -22,6 +22,11 @@ ROUTES: dict[str, tuple[str, str]] = {
         "POST",
         "generated images, streamed or not; those with a URL are served at `/v1/images/files/ID`",
     ),
+    "/v1/videos": (
+        "GET, POST",
+        "video jobs of the tenant, in pages; POST creates one. `/v1/videos/{id}` is one of them (GET, DELETE), "
+        "`/v1/videos/{id}/content` its mp4 file",
+    ),
     "/v1/classify": ("POST", "classification (vLLM's format)"),
     "/v1/score": ("POST", "similarity scores (vLLM's format)"),
     "/v1/rerank": ("POST", "reranking (Jina's and Cohere's format)"),

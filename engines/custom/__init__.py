@@ -35,11 +35,12 @@ from headwater.engines.engine import (
     RequestRejected,
     Step,
     Transfer,
+    VideoStep,
 )
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.messages.image_generation import ImageRequest
-from headwater.schemas.tables.card import ImageGenerationSupport
+from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
+from headwater.schemas.tables.card import ImageGenerationSupport, VideoGenerationSupport
 
 __all__ = [
     "BLOCK_SIZE",
@@ -69,6 +70,9 @@ __all__ = [
     "RequestRejected",
     "Step",
     "Transfer",
+    "VideoGenerationSupport",
+    "VideoRequest",
+    "VideoStep",
     "declared_capabilities",
     "hashing",
 ]

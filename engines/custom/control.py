@@ -9,9 +9,9 @@ import numpy as np
 
 from headwater.engines.control_rules import check_adapter, check_loaded, check_pooling, check_sleep
 from headwater.engines.custom.api import PoolingRequest
-from headwater.engines.engine import EmitImage, EngineBase, EngineInfo, LoraAdapter, PauseMode
+from headwater.engines.engine import EmitImage, EmitVideo, EngineBase, EngineInfo, LoraAdapter, PauseMode
 from headwater.schemas import hashing
-from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import EmbedRequest
 from headwater.schemas.tables.capability import Capability
 
@@ -52,6 +52,11 @@ class CustomControl(EngineBase):
         """See `Engine.generate_images`."""
         self._require("image_generation")
         await self._call(self._engine.generate_images, request, emit)
+
+    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+        """See `Engine.generate_video`."""
+        self._require("video_generation")
+        await self._call(self._engine.generate_video, request, emit)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""

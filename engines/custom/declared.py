@@ -9,6 +9,7 @@ from headwater.schemas.tables.capability import HINTS, NEEDS, Capability
 METHODS: Final[dict[tuple[str, ...], tuple[Capability, ...]]] = {
     ("embed",): ("embed",),
     ("generate_images",): ("image_generation",),
+    ("generate_video",): ("video_generation",),
     ("load_lora", "unload_lora"): ("lora",),
     ("prefill", "release"): ("handoff",),
     ("sleep", "wake"): ("sleep",),

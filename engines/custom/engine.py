@@ -104,6 +104,9 @@ class CustomEngine(CustomControl):
         if "image_generation" in self.capabilities and made.image_generation is None:
             self._fail(TypeError("start says nothing of its images: return setup.info(image_generation=...)"))
             raise EngineDied(str(self._failure))
+        if "video_generation" in self.capabilities and made.video_generation is None:
+            self._fail(TypeError("start says nothing of its videos: return setup.info(video_generation=...)"))
+            raise EngineDied(str(self._failure))
         if "embed" in self.capabilities and not made.tasks:
             made = made._replace(tasks=("embed",))
         return made

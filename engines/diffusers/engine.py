@@ -1,4 +1,4 @@
-"""The engine of a diffusers pipeline. It generates one image at a time, in a thread; requests wait by priority.
+"""The engine of a diffusers pipeline. It generates one image, or one video, at a time, in a thread; requests wait by priority.
 
 It has no KV cache and no tokens: what concerns these is rejected, or empty.
 """
@@ -6,30 +6,37 @@ It has no KV cache and no tokens: what concerns these is rejected, or empty.
 import asyncio
 import heapq
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from headwater.engines.diffusers.loaded import LoadedPipeline
 from headwater.engines.diffusers.options import DiffusersOptions
 from headwater.engines.diffusers.pipeline import TextToImage
+from headwater.engines.diffusers.video_pipeline import TextToVideo
 from headwater.engines.engine import (
     Emit,
     EmitImage,
+    EmitVideo,
     EngineBase,
     EngineInfo,
     EngineLoad,
     ImageStep,
     KvEvent,
     Transfer,
+    VideoStep,
 )
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.tables.capability import Capability
+
+FileT = TypeVar("FileT", ImageRequest, VideoRequest)
+StepT = TypeVar("StepT", ImageStep, VideoStep)
 
 BLOCK_SIZE = 16
 TOTAL_BLOCKS = 4_096
@@ -40,16 +47,19 @@ class DiffusersEngine(EngineBase):
     """See the module. `folder` has the pipeline, `name` is that of the model."""
 
     name = "diffusers"
-    capabilities: frozenset[Capability] = frozenset({"image_generation", "priority", "seed"})
+    capabilities: frozenset[Capability] = frozenset({"priority", "seed"})
+    possible: ClassVar[frozenset[Capability]] = frozenset({"image_generation", "video_generation"})
     packages: ClassVar[tuple[str, ...]] = ("diffusers",)
-    remark: ClassVar[str] = "generates images from text; one request at a time"
+    remark: ClassVar[str] = "generates images, or videos, from text; one request at a time"
 
     def __init__(self, folder: Path, name: str, context_length: int, options: DiffusersOptions) -> None:
         self._folder = folder
         self._model = name
         self._context_length = context_length
         self._options = options
-        self._pipeline: TextToImage | None = None
+        self._loaded: LoadedPipeline | None = None
+        self._images: TextToImage | None = None
+        self._videos: TextToVideo | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="diffusers")
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
@@ -59,7 +69,16 @@ class DiffusersEngine(EngineBase):
     async def start(self) -> EngineInfo:
         """See `Engine.start`."""
         loop = asyncio.get_running_loop()
-        self._pipeline = await loop.run_in_executor(self._thread, TextToImage, self._folder, self._options)
+        options = self._options
+        loaded = self._loaded = await loop.run_in_executor(
+            self._thread, LoadedPipeline, self._folder, options
+        )
+        if loaded.generates_videos:
+            self._videos = TextToVideo(loaded, options)
+            self.capabilities = self.capabilities | {"video_generation"}
+        else:
+            self._images = TextToImage(loaded, options)
+            self.capabilities = self.capabilities | {"image_generation"}
         return EngineInfo(
             self._model,
             BLOCK_SIZE,
@@ -67,26 +86,42 @@ class DiffusersEngine(EngineBase):
             1,
             self._context_length,
             version=metadata.version("diffusers"),
-            image_generation=self._pipeline.support,
+            image_generation=self._images.support if self._images is not None else None,
+            video_generation=self._videos.support if self._videos is not None else None,
         )
 
     async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
         """See `Engine.generate_images`."""
-        assert self._pipeline is not None
-        self._pipeline.check(request)
+        if self._images is None:
+            self._reject("image_generation")
+        await self._run(request, self._images.generate, emit)
+
+    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+        """See `Engine.generate_video`."""
+        if self._videos is None:
+            self._reject("video_generation")
+        await self._run(request, self._videos.generate, emit)
+
+    async def _run(
+        self,
+        request: FileT,
+        generate: Callable[[FileT, Callable[[StepT], None], threading.Event], None],
+        emit: Callable[[StepT], None],
+    ) -> None:
+        """Have the thread generate when it is this request's turn."""
+        assert self._loaded is not None
+        self._loaded.check(request)
         loop = asyncio.get_running_loop()
         stopped = threading.Event()
 
-        def emit_from_thread(step: ImageStep) -> None:
+        def emit_from_thread(step: StepT) -> None:
             if not stopped.is_set():
                 loop.call_soon_threadsafe(emit, step)
 
         async with self._turn(request.priority):
             self._stops.add(stopped)
             try:
-                await loop.run_in_executor(
-                    self._thread, self._pipeline.generate, request, emit_from_thread, stopped
-                )
+                await loop.run_in_executor(self._thread, generate, request, emit_from_thread, stopped)
             finally:
                 # If this was cancelled the thread ends with its step, and the next request begins after it.
                 stopped.set()

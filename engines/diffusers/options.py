@@ -13,7 +13,8 @@ class DiffusersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`device` "": a GPU if there is one. `dtype` "auto": bfloat16 on a GPU, float32 on a CPU. `threads`
     on CPUs, 0: as many as torch chooses, which is too many for several workers on one machine. `steps` 0: the pipeline's default.
 
-    Sides in pixels. The others bound what one request may ask for.
+    `fps`: frames that videos show per second, 0: the pipeline's. Sides in pixels, `pixels_max` those of a video's frame.
+    The others bound what one request may ask for.
     """
 
     device: str = ""
@@ -23,6 +24,9 @@ class DiffusersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps_max: Count = 200
     side_max: Count = 2_048
     images_max: Count = 10
+    pixels_max: Count = 1_280 * 720
+    seconds_max: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    fps: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 def read_options(options: dict[str, Any]) -> DiffusersOptions:

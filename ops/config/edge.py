@@ -9,6 +9,7 @@ from headwater.actors.edge.access.settings import AccessSettings, check_jwks_url
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import REQUEST_TIMEOUT_S, RateLimits
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
+from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag, Prefix
@@ -82,6 +83,7 @@ class EdgeSettings(NamedTuple):
         Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),
     ] = REQUEST_TIMEOUT_S
     history: Annotated[HistorySettings, Prefix("responses")] = HistorySettings()
+    videos: Annotated[VideoSettings, Prefix("videos")] = VideoSettings()
 
 
 def check_access(access: AccessSettings, host: str) -> None:

@@ -15,6 +15,8 @@ def example_request(card: ModelCard, key: str) -> str:
     example: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     if card.image_generation is not None:
         path, example = "images/generations", {"prompt": "a river at its source"}
+    elif card.video_generation is not None:
+        path, example = "videos", {"prompt": "a river at its source"}
     elif "generate" not in card.capabilities:
         path, example = "embeddings", {"input": "Hello!"}
     body = msgspec.json.encode({"model": card.name, **example}).decode()

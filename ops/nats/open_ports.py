@@ -91,6 +91,7 @@ async def open_ports(
             secrets=JetStreamTable(store, subjects.secret_bucket(ns)),
             blobs=JetStreamBlobs(store, subjects.blob_bucket(ns)),
             stored=JetStreamTable(store, subjects.stored_bucket(ns)),
+            videos=JetStreamTable(store, subjects.video_bucket(ns)),
             requests=JetStreamLog(store, subjects.request_stream(ns)),
             pool_log=pool_log,
             clock=SystemClock(),

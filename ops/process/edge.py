@@ -47,6 +47,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             payload=edge.record_payloads,
             limits=edge.client,
             history=edge.history,
+            videos=edge.videos,
             bodies=http.bodies,
             special_tokens_in_text=edge.allow_special_tokens_in_text,
             reasoning_field=edge.reasoning_field,

@@ -210,6 +210,7 @@ class SimFleet:
             secrets=SimTable(store, store.secrets, process),
             blobs=SimBlobs(store, process),
             stored=SimTable(store, store.stored, process),
+            videos=SimTable(store, store.videos, process),
             requests=SimLog(store, store.requests, process, "requests"),
             pool_log=pool_log,
             clock=process,

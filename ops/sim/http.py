@@ -108,12 +108,22 @@ class SimHttpServer:
         for connection in self._open.values():
             connection.reset()
 
-    def connect(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> SimConnection:
-        """Send a request. Raises `Reset` without a listening server."""
+    def connect(
+        self, path: str, body: bytes, headers: list[tuple[bytes, bytes]], method: str = ""
+    ) -> SimConnection:
+        """Send a request; without a `method`: a POST if there is a body. Raises `Reset` without a listening server."""
         if self._app is None:
             raise Reset
         connection = SimConnection(path, body, self._network, self._loop)
-        scope = {"type": "http", "path": path, "method": "POST" if body else "GET", "headers": headers}
+        bare, _, query = path.partition("?")
+        method = method or ("POST" if body else "GET")
+        scope = {
+            "type": "http",
+            "path": bare,
+            "query_string": query.encode(),
+            "method": method,
+            "headers": headers,
+        }
         task = self._loop.create_task(
             self._app(scope, connection.receive, connection.send), name=f"http {path}", context=self._context
         )

@@ -36,6 +36,7 @@ class Store:
         self.api_keys = MemoryTable(self.clock)
         self.secrets = MemoryTable(self.clock)
         self.stored = MemoryTable(self.clock)
+        self.videos = MemoryTable(self.clock)
         self.blobs = MemoryBlobs()
         self.loop = loop
         self.network = network

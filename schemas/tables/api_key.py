@@ -19,6 +19,7 @@ Endpoint = Literal[
     "rerank",
     "audio",
     "images",
+    "videos",
     "tokenize",
     "detokenize",
 ]

@@ -22,6 +22,7 @@ Capability = Literal[
     "processors",
     "embed",
     "image_generation",
+    "video_generation",
     "lora",
     "handoff",
     "split_only",

@@ -56,6 +56,28 @@ class ImageGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
     images_max: int
 
 
+class VideoGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """What videos a model generates. Sizes in pixels: `width` × `height`, and `frames` frames, unless a request says otherwise.
+
+    Sides are multiples of `side_multiple`, between `side_min` and `side_max`, and a frame has up to `pixels_max` pixels. The
+    number of frames is a multiple of `frames_multiple` plus one, up to `frames_max`; `fps` of them are shown per second.
+    `steps` is the default number of denoising steps, `steps_max` the greatest.
+    """
+
+    width: int
+    height: int
+    side_multiple: int
+    side_min: int
+    side_max: int
+    pixels_max: int
+    fps: int
+    frames: int
+    frames_multiple: int
+    frames_max: int
+    steps: int
+    steps_max: int
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
 
@@ -104,6 +126,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """None: the model transcribes no speech."""
     image_generation: ImageGenerationSupport | None = None
     """None: the model generates no images."""
+    video_generation: VideoGenerationSupport | None = None
+    """None: the model generates no videos."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 

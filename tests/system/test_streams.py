@@ -25,6 +25,7 @@ async def test_the_streams_of_a_running_fleet_are_as_wanted(tmp_path: Path) -> N
             "API keys",
             "secrets",
             "stored responses",
+            "video jobs",
             "objects",
         }
         assert all(one["differences"] == [] for one in document["streams"])

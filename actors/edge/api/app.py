@@ -35,6 +35,10 @@ from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.routing_hints import tenant_of
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
+from headwater.actors.edge.videos.endpoints import PATH as VIDEOS
+from headwater.actors.edge.videos.endpoints import VideosApi
+from headwater.actors.edge.videos.settings import VideoSettings
+from headwater.actors.edge.videos.work import VIDEO_BYTES_MAX
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.errors import ApiError, method_not_allowed
@@ -82,6 +86,7 @@ class App:
         probes: bool = True,
         reasoning_field: ReasoningField = "both",
         history: HistorySettings | None = None,
+        videos: VideoSettings | None = None,
         intake: MediaIntake | None = None,
     ) -> None:
         self._workers = workers
@@ -114,6 +119,7 @@ class App:
         history = history or HistorySettings()
         self._responses = ResponsesRoutes(serving, generator, history)
         self._images = images = ImagesApi(serving, _image_objects(workers.ports, history))
+        self.videos = VideosApi(serving, *_video_parts(workers.ports, history, videos or VideoSettings()))
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,
@@ -190,6 +196,9 @@ class App:
         elif path.startswith(PREFIXES):
             endpoint = self._responses.find(method, path, scope["query_string"])
             await self._post(endpoint, principal, scope, receive, send)
+        elif path == VIDEOS or path.startswith(f"{VIDEOS}/"):
+            endpoint = self.videos.find(method, path, scope["query_string"])
+            await self._post(endpoint, principal, scope, receive, send)
         elif path.startswith(IMAGE_FILES):
             _only("GET", method)
             await self._post(self._images.find(path), principal, scope, receive, send)
@@ -237,7 +246,7 @@ class App:
             send = HeaderAdder(send, quota.headers)
         try:
             async with self.bodies.read(scope, receive) as body:
-                if scope["path"] not in FORMS:
+                if scope["path"] not in (*FORMS, VIDEOS):
                     await check_shape(body)
                 scheme = scope.get("scheme", "http")
                 await post(Call(body, trace_of(scope), receive, send, headers, principal, quota, scheme))
@@ -294,6 +303,15 @@ def _image_objects(ports: Ports, history: HistorySettings) -> TenantObjects | No
     return TenantObjects(ports.stored, history.image_ttl_s, history.tenant_bytes_max)
 
 
+def _video_parts(
+    ports: Ports, history: HistorySettings, videos: VideoSettings
+) -> tuple[TenantObjects | None, VideoSettings]:
+    """Where videos are stored, None if nothing is, and their settings."""
+    if not history.store:
+        return None, videos
+    return TenantObjects(ports.stored, videos.ttl_s, history.tenant_bytes_max, VIDEO_BYTES_MAX), videos
+
+
 def _only(wanted: str, method: str) -> None:
     if method != wanted:
         raise method_not_allowed(wanted)
@@ -315,6 +333,7 @@ def model_entry(model: Model) -> dict[str, Any]:
         "capabilities": card.capabilities,
         "pooling_tasks": card.pooling_tasks,
         "image_generation": card.image_generation,
+        "video_generation": card.video_generation,
         "logits_processors": card.logits_processors,
         "limits": {
             "context_tokens": card.context_length,

@@ -38,6 +38,7 @@ from headwater.actors.edge.api.responses.types import (
 from headwater.actors.edge.api.tokens import DetokenizeRequest, TokenizeRequest
 from headwater.actors.edge.images.types import USUAL_IMAGE_VALUES, ImagesRequest
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
+from headwater.actors.edge.videos.types import REJECTED_IN_VIDEOS, VideoFields
 
 ENDPOINTS: Final = (
     ApiEndpoint(
@@ -109,6 +110,7 @@ ENDPOINTS: Final = (
         ImagesRequest,
         rejected=USUAL_IMAGE_VALUES,
     ),
+    ApiEndpoint("POST", "/v1/videos", "video job", VideoFields, rejected=REJECTED_IN_VIDEOS),
     ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),
     ApiEndpoint("POST", "/detokenize", "text of token ids", DetokenizeRequest),
 )

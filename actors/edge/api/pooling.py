@@ -18,14 +18,13 @@ from headwater.actors.edge.api.pooling_types import (
     floats,
 )
 from headwater.actors.edge.generation.prompts import tokens_of
-from headwater.actors.edge.limits.time_limit import time_limit_reached
 from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.pooling import Pooling, PoolingJob
+from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import RoutingHints, parse_routing_headers
-from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, respond
+from headwater.actors.http.asgi import Headers, respond
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.schemas.failure import failure_place
 from headwater.schemas.hashing import U32
 from headwater.schemas.tables.card import ModelCard
 
@@ -154,34 +153,15 @@ class PoolingApi:
         call.quota.reserve(tokens, 0)
         record = self._serving.record(job.request, job.model, endpoint, call.trace)
         record.accepted(tokens, len(job.prompts), call.body)
-        client = Disconnect(call.receive)
-        work = asyncio.ensure_future(self._pooling.vectors(job, record))
-        reason, why = "cancelled", ""
-        try:
-            call.quota.settle(tokens)
-            timeout_s = self._serving.request_timeout_s
-            if await client.or_done(work, timeout_s or None):
-                raise ClientGone
-            if not work.done():
-                raise time_limit_reached(timeout_s)
-            vectors = work.result()
-            if not all(np.isfinite(np.frombuffer(vector, "<f4")).all() for vector in vectors):
-                raise ApiError(
-                    502, f"{job.model.card.name} returned a vector that is not finite.", kind="server_error"
-                )
-            reason = "stop"
-            return vectors
-        except ClientGone:
-            raise
-        except Exception as error:
-            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
-            raise
-        finally:
-            client.stop()
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-            record.ended(reason, why)
+        return await self._serving.compute(call, record, tokens, self._vectors(job, record))
+
+    async def _vectors(self, job: PoolingJob, record: RequestLogWriter) -> list[bytes]:
+        vectors = await self._pooling.vectors(job, record)
+        if not all(np.isfinite(np.frombuffer(vector, "<f4")).all() for vector in vectors):
+            raise ApiError(
+                502, f"{job.model.card.name} returned a vector that is not finite.", kind="server_error"
+            )
+        return vectors
 
     async def _answer(self, call: Call, job: PoolingJob, document: dict[str, Any]) -> None:
         ports = self._serving.workers.ports

@@ -17,11 +17,11 @@ from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.runtime.tasks import Spawn
 from headwater.schemas import subjects
 from headwater.schemas.messages.encode import EncodeReply, EncodeRequest
-from headwater.schemas.messages.image_generation import (
+from headwater.schemas.messages.file_generation import (
     STATE_WAIT_S,
-    ImagePieceQuery,
-    ImageRequest,
-    ImageStateQuery,
+    FilePieceQuery,
+    FileRequest,
+    FileStateQuery,
 )
 from headwater.schemas.messages.inference import (
     Cancel,
@@ -124,6 +124,12 @@ class WorkerRegistry:
         """Requests that were accepted and have not ended."""
         self.stalled: set[str] = set()
         """Workers and routers whose lease says that the log does not take what they append."""
+        self.edges: dict[str, int] = {}
+        """Epochs of the edges whose lease is live, by name."""
+        self.leases_known = asyncio.Event()
+        """Set once the present leases are known."""
+        self.epoch = 0
+        """The epoch of this edge."""
         self._handles = count(1)
         self._late_cancels: list[tuple[str, int, str]] = []
         self._leases: dict[str, Lease] = {}
@@ -140,6 +146,7 @@ class WorkerRegistry:
 
     def begin(self, epoch: int) -> None:
         """Use handles that no earlier epoch of this edge used: workers may still send frames for those."""
+        self.epoch = epoch
         self._handles = count(epoch * HANDLES_PER_EPOCH + 1)
 
     def adopt(self, receiver: FrameReceiver) -> int:
@@ -211,18 +218,18 @@ class WorkerRegistry:
                 replied.cancel()
                 await asyncio.gather(replied, return_exceptions=True)
 
-    async def start_images(self, worker: str, epoch: int, request: ImageRequest) -> Refused | None:
-        """Send a worker a request for images; its refusal, or None. Raises `BusError` if it does not reply."""
-        reply = await self._request(worker, epoch, "image", request, GENERATE_TIMEOUT_S)
+    async def start_files(self, worker: str, epoch: int, request: FileRequest) -> Refused | None:
+        """Send a worker a request for files; its refusal, or None. Raises `BusError` if it does not reply."""
+        reply = await self._request(worker, epoch, "file", request, GENERATE_TIMEOUT_S)
         answer = _generate.decode(reply)
         return answer if isinstance(answer, Refused) else None
 
-    async def image_reply(
-        self, worker: str, epoch: int, query: ImageStateQuery | ImagePieceQuery, kind: type[ReplyT]
+    async def file_reply(
+        self, worker: str, epoch: int, query: FileStateQuery | FilePieceQuery, kind: type[ReplyT]
     ) -> ReplyT:
         """Query a worker about such a request. Raises `BusError` if it does not reply."""
         timeout_s = STATE_WAIT_S + GENERATE_TIMEOUT_S
-        reply = await self._request(worker, epoch, "image", query, timeout_s)
+        reply = await self._request(worker, epoch, "file", query, timeout_s)
         try:
             return msgspec.msgpack.decode(reply, type=kind)
         except msgspec.DecodeError as error:
@@ -295,6 +302,11 @@ class WorkerRegistry:
                     self._routers[name] = held.pool
                 elif kind == "router":
                     self._routers.pop(name, None)
+                elif kind == "edge" and held is not None:
+                    self.edges[name] = held.epoch
+                elif kind == "edge":
+                    self.edges.pop(name, None)
+            self.leases_known.set()
 
     def _on_lease(self, name: str, held: Lease | None) -> None:
         if held is None:

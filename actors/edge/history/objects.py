@@ -23,7 +23,7 @@ from headwater.events.errors import LogError
 from headwater.events.table import Table
 from headwater.schemas import subjects
 
-Kind = Literal["response", "conversation", "segment", "image"]
+Kind = Literal["response", "conversation", "segment", "image", "video"]
 
 CHUNK_BYTES: Final = 512 * 1024
 """Half of the usual maximum message."""
@@ -62,9 +62,12 @@ _decode = msgspec.msgpack.Decoder(_Head).decode
 class TenantObjects:
     """See the module. Every call ends within `DEADLINE_S`, and raises `ApiError` 503 if the store is not available."""
 
-    def __init__(self, table: Table, ttl_s: int, tenant_bytes_max: int = 0) -> None:
+    def __init__(
+        self, table: Table, ttl_s: int, tenant_bytes_max: int = 0, object_bytes_max: int = OBJECT_BYTES_MAX
+    ) -> None:
         self._table = table
         self._ttl_s = ttl_s
+        self._object_bytes_max = object_bytes_max
         self._shares = TenantShares(table, tenant_bytes_max)
 
     async def put(self, tenant: str, kind: Kind, id_: str, data: bytes) -> None:
@@ -146,9 +149,9 @@ class TenantObjects:
 
     async def _write_chunks(self, tenant: str, key: str, data: bytes) -> bytes:
         """Make room for the object, and write what does not fit into its head; returns the head."""
-        if len(data) > OBJECT_BYTES_MAX:
+        if len(data) > self._object_bytes_max:
             raise bad_request(
-                f"What is to be stored has {len(data)} bytes; the maximum is {OBJECT_BYTES_MAX}. Send store: false.",
+                f"What is to be stored has {len(data)} bytes; the maximum is {self._object_bytes_max}. Send store: false.",
                 param="store",
                 code="object_too_large",
             )

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.images.generation import ImageUpdate
-from headwater.schemas.messages.image_generation import FINAL, ImageRequest
+from headwater.actors.edge.files.generation import FileUpdate
+from headwater.schemas.messages.file_generation import FINAL, ImageRequest
 
 
 class ImagesEncoder(NamedTuple):
@@ -30,7 +30,7 @@ class ImagesEncoder(NamedTuple):
             }
         )
 
-    def event(self, update: ImageUpdate) -> bytes:
+    def event(self, update: FileUpdate) -> bytes:
         """The server-sent event of a step or a file."""
         if not update.data:
             return _event(

@@ -7,20 +7,18 @@ from typing import Final
 
 import msgspec
 
+from headwater.actors.edge.files.generation import FileGeneration, FileJob, FileUpdate, TakeUpdate
 from headwater.actors.edge.generation.prompts import tokens_of
 from headwater.actors.edge.history.objects import TenantObjects
 from headwater.actors.edge.images.encoder import ImagesEncoder, error_event
 from headwater.actors.edge.images.files import ImageFiles
-from headwater.actors.edge.images.generation import ImageGeneration, ImageJob, ImageUpdate
 from headwater.actors.edge.images.types import ImagesRequest, decode_images
-from headwater.actors.edge.limits.time_limit import time_limit_reached
-from headwater.actors.edge.model.catalog import endpoint_of
+from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
-from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Disconnect, Headers, respond
+from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Headers, respond
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.image_generation import FINAL
+from headwater.schemas.messages.file_generation import FINAL
 from headwater.schemas.tables.card import ImageGenerationSupport, ModelCard
 
 READ_S_MAX: Final = 20.0
@@ -60,12 +58,12 @@ class ImagesApi:
         ports = self._serving.workers.ports
         order = msgspec.structs.replace(order, request=f"img-{ports.ids()}")
         encoder = ImagesEncoder(order, ports.clock.wall_ns() // 1_000_000_000, tokens)
-        job = ImageJob(order, model, tokens, hints)
+        job = FileJob(order, model.card.pool, tokens, hints)
         if request.stream:
-            await self._stream(job, request, encoder, call)
+            await self._stream(job, model, request, encoder, call)
             return
         images: list[dict[str, str]] = []
-        for data in await self._run(job, call, _take_nothing, stream=False):
+        for data in await self._run(job, model, call, _take_nothing, stream=False):
             if request.response_format == "url":
                 path = await self._files.put(call.principal.tenant, data, order.format)
                 images.append({"url": _origin(call) + path})
@@ -76,7 +74,7 @@ class ImagesApi:
         await respond(call.send, 200, encoder.response(images), _headers(order.request))
 
     async def _stream(
-        self, job: ImageJob, request: ImagesRequest, encoder: ImagesEncoder, call: Call
+        self, job: FileJob, model: Model, request: ImagesRequest, encoder: ImagesEncoder, call: Call
     ) -> None:
         """Errors before the first event are responses of their own, later ones are events."""
         has_begun = False
@@ -93,52 +91,31 @@ class ImagesApi:
             except TimeoutError as error:
                 raise ClientGone from error
 
-        async def take(update: ImageUpdate) -> None:
+        async def take(update: FileUpdate) -> None:
             is_final = bool(update.data) and update.preview == FINAL
             if not is_final and (update.data or request.progress):
                 await send(encoder.event(update))
 
         try:
-            [image] = await self._run(job, call, take, stream=True)
+            [image] = await self._run(job, model, call, take, stream=True)
         except ApiError as error:
             if not has_begun:
                 raise
             await send(error_event(error.document()), last=True)
             return
-        await send(encoder.event(ImageUpdate(0, job.order.steps, image)), last=True)
+        await send(encoder.event(FileUpdate(0, job.order.steps, image)), last=True)
 
     async def _run(
-        self, job: ImageJob, call: Call, take: Callable[[ImageUpdate], Awaitable[None]], *, stream: bool
+        self, job: FileJob, model: Model, call: Call, take: TakeUpdate, *, stream: bool
     ) -> list[bytes]:
         """Generate the images, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
         serving = self._serving
         serving.require_open()
         call.quota.reserve(job.tokens, 0)
-        record = serving.record(job.order.request, job.model, "images", call.trace)
+        record = serving.record(job.order.request, model, "images", call.trace)
         record.accepted(job.tokens, job.order.count, call.body, stream=stream)
-        client = Disconnect(call.receive)
-        work = asyncio.ensure_future(ImageGeneration(serving.workers, job, take).run(record))
-        reason, why = "cancelled", ""
-        try:
-            call.quota.settle(job.tokens)
-            if await client.or_done(work, serving.request_timeout_s or None):
-                raise ClientGone
-            if not work.done():
-                raise time_limit_reached(serving.request_timeout_s)
-            images = work.result()
-            reason = "stop"
-            return images
-        except ClientGone:
-            raise
-        except Exception as error:
-            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
-            raise
-        finally:
-            client.stop()
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-            record.ended(reason, why)
+        work = FileGeneration(serving.workers, job, take).run(record)
+        return await serving.compute(call, record, job.tokens, work)
 
 
 def _support(card: ModelCard) -> ImageGenerationSupport:
@@ -148,7 +125,7 @@ def _support(card: ModelCard) -> ImageGenerationSupport:
     return card.image_generation
 
 
-async def _take_nothing(_: ImageUpdate) -> None:
+async def _take_nothing(_: FileUpdate) -> None:
     """A response that is no stream has its images at the end."""
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from headwater.actors.edge.history.objects import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
-from headwater.schemas.messages.image_generation import ImageFormat
+from headwater.schemas.messages.file_generation import ImageFormat
 
 PATH: Final = "/v1/images/files/"
 

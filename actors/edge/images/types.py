@@ -9,8 +9,8 @@ import msgspec
 from headwater.actors.edge.request.fields import UnsupportedFields
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
-from headwater.schemas.messages.image_generation import ImageFormat, ImageRequest
-from headwater.schemas.tables.card import ImageGenerationSupport
+from headwater.schemas.messages.file_generation import ImageFormat, ImageRequest
+from headwater.schemas.tables.card import ImageGenerationSupport, VideoGenerationSupport
 
 PROMPT_CHARACTERS_MAX: Final = 32_000
 """As OpenAI's servers."""
@@ -92,7 +92,7 @@ class ImagesRequest(UnsupportedFields, kw_only=True):
 
     def order(self, support: ImageGenerationSupport, model: str) -> ImageRequest:
         """What a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""
-        width, height = _sides(self.size, support, model)
+        width, height = sides(self.size, support, model)
         count, steps = self.n or 1, self.steps or support.steps
         if count > support.images_max:
             raise bad_request(
@@ -122,20 +122,25 @@ class ImagesRequest(UnsupportedFields, kw_only=True):
         )
 
 
-def _sides(size: str | None, support: ImageGenerationSupport, model: str) -> tuple[int, int]:
+def sides(
+    size: str | None,
+    support: ImageGenerationSupport | VideoGenerationSupport,
+    model: str,
+    what: str = "images",
+) -> tuple[int, int]:
     """Width and height. Raises `ApiError` 400 that says which sizes the model has."""
     if size is None or size == "auto":
         return support.width, support.height
     match = _SIZE.fullmatch(size)
     if match is not None:
-        sides = int(match[1]), int(match[2])
+        given = int(match[1]), int(match[2])
         if all(
             support.side_min <= side <= support.side_max and side % support.side_multiple == 0
-            for side in sides
+            for side in given
         ):
-            return sides
+            return given
     raise bad_request(
-        f"{model} does not generate images of this size: give auto, or WIDTHxHEIGHT with sides from {support.side_min} "
+        f"{model} does not generate {what} of this size: give auto, or WIDTHxHEIGHT with sides from {support.side_min} "
         f"to {support.side_max} pixels that are multiples of {support.side_multiple}.",
         param="size",
         code="invalid_size",

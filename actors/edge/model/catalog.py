@@ -49,6 +49,8 @@ def endpoint_of(card: ModelCard) -> str:
         return "/v1/audio/transcriptions"
     if "generate" in card.capabilities:
         return "/v1/chat/completions"
+    if card.video_generation is not None:
+        return "/v1/videos"
     return "/v1/embeddings" if card.image_generation is None else "/v1/images/generations"
 
 

@@ -1,22 +1,28 @@
 """The parts of an edge that its endpoints share, and one HTTP call to them."""
 
+import asyncio
 import re
-from typing import Final, NamedTuple
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 from headwater.actors.edge.access.models import permitted_model
 from headwater.actors.edge.access.principal import ANONYMOUS, Principal
 from headwater.actors.edge.access.salts import CacheSalts
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.limits.limiter import NO_QUOTA, RequestQuota
+from headwater.actors.edge.limits.time_limit import time_limit_reached
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
-from headwater.actors.http.asgi import Headers, Receive, Scope, Send
-from headwater.actors.http.errors import overloaded
+from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
+from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.media.intake import MediaIntake
 from headwater.schemas.events.request import PayloadKind
+from headwater.schemas.failure import failure_place
+
+T = TypeVar("T")
 
 _TRACEPARENT = re.compile(
     rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
@@ -80,6 +86,38 @@ class Serving(NamedTuple):
             trace=trace,
             answers=answers,
         )
+
+    async def compute(
+        self, call: Call, record: RequestLogWriter, tokens: int, work: Coroutine[Any, Any, T]
+    ) -> T:
+        """The result of `work` for a request of so many tokens that was accepted, unless its client disconnects before.
+
+        The end of the request is recorded, whatever happens. Raises what `work` does, `ApiError` 504 at the time limit, and
+        `ClientGone`.
+        """
+        client = Disconnect(call.receive)
+        running = asyncio.ensure_future(work)
+        reason, why = "cancelled", ""
+        try:
+            call.quota.settle(tokens)
+            if await client.or_done(running, self.request_timeout_s or None):
+                raise ClientGone
+            if not running.done():
+                raise time_limit_reached(self.request_timeout_s)
+            result = running.result()
+            reason = "stop"
+            return result
+        except ClientGone:
+            raise
+        except Exception as error:
+            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
+            raise
+        finally:
+            client.stop()
+            if not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            record.ended(reason, why)
 
     def require_open(self) -> None:
         """Raises `ApiError` 503 while no request can be accepted."""

@@ -31,10 +31,10 @@ from headwater.engines.engine import (
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, Leg, Sampling
 from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
-from headwater.schemas.tables.card import ImageGenerationSupport, SpeechSupport
+from headwater.schemas.tables.card import ImageGenerationSupport, SpeechSupport, VideoGenerationSupport
 
 CHECK_PERIOD_S = 0.5
 FAILURES_MAX = 2
@@ -81,7 +81,7 @@ class EngineHealth:
     def _made_progress(self) -> bool:
         """Did the engine generate a token, compute a step of an image or end a request since the last call?"""
         inflight = self._inflight
-        before, self._seen = self._seen, (inflight.tokens, inflight.image_steps, inflight.ended)
+        before, self._seen = self._seen, (inflight.tokens, inflight.file_steps, inflight.ended)
         return self._seen != before
 
     async def check_started(self, info: EngineInfo, role: Role) -> None:
@@ -143,6 +143,8 @@ class EngineHealth:
             step = await self._embed_canary(info, limit_s)
         elif "generate" not in capabilities and info.image_generation is not None:
             step = await self._image_canary(info.image_generation, limit_s)
+        elif "generate" not in capabilities and info.video_generation is not None:
+            step = await self._video_canary(info.video_generation, limit_s)
         else:
             prompt, media = (PROMPT, ()) if info.speech is None else silence(info.speech)
             step = await self._generate_canary(self._canary_leg, prompt, limit_s, media)
@@ -206,6 +208,14 @@ class EngineHealth:
         side = support.side_min
         request = ImageRequest(f"canary-{self._ids()}", "", side, side, steps=1, seed=0)
         return await self._canary_answer(self._engine.generate_images(request, lambda _: None), limit_s)
+
+    async def _video_canary(self, support: VideoGenerationSupport, limit_s: float) -> Step | None:
+        """The smallest video of one frame, in one step."""
+        side = support.side_min
+        request = VideoRequest(
+            f"canary-{self._ids()}", "", side, side, frames=1, fps=support.fps, steps=1, seed=0
+        )
+        return await self._canary_answer(self._engine.generate_video(request, lambda _: None), limit_s)
 
     async def _canary_answer(self, answer: Coroutine[Any, Any, Any], limit_s: float) -> Step | None:
         """How a canary ended; None if it does not end within `limit_s`."""

@@ -60,6 +60,7 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         images=info.images,
         speech=info.speech,
         image_generation=info.image_generation,
+        video_generation=info.video_generation,
         response_template=await _store_artifact(ports, files.response_template.encode())
         if files.response_template
         else "",

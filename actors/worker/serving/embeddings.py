@@ -13,9 +13,9 @@ import structlog
 from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.refusals import ABORTED, refusal_of
 from headwater.actors.worker.serving.status import WorkerStatus
-from headwater.engines.engine import Engine, EngineDied, EngineError, RequestRejected
-from headwater.schemas.failure import failure_place
+from headwater.engines.engine import Engine
 from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
 
 ACTIVE_MAX: Final = 256
@@ -78,7 +78,7 @@ class Embeddings:
 
     async def _reply_aborted(self, message: Message) -> None:
         try:
-            await self._reply(message, Refused("the worker aborted it", True))
+            await self._reply(message, ABORTED)
         except BusError as error:
             _log.warning("embedding_publish_failed", reason=str(error))
 
@@ -87,15 +87,8 @@ class Embeddings:
         try:
             vectors = await self._engine.embed(request)
             reply = _checked(request, vectors)
-        except RequestRejected as error:
-            reply = Refused(str(error), False)
-        except EngineError as error:
-            reply = Refused(str(error), True, fatal=isinstance(error, EngineDied))
         except Exception as error:
-            # A bug in an engine's integration costs this request, not the worker with all others.
-            _log.error("embedding_failed", request=request.request, failure=failure_place(error))
-            _log.debug("embedding_failure", exc_info=True)
-            reply = Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True)
+            reply = refusal_of(error, request.request)
         try:
             await self._reply(message, reply)
         except BusError as error:

@@ -48,8 +48,8 @@ class Inflight:
         self.changed = asyncio.Event()
         self.tokens = 0
         """Tokens generated so far, over all incarnations."""
-        self.image_steps = 0
-        """Steps of images and their files so far."""
+        self.file_steps = 0
+        """Denoising steps of images and videos, and their files, so far."""
         self.ended = 0
         """Requests that have ended so far."""
         self._clock = clock

@@ -134,5 +134,6 @@ _HOLDS = {
     "leases": "nothing permanent: every process renews its lease",
     "model cards": "nothing permanent: workers write their cards again",
     "stored responses": "stored responses and conversations; clients must send their history again",
+    "video jobs": "the record of videos: those in progress are not finished, finished ones cannot be found",
     "objects": "snapshots and tokenizer files; routers fold the log from its start, workers store the files again",
 }

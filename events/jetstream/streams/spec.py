@@ -25,6 +25,7 @@ What = Literal[
     "secrets",
     "objects",
     "stored responses",
+    "video jobs",
 ]
 
 
@@ -141,6 +142,7 @@ def namespace_streams(ns: str, replicas: int, stored_bytes: int = STORED_BYTES_M
         table_stream(subjects.card_bucket(ns), replicas, "model cards"),
         table_stream(subjects.api_key_bucket(ns), replicas, "API keys"),
         table_stream(subjects.secret_bucket(ns), replicas, "secrets"),
+        table_stream(subjects.video_bucket(ns), replicas, "video jobs"),
         blob_stream(subjects.blob_bucket(ns), replicas),
         stored_stream(subjects.stored_bucket(ns), replicas, stored_bytes),
         log_stream(

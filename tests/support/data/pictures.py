@@ -6,7 +6,7 @@ from typing import Any
 
 from headwater.engines.engine import EmitImage, EngineInfo, ImageStep
 from headwater.engines.sim.engine import SimEngine
-from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.messages.file_generation import ImageRequest
 from headwater.schemas.tables.capability import Capability
 from headwater.schemas.tables.card import ImageGenerationSupport
 

@@ -54,26 +54,26 @@ class VectorEngine(SimEngine):
 
 
 class Edge:
-    """An edge of a stage and its clients' side."""
+    """An edge of a stage, with `more` of its arguments, and its clients' side."""
 
-    def __init__(self, stage: Stage, name: str = "e1") -> None:
+    def __init__(self, stage: Stage, name: str = "e1", **more: Any) -> None:
         self._process, self._world = stage.world(name)
         self._server = SimHttpServer(stage.fleet.network, stage.clock, name)
         self._process.on_kill(self._server.kill)
-        self.actor = EdgeActor(self._world, name, self._server, drain_s=1.0)
+        self.actor = EdgeActor(self._world, name, self._server, drain_s=1.0, **more)
 
     async def start(self) -> None:
         """Until requests are taken."""
         self._process.start(self.actor.run(), "actor")
         await until(self.actor.ready.is_set, within_s=20.0)
 
-    def send(self, path: str, body: Any) -> SimConnection:
-        """Send a request and do not wait."""
-        return self._server.connect(path, msgspec.json.encode(body), [])
+    def send(self, path: str, body: Any = None, method: str = "") -> SimConnection:
+        """Send a request and do not wait; a GET if there is no body, unless a method is given."""
+        return self._server.connect(path, b"" if body is None else msgspec.json.encode(body), [], method)
 
-    async def ask(self, path: str, body: Any) -> tuple[int, Any]:
+    async def ask(self, path: str, body: Any = None, method: str = "") -> tuple[int, Any]:
         """Status and document of the answer."""
-        return await answer_of(self.send(path, body))
+        return await answer_of(self.send(path, body, method))
 
 
 async def answer_of(connection: SimConnection) -> tuple[int, Any]:

@@ -12,6 +12,7 @@ from headwater.actors.edge.access.secret import key_text
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.api.app import App
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
@@ -154,7 +155,9 @@ class EdgeWorld:
         probes: bool = True,
         context: int = CONTEXT,
         intake: MediaIntake | None = None,
+        history: HistorySettings | None = None,
     ) -> None:
+        self.history = history
         self.intake = intake
         self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
@@ -271,6 +274,7 @@ class EdgeWorld:
             service=self.service,
             probes=self.probes,
             intake=self.intake,
+            history=self.history,
         )
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),

@@ -27,6 +27,7 @@ def memory_world(clock: ManualClock) -> Ports:
         MemoryTable(clock),
         MemoryBlobs(),
         MemoryTable(clock),
+        MemoryTable(clock),
         MemoryLog(clock),
         pool_log,
         clock,

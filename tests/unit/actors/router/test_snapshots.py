@@ -85,6 +85,7 @@ class Case:
             MemoryTable(self.clock),
             self.blobs,
             MemoryTable(self.clock),
+            MemoryTable(self.clock),
             MemoryLog(self.clock),
             pool_log,
             self.clock,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.request.placement import PLACE_S_MAX
-from headwater.actors.worker.serving.image_jobs import ABANDONED_S, EXPIRY_PERIOD_S, ImageJobs
+from headwater.actors.worker.serving.file_jobs import ABANDONED_S, EXPIRY_PERIOD_S, FileJobs
 from headwater.engines.engine import EngineError, RequestRejected
 from headwater.events.log import Record
 from headwater.ops.sim.checks import messages as all_messages
@@ -17,7 +17,7 @@ from headwater.ops.sim.fleet import MODEL
 from headwater.ops.sim.http import SimConnection
 from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted
 from headwater.schemas.events.route import Decision
-from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.messages.file_generation import ImageRequest
 from tests.support.data.pictures import PictureEngine, picture, preview
 from tests.support.data.vectors import Edge, answer_of
 from tests.support.worlds.virtual import Stage, events_of, play, until
@@ -269,13 +269,13 @@ def test_a_client_that_hangs_up_ends_the_work() -> None:
 def test_an_image_that_takes_longer_than_a_worker_waits_for_its_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     """The edge asks about it all the while, about twice per step: a reply comes when there is something new."""
     replies = []
-    reply = ImageJobs._reply_when_changed
+    reply = FileJobs._reply_when_changed
 
-    async def counted(jobs: ImageJobs, *arguments: Any) -> None:
+    async def counted(jobs: FileJobs, *arguments: Any) -> None:
         replies.append(arguments)
         await reply(jobs, *arguments)
 
-    monkeypatch.setattr(ImageJobs, "_reply_when_changed", counted)
+    monkeypatch.setattr(FileJobs, "_reply_when_changed", counted)
 
     async def work(stage: Stage) -> None:
         edge, _ = await fleet(stage, "w1")

@@ -13,7 +13,7 @@ from headwater.schemas import subjects
 from headwater.schemas.events.fleet import Role, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.messages.image_generation import ImageRequest
+from headwater.schemas.messages.file_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest
 from tests.support.data.pictures import SUPPORT
 from tests.support.engines.controlled import ControlledSim, SilentSim

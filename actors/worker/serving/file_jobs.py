@@ -1,6 +1,6 @@
-"""Images to generate: requests that take seconds to minutes, whose results are kept until their edge has fetched them.
+"""Files to generate, images or videos: requests that take seconds to hours, whose results are kept until their edge has fetched them.
 
-An edge that no longer asks for a request is gone, and the request is cancelled.
+An edge that no longer asks for a request is gone, and the request is cancelled, unless another edge asks for it meanwhile.
 """
 
 import asyncio
@@ -12,23 +12,26 @@ import structlog
 from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.refusals import ABORTED, refusal_of
 from headwater.actors.worker.serving.status import WorkerStatus
-from headwater.engines.engine import Engine, EngineDied, EngineError, ImageStep, NotSupported, RequestRejected
+from headwater.engines.engine import Engine, ImageStep, NotSupported, VideoStep
 from headwater.schemas.clock import Clock
-from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.image_generation import (
+from headwater.schemas.messages.file_generation import (
     FINAL,
     PIECE_BYTES,
     STATE_WAIT_S,
-    ImageFile,
-    ImageMessage,
-    ImagePiece,
-    ImagePieceQuery,
+    FileMessage,
+    FilePiece,
+    FilePieceQuery,
+    FileRequest,
+    FileState,
+    FileStateQuery,
+    GeneratedFile,
     ImageRequest,
-    ImageState,
-    ImageStateQuery,
+    VideoRequest,
 )
 from headwater.schemas.messages.inference import Accepted, Cancel, Refused
+from headwater.schemas.tables.capability import Capability
 
 ACTIVE_MAX: Final = 64
 """Requests at once; one more is refused, and its edge tries another worker."""
@@ -39,38 +42,45 @@ ABANDONED_S: Final = 30.0
 EXPIRY_PERIOD_S: Final = 5.0
 
 _encode = msgspec.msgpack.Encoder().encode
-_message: msgspec.msgpack.Decoder[ImageMessage] = msgspec.msgpack.Decoder(ImageMessage)
+_message: msgspec.msgpack.Decoder[FileMessage] = msgspec.msgpack.Decoder(FileMessage)
 _cancel = msgspec.msgpack.Decoder(Cancel)
-_log = structlog.get_logger("headwater.worker.images")
+_log = structlog.get_logger("headwater.worker.files")
 
 
 class _Job:
     """One request: its state, which `changed` announces, and the bytes of its files."""
 
-    def __init__(self, request: ImageRequest, now_s: float) -> None:
+    def __init__(self, request: FileRequest, now_s: float) -> None:
         self.request = request
         self.asked_s = now_s
-        self.state = ImageState(True, image=request.first)
+        self.state = FileState(True, number=request.first)
         self.files: list[bytes] = []
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    def take(self, step: ImageStep) -> None:
-        """A step of the engine, or a file."""
+    def take_image(self, step: ImageStep) -> None:
+        """A step of an image, or a file."""
+        self._take(step.image, step.steps_done, step.data, step.preview)
+
+    def take_video(self, step: VideoStep) -> None:
+        """A step of the video, or the file."""
+        self._take(0, step.steps_done, step.data, FINAL)
+
+    def _take(self, number: int, steps_done: int, data: bytes, preview: int) -> None:
         files = self.state.files
-        if step.data:
-            self.files.append(step.data)
-            files = (*files, ImageFile(step.image, len(step.data), step.preview))
-        self._set(image=step.image, steps_done=step.steps_done, files=files)
+        if data:
+            self.files.append(data)
+            files = (*files, GeneratedFile(number, len(data), preview))
+        self._set(number=number, steps_done=steps_done, files=files)
 
     def end(self, refused: Refused | None = None) -> None:
-        """It has all its images, or failed; the first end counts."""
+        """It has all its files, or failed; the first end counts."""
         if not self.state.has_ended:
             self._set(has_ended=True, refused=refused)
 
     @property
     def missing(self) -> int:
-        """Images that the engine has not given yet."""
+        """Files that the engine has not given yet."""
         wanted = self.request.count - self.request.first
         return wanted - sum(file.preview == FINAL for file in self.state.files)
 
@@ -79,8 +89,8 @@ class _Job:
         self.changed.set()
 
 
-class ImageJobs:
-    """The image requests of one worker, counted in `inflight` from when they are accepted until they are dropped."""
+class FileJobs:
+    """The requests for files of one worker, counted in `inflight` from when they are accepted until they are dropped."""
 
     def __init__(
         self, bus: Bus, engine: Engine, spawn: Spawn, status: WorkerStatus, inflight: Inflight, clock: Clock
@@ -99,16 +109,16 @@ class ImageJobs:
             asked = _message.decode(message.data)
         except msgspec.DecodeError as error:
             return await self._reply(message, Refused(f"unreadable request: {error}", False))
-        if isinstance(asked, ImageRequest):
+        if isinstance(asked, ImageRequest | VideoRequest):
             return await self._reply(message, self._accept(asked))
         job = self._jobs.get(asked.request)
         if job is not None:
             job.asked_s = self._clock.monotonic_s()
-        if isinstance(asked, ImagePieceQuery):
+        if isinstance(asked, FilePieceQuery):
             return await self._reply(message, _piece(job, asked))
         if job is None:
-            return await self._reply(message, ImageState(False))
-        self._spawn(self._reply_when_changed(message, job, asked), "image state")
+            return await self._reply(message, FileState(False))
+        self._spawn(self._reply_when_changed(message, job, asked), "file state")
         return None
 
     async def on_cancel(self, message: Message) -> None:
@@ -119,7 +129,7 @@ class ImageJobs:
     def abort_all(self) -> None:
         """Abort all requests that have not ended: their edges try another worker."""
         for job in self._jobs.values():
-            job.end(Refused("the worker aborted it", True))
+            job.end(ABORTED)
             if job.task is not None:
                 job.task.cancel()
 
@@ -130,12 +140,13 @@ class ImageJobs:
             now_s = self._clock.monotonic_s()
             for name, job in list(self._jobs.items()):
                 if now_s - job.asked_s > ABANDONED_S:
-                    _log.info("image_request_abandoned", request=name, after_s=ABANDONED_S)
+                    _log.info("file_request_abandoned", request=name, after_s=ABANDONED_S)
                     self._drop(name)
 
-    def _accept(self, request: ImageRequest) -> Accepted | Refused:
-        if "image_generation" not in self._engine.capabilities:
-            return Refused(str(NotSupported(self._engine.name, "image_generation")), False)
+    def _accept(self, request: FileRequest) -> Accepted | Refused:
+        needed: Capability = "image_generation" if isinstance(request, ImageRequest) else "video_generation"
+        if needed not in self._engine.capabilities:
+            return Refused(str(NotSupported(self._engine.name, needed)), False)
         refusal = self._status.refusal()
         if not refusal and request.request in self._jobs:
             refusal = f"{request.request} is in flight already"
@@ -146,30 +157,28 @@ class ImageJobs:
         job = _Job(request, self._clock.monotonic_s())
         self._jobs[request.request] = job
         self._inflight.accept_embedding(request.request)
-        job.task = self._spawn(self._generate(job), "images")
+        job.task = self._spawn(self._generate(job), "files")
         return Accepted()
 
     async def _generate(self, job: _Job) -> None:
-        name = job.request.request
+        request = job.request
 
-        def emit(step: ImageStep) -> None:
-            self._inflight.image_steps += 1
-            job.take(step)
+        def emit_image(step: ImageStep) -> None:
+            self._inflight.file_steps += 1
+            job.take_image(step)
+
+        def emit_video(step: VideoStep) -> None:
+            self._inflight.file_steps += 1
+            job.take_video(step)
 
         try:
-            await self._engine.generate_images(job.request, emit)
-            job.end(Refused(f"the engine gave {job.missing} images too few", True) if job.missing else None)
-        except RequestRejected as error:
-            job.end(Refused(str(error), False, param=error.param))
-        except EngineError as error:
-            job.end(Refused(str(error), True, fatal=isinstance(error, EngineDied)))
+            if isinstance(request, ImageRequest):
+                await self._engine.generate_images(request, emit_image)
+            else:
+                await self._engine.generate_video(request, emit_video)
+            job.end(Refused(f"the engine gave {job.missing} files too few", True) if job.missing else None)
         except Exception as error:
-            # A bug in an engine's integration costs this request, not the worker with all others.
-            _log.error("images_failed", request=name, failure=failure_place(error))
-            _log.debug("images_failure", exc_info=True)
-            job.end(
-                Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True, fatal=True)
-            )
+            job.end(refusal_of(error, request.request))
 
     def _drop(self, name: str) -> None:
         job = self._jobs.pop(name, None)
@@ -178,7 +187,7 @@ class ImageJobs:
                 job.task.cancel()
             self._inflight.finish_embedding(name)
 
-    async def _reply_when_changed(self, message: Message, job: _Job, query: ImageStateQuery) -> None:
+    async def _reply_when_changed(self, message: Message, job: _Job, query: FileStateQuery) -> None:
         if job.state.version == query.seen:
             job.changed.clear()
             try:
@@ -193,12 +202,12 @@ class ImageJobs:
             await self._bus.publish(message.reply, _encode(reply))
         except BusError as error:
             # The edge asks again.
-            _log.warning("image_reply_failed", reason=str(error))
+            _log.warning("file_reply_failed", reason=str(error))
 
 
-def _piece(job: _Job | None, query: ImagePieceQuery) -> ImagePiece:
+def _piece(job: _Job | None, query: FilePieceQuery) -> FilePiece:
     if job is None or not 0 <= query.file < len(job.files):
-        return ImagePiece(False)
+        return FilePiece(False)
     if query.offset < 0 or not 0 < query.count <= PIECE_BYTES:
-        return ImagePiece(False)
-    return ImagePiece(True, job.files[query.file][query.offset : query.offset + query.count])
+        return FilePiece(False)
+    return FilePiece(True, job.files[query.file][query.offset : query.offset + query.count])

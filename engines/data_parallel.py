@@ -12,8 +12,7 @@ from typing import Protocol
 from headwater.engines.engine import (
     Aborts,
     Emit,
-    EmitImage,
-    EmitVideo,
+    EmitFile,
     EncodedImage,
     Engine,
     EngineInfo,
@@ -174,11 +173,11 @@ class RankEngine:
         """See `Engine.embed`. The engine chooses the rank."""
         return await self._engine.embed(request)
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`. The engine chooses the rank."""
         await self._engine.generate_images(request, emit)
 
-    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
         """See `Engine.generate_video`. The engine chooses the rank."""
         await self._engine.generate_video(request, emit)
 

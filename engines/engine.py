@@ -153,20 +153,13 @@ class Step(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
-class ImageStep(NamedTuple):
-    """A denoising step of image number `image`, or a file if there is `data`: the image, or its `preview` with this number."""
+class FileStep(NamedTuple):
+    """A denoising step of image (or video) number `number`, or a file if there is `data`: it, or its `preview` with this number."""
 
-    image: int
+    number: int
     steps_done: int
     data: bytes = b""
     preview: int = FINAL
-
-
-class VideoStep(NamedTuple):
-    """A denoising step of a video, or the whole mp4 file if there is `data`."""
-
-    steps_done: int
-    data: bytes = b""
 
 
 class EngineLoad(NamedTuple):
@@ -199,8 +192,7 @@ class LoraAdapter(NamedTuple):
 
 
 Emit = Callable[[Step], None]
-EmitImage = Callable[[ImageStep], None]
-EmitVideo = Callable[[VideoStep], None]
+EmitFile = Callable[[FileStep], None]
 
 
 class Engine(Protocol):
@@ -251,7 +243,7 @@ class Engine(Protocol):
         """Take an embedding that another engine computed, for requests that follow soon. Raises `EngineError` without room for it."""
         ...
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """Generate images: `emit` is called on the event loop for each denoising step and for each file.
 
         Returns once the last image was emitted. Cancelling it stops the request at its next step. Raises
@@ -259,11 +251,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
-        """Generate a video: `emit` is called on the event loop for each denoising step, and once with the file.
-
-        Returns after that. Cancelling it stops the request at its next step. Raises `RequestRejected`.
-        """
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
+        """Generate a video, as number 0: an mp4 file. See `generate_images`."""
         ...
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
@@ -356,11 +345,11 @@ class EngineBase:
         """See `Engine.put_embedding`."""
         self._reject("image_embeddings")
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`."""
         self._reject("image_generation")
 
-    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
         """See `Engine.generate_video`."""
         self._reject("video_generation")
 

@@ -102,7 +102,7 @@ def routes() -> set[str]:
     api = ROOT / "actors" / "edge" / "api"
     return {
         text
-        for path in (api / "app.py", api / "responses" / "routes.py")
+        for path in (api / "app.py", api / "responses" / "routes.py", api.parent / "videos" / "endpoints.py")
         for text in _constants(path)
         if _ROUTE.fullmatch(text)
     }

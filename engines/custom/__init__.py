@@ -27,15 +27,14 @@ from headwater.engines.engine import (
     EngineInfo,
     EngineLoad,
     EngineUnavailable,
+    FileStep,
     Finish,
-    ImageStep,
     KvEvent,
     LoraAdapter,
     Pinned,
     RequestRejected,
     Step,
     Transfer,
-    VideoStep,
 )
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
@@ -57,10 +56,10 @@ __all__ = [
     "EngineRequest",
     "EngineSetup",
     "EngineUnavailable",
+    "FileStep",
     "Finish",
     "ImageGenerationSupport",
     "ImageRequest",
-    "ImageStep",
     "KvEvent",
     "KvGap",
     "LoraAdapter",
@@ -72,7 +71,6 @@ __all__ = [
     "Transfer",
     "VideoGenerationSupport",
     "VideoRequest",
-    "VideoStep",
     "declared_capabilities",
     "hashing",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from headwater.engines.control_rules import check_adapter, check_loaded, check_pooling, check_sleep
 from headwater.engines.custom.api import PoolingRequest
-from headwater.engines.engine import EmitImage, EmitVideo, EngineBase, EngineInfo, LoraAdapter, PauseMode
+from headwater.engines.engine import EmitFile, EngineBase, EngineInfo, LoraAdapter, PauseMode
 from headwater.schemas import hashing
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import EmbedRequest
@@ -48,12 +48,12 @@ class CustomControl(EngineBase):
         vectors = await self._call(self._engine.embed, pooling)
         return tuple(np.asarray(vector, "<f4").tobytes() for vector in vectors)
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`."""
         self._require("image_generation")
         await self._call(self._engine.generate_images, request, emit)
 
-    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
         """See `Engine.generate_video`."""
         self._require("video_generation")
         await self._call(self._engine.generate_video, request, emit)

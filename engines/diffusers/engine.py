@@ -20,15 +20,13 @@ from headwater.engines.diffusers.pipeline import TextToImage
 from headwater.engines.diffusers.video_pipeline import TextToVideo
 from headwater.engines.engine import (
     Emit,
-    EmitImage,
-    EmitVideo,
+    EmitFile,
     EngineBase,
     EngineInfo,
     EngineLoad,
-    ImageStep,
+    FileStep,
     KvEvent,
     Transfer,
-    VideoStep,
 )
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
@@ -36,7 +34,6 @@ from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.tables.capability import Capability
 
 FileT = TypeVar("FileT", ImageRequest, VideoRequest)
-StepT = TypeVar("StepT", ImageStep, VideoStep)
 
 BLOCK_SIZE = 16
 TOTAL_BLOCKS = 4_096
@@ -90,13 +87,13 @@ class DiffusersEngine(EngineBase):
             video_generation=self._videos.support if self._videos is not None else None,
         )
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`."""
         if self._images is None:
             self._reject("image_generation")
         await self._run(request, self._images.generate, emit)
 
-    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
         """See `Engine.generate_video`."""
         if self._videos is None:
             self._reject("video_generation")
@@ -105,8 +102,8 @@ class DiffusersEngine(EngineBase):
     async def _run(
         self,
         request: FileT,
-        generate: Callable[[FileT, Callable[[StepT], None], threading.Event], None],
-        emit: Callable[[StepT], None],
+        generate: Callable[[FileT, EmitFile, threading.Event], None],
+        emit: EmitFile,
     ) -> None:
         """Have the thread generate when it is this request's turn."""
         assert self._loaded is not None
@@ -114,7 +111,7 @@ class DiffusersEngine(EngineBase):
         loop = asyncio.get_running_loop()
         stopped = threading.Event()
 
-        def emit_from_thread(step: StepT) -> None:
+        def emit_from_thread(step: FileStep) -> None:
             if not stopped.is_set():
                 loop.call_soon_threadsafe(emit, step)
 

@@ -2,12 +2,11 @@
 
 import io
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 from headwater.engines.diffusers.loaded import GenerationStopped, LoadedPipeline
 from headwater.engines.diffusers.options import DiffusersOptions
-from headwater.engines.engine import ImageStep
+from headwater.engines.engine import EmitFile, FileStep
 from headwater.schemas.messages.file_generation import ImageRequest
 from headwater.schemas.tables.card import ImageGenerationSupport
 
@@ -44,22 +43,20 @@ class TextToImage:
             images_max=options.images_max,
         )
 
-    def generate(
-        self, request: ImageRequest, emit: Callable[[ImageStep], None], stopped: threading.Event
-    ) -> None:
+    def generate(self, request: ImageRequest, emit: EmitFile, stopped: threading.Event) -> None:
         """Generate the images one after the other; returns early once `stopped` is set.
 
         One at a time: the noise of each depends on its own seed only, and memory does not grow with their number.
         """
         with self._loaded.failures("image"):
             for number in range(request.first, request.count):
-                emit(ImageStep(number, request.steps, self._image(request, number, emit, stopped)))
+                emit(FileStep(number, request.steps, self._image(request, number, emit, stopped)))
 
     def _image(
         self,
         request: ImageRequest,
         number: int,
-        emit: Callable[[ImageStep], None],
+        emit: EmitFile,
         stopped: threading.Event,
     ) -> bytes:
         previews = _preview_steps(request)
@@ -72,7 +69,7 @@ class TextToImage:
             preview = previews.get(done, -1)
             if preview >= 0:
                 data = self._preview(tensors.get("latents"), request)
-            emit(ImageStep(number, done, data, preview if data else -1))
+            emit(FileStep(number, done, data, preview if data else -1))
             return {}
 
         if stopped.is_set():

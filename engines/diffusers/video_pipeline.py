@@ -1,13 +1,12 @@
 """A text-to-video pipeline of diffusers, run step by step. Everything here blocks."""
 
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 from headwater.engines.diffusers.loaded import GenerationStopped, LoadedPipeline
 from headwater.engines.diffusers.mp4 import encode_mp4
 from headwater.engines.diffusers.options import DiffusersOptions
-from headwater.engines.engine import VideoStep
+from headwater.engines.engine import EmitFile, FileStep
 from headwater.schemas.messages.file_generation import VideoRequest
 from headwater.schemas.tables.card import VideoGenerationSupport
 
@@ -53,15 +52,13 @@ class TextToVideo:
             steps_max=steps_max,
         )
 
-    def generate(
-        self, request: VideoRequest, emit: Callable[[VideoStep], None], stopped: threading.Event
-    ) -> None:
+    def generate(self, request: VideoRequest, emit: EmitFile, stopped: threading.Event) -> None:
         """Generate the video; returns early once `stopped` is set."""
 
         def on_step(_: Any, step: int, __: Any, ___: dict[str, Any]) -> dict[str, Any]:
             if stopped.is_set():
                 raise GenerationStopped
-            emit(VideoStep(min(step + 1, request.steps)))
+            emit(FileStep(0, min(step + 1, request.steps)))
             return {}
 
         loaded = self._loaded
@@ -74,4 +71,4 @@ class TextToVideo:
             if "output_type" in loaded.parameters:
                 arguments["output_type"] = "np"
             frames = loaded.pipe(**arguments).frames[0]
-            emit(VideoStep(request.steps, encode_mp4(frames, request.fps)))
+            emit(FileStep(0, request.steps, encode_mp4(frames, request.fps)))

@@ -85,7 +85,7 @@ class FileGeneration:
         stays: bool = False,
     ) -> None:
         self.stays = stays
-        """Whether the worker goes on if this ends before it does, for another edge that follows it."""
+        """Whether the worker continues if this ends before it does, for another edge that follows it."""
         self._workers = workers
         self._job = job
         self._take = take

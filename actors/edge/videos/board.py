@@ -12,9 +12,9 @@ import msgspec
 import structlog
 
 from headwater.actors.edge.history.objects import tenant_token
+from headwater.actors.edge.videos.job import VideoJob
 from headwater.events.table import Table, TableEntry
 from headwater.schemas import subjects
-from headwater.schemas.tables.video_job import VideoJob
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(VideoJob).decode

@@ -20,6 +20,7 @@ from headwater.actors.edge.model.catalog import endpoint_of
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.edge.videos.board import StoredJob, VideoBoard, key_of
+from headwater.actors.edge.videos.job import VideoJob
 from headwater.actors.edge.videos.resource import video_event, video_resource
 from headwater.actors.edge.videos.runner import VideoRunner
 from headwater.actors.edge.videos.settings import VideoSettings
@@ -29,7 +30,6 @@ from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Disconnect, r
 from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed, overloaded
 from headwater.events.errors import LogError
 from headwater.schemas.tables.card import ModelCard, VideoGenerationSupport
-from headwater.schemas.tables.video_job import VideoJob
 
 PATH: Final = "/v1/videos"
 STREAM_READ_S_MAX: Final = 20.0

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.schemas.tables.video_job import VideoJob
+from headwater.actors.edge.videos.job import VideoJob
 
 
 def video_resource(job: VideoJob) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import structlog
 
 from headwater.actors import metrics
 from headwater.actors.edge.videos.board import StoredJob, key_of
+from headwater.actors.edge.videos.job import VideoJob
 from headwater.actors.edge.videos.work import VideoParts, VideoWork
 from headwater.events.errors import LogError
-from headwater.schemas.tables.video_job import VideoJob
 
 SCAN_S: Final = 1.0
 """Between two searches for jobs of edges that are gone."""

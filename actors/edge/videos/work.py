@@ -24,12 +24,12 @@ from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import RoutingHints
 from headwater.actors.edge.videos.board import StoredJob, VideoBoard
+from headwater.actors.edge.videos.job import VideoJob
 from headwater.actors.http.errors import ApiError
 from headwater.events.errors import LogError
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
-from headwater.schemas.tables.video_job import VideoJob
 
 VIDEO_BYTES_MAX: Final = FILE_BYTES_MAX
 """Of one video in the store."""
@@ -91,7 +91,7 @@ class VideoWork:
             self._generation.stays = False
 
     async def run(self) -> None:
-        """Until the job has ended, here or elsewhere. May be cancelled: the worker goes on for another edge, unless `stop_worker` was called."""
+        """Until the job has ended, here or elsewhere. May be cancelled: the worker continues for another edge, unless `stop_worker` was called."""
         pause_s = PAUSE_S
         try:
             while not self.job.has_ended:

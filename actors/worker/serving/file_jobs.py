@@ -1,6 +1,6 @@
 """Files to generate, images or videos: requests that take seconds to hours, whose results are kept until their edge has fetched them.
 
-An edge that no longer asks for a request is gone, and the request is cancelled, unless another edge asks for it meanwhile.
+An edge that no longer asks for a request is gone, and the request is cancelled, unless another edge asks for it by then.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.refusals import ABORTED, refusal_of
 from headwater.actors.worker.serving.status import WorkerStatus
-from headwater.engines.engine import Engine, ImageStep, NotSupported, VideoStep
+from headwater.engines.engine import Engine, FileStep, NotSupported
 from headwater.schemas.clock import Clock
 from headwater.schemas.messages.file_generation import (
     FINAL,
@@ -58,20 +58,13 @@ class _Job:
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    def take_image(self, step: ImageStep) -> None:
-        """A step of an image, or a file."""
-        self._take(step.image, step.steps_done, step.data, step.preview)
-
-    def take_video(self, step: VideoStep) -> None:
-        """A step of the video, or the file."""
-        self._take(0, step.steps_done, step.data, FINAL)
-
-    def _take(self, number: int, steps_done: int, data: bytes, preview: int) -> None:
+    def take(self, step: FileStep) -> None:
+        """A step of the engine, or a file."""
         files = self.state.files
-        if data:
-            self.files.append(data)
-            files = (*files, GeneratedFile(number, len(data), preview))
-        self._set(number=number, steps_done=steps_done, files=files)
+        if step.data:
+            self.files.append(step.data)
+            files = (*files, GeneratedFile(step.number, len(step.data), step.preview))
+        self._set(number=step.number, steps_done=step.steps_done, files=files)
 
     def end(self, refused: Refused | None = None) -> None:
         """It has all its files, or failed; the first end counts."""
@@ -163,19 +156,15 @@ class FileJobs:
     async def _generate(self, job: _Job) -> None:
         request = job.request
 
-        def emit_image(step: ImageStep) -> None:
+        def emit(step: FileStep) -> None:
             self._inflight.file_steps += 1
-            job.take_image(step)
-
-        def emit_video(step: VideoStep) -> None:
-            self._inflight.file_steps += 1
-            job.take_video(step)
+            job.take(step)
 
         try:
             if isinstance(request, ImageRequest):
-                await self._engine.generate_images(request, emit_image)
+                await self._engine.generate_images(request, emit)
             else:
-                await self._engine.generate_video(request, emit_video)
+                await self._engine.generate_video(request, emit)
             job.end(Refused(f"the engine gave {job.missing} files too few", True) if job.missing else None)
         except Exception as error:
             job.end(refusal_of(error, request.request))

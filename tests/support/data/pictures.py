@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from typing import Any
 
-from headwater.engines.engine import EmitImage, EngineInfo, ImageStep
+from headwater.engines.engine import EmitFile, EngineInfo, FileStep
 from headwater.engines.sim.engine import SimEngine
 from headwater.schemas.messages.file_generation import ImageRequest
 from headwater.schemas.tables.capability import Capability
@@ -53,7 +53,7 @@ class PictureEngine(SimEngine):
         """See `Engine.start`."""
         return (await super().start())._replace(image_generation=SUPPORT)
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`."""
         self.asked.append(request)
         if self.failure is not None:
@@ -63,8 +63,8 @@ class PictureEngine(SimEngine):
                 for step in range(1, request.steps + 1):
                     await self._clock.sleep(self.step_s)
                     shown = preview(number, step) if step <= request.previews else b""
-                    emit(ImageStep(number, step, shown, step - 1 if shown else -1))
-                emit(ImageStep(number, request.steps, picture(request, number)))
+                    emit(FileStep(number, step, shown, step - 1 if shown else -1))
+                emit(FileStep(number, request.steps, picture(request, number)))
         except asyncio.CancelledError:
             self.cancelled.append(request.request)
             raise

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.engines.engine import EmitVideo, EngineInfo, VideoStep
+from headwater.engines.engine import EmitFile, EngineInfo, FileStep
 from headwater.engines.sim.engine import SimEngine
 from headwater.schemas.messages.file_generation import VideoRequest
 from headwater.schemas.tables.capability import Capability
@@ -52,7 +52,7 @@ class VideoEngine(SimEngine):
         """See `Engine.start`."""
         return (await super().start())._replace(video_generation=SUPPORT)
 
-    async def generate_video(self, request: VideoRequest, emit: EmitVideo) -> None:
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
         """See `Engine.generate_video`."""
         self.asked.append(request)
         if self.failure is not None:
@@ -60,8 +60,8 @@ class VideoEngine(SimEngine):
         try:
             for step in range(1, request.steps + 1):
                 await self._clock.sleep(self.step_s)
-                emit(VideoStep(step))
-            emit(VideoStep(request.steps, video(request)))
+                emit(FileStep(0, step))
+            emit(FileStep(0, request.steps, video(request)))
         except asyncio.CancelledError:
             self.cancelled.append(request.request)
             raise

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from tests.support.engines import tiny_image_pipeline
+from tests.support.engines.diffusion import tiny_image_pipeline
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from openai.types import Video
 
-from tests.support.engines import tiny_video_pipeline
+from tests.support.engines.diffusion import tiny_video_pipeline
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
@@ -71,7 +71,7 @@ async def polled(client: openai.AsyncOpenAI, id_: str) -> Video:
 
 def shown(data: bytes) -> tuple[str, int, int, int, float]:
     """Codec, width, height, frames and frames per second of a file."""
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.video[0]
         rate = stream.average_rate
         assert rate is not None

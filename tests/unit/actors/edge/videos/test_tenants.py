@@ -3,10 +3,10 @@
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.videos.board import VideoBoard, key_of
+from headwater.actors.edge.videos.job import VideoJob
 from headwater.events.memory.stores import MemoryTable
 from headwater.ops.operator.keys import WantedKey
 from headwater.schemas.messages.file_generation import VideoRequest
-from headwater.schemas.tables.video_job import VideoJob
 from tests.support.data.videos import SUPPORT
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import EdgeWorld

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.actors.worker.serving.status import WorkerProfile
-from headwater.engines.engine import EmitImage, EngineError, EngineInfo, Step
+from headwater.engines.engine import EmitFile, EngineError, EngineInfo, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import POOL
 from headwater.schemas import subjects
@@ -159,7 +159,7 @@ class Drawing(ControlledSim):
         self.drawn: list[ImageRequest] = []
         return (await super().start())._replace(image_generation=SUPPORT)
 
-    async def generate_images(self, request: ImageRequest, emit: EmitImage) -> None:
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`."""
         self.drawn.append(request)
 

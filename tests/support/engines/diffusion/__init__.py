@@ -1,0 +1,1 @@
+"""Pipelines of diffusers for tests."""

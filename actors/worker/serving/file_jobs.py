@@ -167,7 +167,8 @@ class FileJobs:
                 await self._engine.generate_video(request, emit)
             job.end(Refused(f"the engine gave {job.missing} files too few", True) if job.missing else None)
         except Exception as error:
-            job.end(refusal_of(error, request.request))
+            # Each try may take minutes: two are enough.
+            job.end(refusal_of(error, request.request, fatal=True))
 
     def _drop(self, name: str) -> None:
         job = self._jobs.pop(name, None)

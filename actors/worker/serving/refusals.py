@@ -13,8 +13,8 @@ ABORTED: Final = Refused("the worker aborted it", True)
 _log = structlog.get_logger("headwater.worker")
 
 
-def refusal_of(error: Exception, request: str) -> Refused:
-    """The reply to a request whose call of the engine raised `error`.
+def refusal_of(error: Exception, request: str, *, fatal: bool = False) -> Refused:
+    """The reply to a request whose call of the engine raised `error`; a bug counts as its death if `fatal`.
 
     A bug in an engine's integration costs this request, not the worker with all others.
     """
@@ -24,4 +24,4 @@ def refusal_of(error: Exception, request: str) -> Refused:
         return Refused(str(error), True, fatal=isinstance(error, EngineDied))
     _log.error("engine_call_failed", request=request, failure=failure_place(error))
     _log.debug("engine_call_failure", exc_info=error)
-    return Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True, fatal=True)
+    return Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True, fatal=fatal)

@@ -14,6 +14,7 @@ from headwater.actors.edge.api import app
 from headwater.actors.edge.api.openapi import ENDPOINTS, openapi_document
 from headwater.actors.edge.api.responses import routes
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
+from headwater.actors.edge.videos.endpoints import PATH as VIDEOS
 from headwater.actors.http.form import FORM
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import EdgeWorld
@@ -29,6 +30,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/conversations": {},
     "/v1/embeddings": {"model": "m", "input": "hi"},
     "/v1/images/generations": {"model": "m", "prompt": "hi"},
+    "/v1/videos": {"model": "m", "prompt": "hi"},
     "/v1/classify": {"model": "m", "input": "hi"},
     "/v1/score": {"model": "m", "text_1": "hi", "text_2": "hi"},
     "/v1/rerank": {"model": "m", "query": "hi", "documents": ["hi"]},
@@ -82,6 +84,7 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
         ("/v1/audio/transcriptions", "openai.resources.audio.transcriptions:Transcriptions.create"),
         ("/v1/audio/translations", "openai.resources.audio.translations:Translations.create"),
         ("/v1/images/generations", "openai.resources.images:Images.generate"),
+        ("/v1/videos", "openai.resources.videos:Videos.create"),
         ("/v1/messages", "anthropic.resources.messages:Messages.create"),
         ("/v1/messages/count_tokens", "anthropic.resources.messages:Messages.count_tokens"),
     ],
@@ -108,7 +111,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
     source = Path(app.__file__).read_text()
     posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|audio|images|tokens)\.', source))
     posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(routes.__file__).read_text()))
-    assert posts == {endpoint.path for endpoint in ENDPOINTS}
+    assert posts | {VIDEOS} == {endpoint.path for endpoint in ENDPOINTS}
 
 
 def test_the_version_is_told(edge: EdgeWorld) -> None:

@@ -127,6 +127,11 @@ class EdgeActor(Actor):
         """Number of workers of a pool whose lease is live."""
         return self._workers.workers(pool)
 
+    @property
+    def media_held(self) -> int:
+        """Items of media that are kept for workers, for requests in flight."""
+        return len(self._workers.media)
+
     async def start(self) -> None:
         """See `Actor.start`."""
         ports = self.ports

@@ -12,7 +12,7 @@ from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas.events.request import RequestAccepted, RequestEnded
+from headwater.schemas.events.request import RequestAccepted, RequestEncoded, RequestEnded
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import unpack_hashes
 
@@ -61,6 +61,25 @@ def terminal_events(found: list[Record | Unreadable]) -> Iterator[str]:
     for request, times in accepted.items():
         if times != 1 or ended[request] != 1:
             yield f"{request}: accepted {times} times, ended {ended[request]} times"
+
+
+def encode_legs(found: list[Record | Unreadable]) -> Iterator[str]:
+    """No encode worker failed by a fault of its own."""
+    for event in _encoded(found):
+        if event.reason.startswith("the engine failed"):
+            yield f"{event.attempt}: image {event.image} at {event.worker}: {event.reason}"
+
+
+def count_encode_legs(found: list[Record | Unreadable]) -> dict[str, int]:
+    """The images that were sent to encode workers, by outcome."""
+    return dict(sorted(Counter(event.outcome for event in _encoded(found)).items()))
+
+
+def _encoded(found: list[Record | Unreadable]) -> Iterator[RequestEncoded]:
+    for message in found:
+        for event in message.batch.events if isinstance(message, Record) else ():
+            if isinstance(event, RequestEncoded):
+                yield event
 
 
 def fences(found: list[Record | Unreadable]) -> Iterator[str]:
@@ -145,7 +164,7 @@ def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -
             yield f"{name} is at position {state.position}, the log ends at {end}"
         elif everything is not None and state.digest() != everything.digest():
             yield f"{name} differs from the fold of the log at position {end}{_difference(state, everything)}"
-        if sorted(state.loads.workers) != fleet.engines:
+        if sorted(state.loads.workers) != fleet.workers:
             yield f"{name} sees workers {sorted(state.loads.workers)}"
         if fleet.router(name).stats()["waiting"]:
             yield f"{name} still has waiting queries"
@@ -176,13 +195,12 @@ def _difference(one: RouterState, other: RouterState) -> str:
 
 def _index(fleet: SimFleet, router: str, index: PrefixIndex) -> Iterator[str]:
     """The index has for each worker exactly its engine's cached blocks."""
-    for name in fleet.engines:
+    for name in fleet.workers:
         if name not in index.slots:
             yield f"{router} has no entry for {name} in its index"
             continue
         held: Counter[int] = Counter()
-        # Not `held_blocks`, which discards the engine's pending events: these would never be logged.
-        for event in fleet.sim_engines[name].cached_blocks():
+        for event in fleet.cached_blocks(name):
             held.update(unpack_hashes(event.hashes).tolist())
         if index.blocks.get(name, 0) != len(held):
             yield f"{router} counts {index.blocks.get(name, 0)} blocks of {name}, which has {len(held)}"
@@ -213,7 +231,7 @@ def divergence(fleet: SimFleet) -> Iterator[str]:
 
 
 def leaks(fleet: SimFleet) -> Iterator[str]:
-    """After a clean stop no task, lease, subscription, inbox or used block is left."""
+    """A while after a clean stop no task, lease, subscription, inbox, used block, medium or embedding is left."""
     for name, process in fleet.processes.items():
         left = [task.get_name() for task in process.group.tasks]
         if left:
@@ -227,6 +245,15 @@ def leaks(fleet: SimFleet) -> Iterator[str]:
         load = fleet.sim_engines[name].load()
         if load.running or load.waiting or load.used_blocks:
             yield f"{name} still has {load.running} running, {load.waiting} waiting, {load.used_blocks} blocks"
+    for name in fleet.encoders:
+        running = fleet.sim_encoders[name].load().running
+        if running:
+            yield f"{name} still encodes {running} images"
+    for name in fleet.edges:
+        held = fleet.edge(name).media_held
+        if held:
+            yield f"{name} still holds the media of ended requests: {held}"
+    yield from fleet.transfers.leaks()
     yield from (f"it did not end when killed: {task}" for task in fleet.stuck)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,7 @@ from headwater.engines.sim import model as sim_model
 from headwater.ops.sim import load_profile
 from headwater.ops.sim.fleet import SCRIPT, SimFleet
 from headwater.ops.sim.http import Reset
+from headwater.ops.sim.images.pictures import PICTURES, Picture, answer_shift, data_url
 from headwater.ops.sim.loop import VirtualLoop
 
 PREFIXES: Final = 6
@@ -21,6 +22,11 @@ LONG_ANSWER_TOKENS: Final = (150, 400)
 
 LONG_SHARE: Final = 0.12
 HANG_UP_SHARE: Final = 0.1
+IMAGE_SHARE: Final = 0.3
+IMAGES_MAX: Final = 3
+WORDS: Final = ("", "Look at this. ", "What do these pictures show, and which of them is the brightest one? ")
+"""Before the images: with equal words and images, prompts have their first blocks in common."""
+
 PATIENCE_S: Final = 90.0
 """A stream that does not end within this time hangs: it is longer than all deadlines together."""
 
@@ -42,6 +48,7 @@ class ClientEvent(msgspec.Struct):
     tokens: int
     seed: int
     streamed: bool
+    pictures: tuple[Picture, ...] = ()
     text: str = ""
     finishes: int = 0
     errors: int = 0
@@ -55,21 +62,31 @@ class ClientEvent(msgspec.Struct):
     """It was rejected by a configured limit: a bound of the admission queue, or its own deadline."""
 
     def expected(self) -> str:
-        """The whole answer that the simulated engine generates for this seed."""
-        return "".join(TEXT[(self.seed + number) % len(TEXT)] for number in range(self.tokens))
+        """The whole answer that the simulated engine generates for this seed and these pictures."""
+        first = self.seed + answer_shift(self.pictures)
+        return "".join(TEXT[(first + number) % len(TEXT)] for number in range(self.tokens))
 
 
 class Clients:
-    """Sends `count` requests between `from_s` and `until_s`, each in a task of its own."""
+    """Sends `count` requests between `from_s` and `until_s`, each in a task of its own.
+
+    With `images`, from which they are drawn, some have images.
+    """
 
     def __init__(
-        self, loop: VirtualLoop, fleet: SimFleet, draw: random.Random, hints: random.Random | None = None
+        self,
+        loop: VirtualLoop,
+        fleet: SimFleet,
+        draw: random.Random,
+        hints: random.Random | None = None,
+        images: random.Random | None = None,
     ) -> None:
         self.sent: list[ClientEvent] = []
         self._loop = loop
         self._fleet = fleet
         self._draw = draw
         self._hints = hints
+        self._images = images
 
     async def run(self, count: int, from_s: float, until_s: float) -> None:
         """Send requests at random times; returns once all have ended."""
@@ -95,20 +112,23 @@ class Clients:
         self.sent.append(record)
         prefix = draw.randrange(PREFIXES)
         prompt = [prefix] * (16 * (1 + prefix)) + [draw.randrange(64) for _ in range(draw.randint(1, 80))]
-        body = msgspec.json.encode(
-            {
-                "model": "sim",
-                "prompt": prompt[:PROMPT_TOKENS_MAX],
-                "max_tokens": record.tokens,
-                "seed": record.seed,
-                "stream": streamed,
-                "ignore_eos": True,
-            }
-        )
+        record.pictures = self._pictures()
+        fields = {
+            "model": "sim",
+            "max_tokens": record.tokens,
+            "seed": record.seed,
+            "stream": streamed,
+            "ignore_eos": True,
+        }
+        if record.pictures:
+            path, fields["messages"] = "/v1/chat/completions", self._conversation(record.pictures)
+        else:
+            path, fields["prompt"] = "/v1/completions", prompt[:PROMPT_TOKENS_MAX]
+        body = msgspec.json.encode(fields)
         hang_up_at = draw.randint(1, 40) if not patient and draw.random() < HANG_UP_SHARE else 0
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._read(record, edge, body, hang_up_at, self._headers(patient))
+                await self._read(record, path, body, hang_up_at, self._headers(patient))
         except TimeoutError:
             record.end = "hangs"
         except Reset:
@@ -116,16 +136,28 @@ class Clients:
         record.ended_s = self._loop.time()
         return record
 
+    def _pictures(self) -> tuple[Picture, ...]:
+        draw = self._images
+        if draw is None or draw.random() >= IMAGE_SHARE:
+            return ()
+        return tuple(draw.choices(PICTURES, k=draw.randint(1, IMAGES_MAX)))
+
+    def _conversation(self, pictures: tuple[Picture, ...]) -> list[dict[str, Any]]:
+        assert self._images is not None
+        words = {"type": "text", "text": self._images.choice(WORDS)}
+        images = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
+        return [{"role": "user", "content": [words, *images, {"type": "text", "text": "Well?"}]}]
+
     def _headers(self, patient: bool) -> Headers:
         return load_profile.routing_headers(self._hints) if self._hints is not None and not patient else []
 
     async def _read(
-        self, record: ClientEvent, edge: str, body: bytes, hang_up_at: int, headers: Headers
+        self, record: ClientEvent, path: str, body: bytes, hang_up_at: int, headers: Headers
     ) -> None:
-        server = self._fleet.servers.get(edge)
+        server = self._fleet.servers.get(record.edge)
         if server is None:
             raise Reset
-        connection = server.connect("/v1/completions", body, headers)
+        connection = server.connect(path, body, headers)
         parts = 0
         data = b""
         try:
@@ -152,7 +184,8 @@ class Clients:
             record.limited = record.reason.startswith(REFUSED)
         elif not record.streamed:
             [choice] = msgspec.json.decode(data)["choices"]
-            record.text, record.finishes, record.end = choice["text"], 1, "stop"
+            text = choice["message"]["content"] if record.pictures else choice["text"]
+            record.text, record.finishes, record.end = text, 1, "stop"
         else:
             record.end = "error" if record.errors else "stop"
 
@@ -170,5 +203,5 @@ def _take_event(record: ClientEvent, event: bytes) -> None:
         record.reason = document["error"]["message"]
         return
     for choice in document["choices"]:
-        record.text += choice.get("text") or ""
+        record.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
         record.finishes += 1 if choice.get("finish_reason") else 0

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
@@ -14,7 +15,7 @@ import structlog
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.sim import checks
 from headwater.ops.sim.faults import Fault, schedule
-from headwater.ops.sim.run import EDGES, ENGINES, ROUTERS, RUN_S, SeedOutcome, fleet_names, run_seed
+from headwater.ops.sim.run import EDGES, ENCODERS, ENGINES, ROUTERS, RUN_S, SeedOutcome, fleet_names, run_seed
 from headwater.ops.sim.shrink import shrink
 
 PROGRESS_S = 10.0
@@ -42,10 +43,12 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
     began = printed = time.monotonic()
     failed: list[SeedOutcome] = []
     answered = events = done = 0
+    encoded: Counter[str] = Counter()
     for outcome in outcomes(range(first, last), jobs or os.cpu_count() or 1):
         done += 1
         answered += outcome.answered
         events += outcome.events
+        encoded.update(outcome.encoded)
         if outcome.failed:
             failed.append(outcome)
             if not as_json and len(failed) <= FAILURES_SHOWN_MAX:
@@ -60,6 +63,7 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
             "failed": [msgspec.to_builtins(outcome) for outcome in failed],
             "answered": answered,
             "events": events,
+            "encoded": encoded,
             "seconds": round(seconds, 1),
         }
         print(msgspec.json.encode(report).decode())
@@ -68,8 +72,9 @@ def run_many(text: str, *, as_json: bool, jobs: int = 0) -> int:
         quiet(trace=False)
         print(_shrunk(failed[0]))
     print(
-        f"{done} seeds of {RUN_S:.0f} virtual seconds, {ENGINES} engines, {ROUTERS} routers, {EDGES} edges: "
-        f"{len(failed)} failed; {answered} requests answered, {events} events, "
+        f"{done} seeds of {RUN_S:.0f} virtual seconds, {ENGINES} engines, {ROUTERS} routers, {EDGES} edges, up to {ENCODERS} encode workers: "
+        f"{len(failed)} failed; {answered} requests answered, {events} events, images at encode workers: "
+        f"{', '.join(f'{count} {outcome}' for outcome, count in sorted(encoded.items())) or 'none'}; "
         f"{seconds:.0f} s ({done * RUN_S / max(seconds, 1e-9):.0f} times real time)"
     )
     if failed:
@@ -125,7 +130,7 @@ def _chosen(seed: int, only: str) -> list[Fault] | None:
     """The faults of a seed that --only names by number."""
     if not only:
         return None
-    faults = schedule(seed, *fleet_names())
+    faults = schedule(seed, *fleet_names(seed))
     if only == "none":
         return []
     try:

@@ -1,7 +1,8 @@
 """Which faults may make a request fail. Every other failure is a bug.
 
 A request that ends in an error, a rejection or a broken connection is explained by a fault that was active during the
-request, or so shortly before it that the fleet was still recovering. Faults of the log alone (no leader, a full disk, lost
+request, or so shortly before it that the fleet was still recovering. Faults of encode workers explain nothing, as a worker
+encodes the images of its requests where they do not. Faults of the log alone (no leader, a full disk, lost
 replies, a lost lease bucket) explain nothing, since tokens do not pass through the log; but a starting process needs the
 log, so such a fault prolongs the recovery of one that was down.
 """
@@ -52,6 +53,8 @@ def _explains(fault: Fault, one: ClientEvent, faults: list[Fault]) -> bool:
     if fault.kind in MESSAGES:
         return one.end != "reset" and one.at_s <= fault.at_s + fault.for_s + RECOVERY_S
     process = fault.target.partition("-")[0]
+    if process == "encode":
+        return False
     concerned = fault.target == one.edge if process == "edge" else one.end != "reset"
     return fault.kind in DOWN and concerned and one.at_s <= _recovered_s(fault, faults)
 

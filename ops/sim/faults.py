@@ -81,21 +81,22 @@ class Fault(msgspec.Struct, frozen=True):
         return " ".join(parts)
 
 
-def schedule(seed: int, engines: list[str], routers: list[str], edges: list[str]) -> list[Fault]:
+def schedule(
+    seed: int, engines: list[str], routers: list[str], edges: list[str], encoders: list[str]
+) -> list[Fault]:
     """The faults of a seed, by time."""
+    # Routers and edges are few: a fault's kind of process is drawn first, otherwise engines would get nearly all faults.
+    groups = [group for group in (engines, routers, edges, encoders) if group]
     draw = random.Random(f"faults {seed}")
     kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
-    faults = [_fault(draw, draw.choice(kinds), engines, routers, edges) for _ in range(draw.randint(2, 12))]
+    faults = [_fault(draw, draw.choice(kinds), groups, routers) for _ in range(draw.randint(2, 12))]
     return sorted(faults, key=lambda fault: (fault.at_s, fault.kind, fault.target))
 
 
-def _fault(
-    draw: random.Random, kind: Kind, engines: list[str], routers: list[str], edges: list[str]
-) -> Fault:
+def _fault(draw: random.Random, kind: Kind, groups: list[list[str]], routers: list[str]) -> Fault:
     at = round(draw.uniform(FROM_S, UNTIL_S), 3)
     lasting = round(draw.uniform(0.2, min(LASTING_S_MAX, UNTIL_S + 3.0 - at)), 3)
-    # Routers and edges are few: choose the kind first, otherwise engines would get nearly all faults.
-    anyone = draw.choice(draw.choice([engines, routers, edges]))
+    anyone = draw.choice(draw.choice(groups))
     match kind:
         case "drop" | "duplicate":
             return Fault(kind, at, lasting, amount=round(draw.choice([0.01, 0.05, 0.2, 0.5]), 3))

@@ -16,18 +16,24 @@ from headwater.actors.runtime.supervisor import RestartPolicy, supervise
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.lifecycle.model_card import Served
 from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.engines.engine import Engine
 from headwater.engines.sim import model
+from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
 from headwater.engines.sim.step_time import StepTime
+from headwater.engines.transfer.local import TransferFault
 from headwater.events.log import Log
 from headwater.ops.sim import load_profile
 from headwater.ops.sim.http import SimHttpServer
+from headwater.ops.sim.images.intake import SimIntake
+from headwater.ops.sim.images.transfers import NEVER_S, SimTransfers
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.sim.network import Network, NetworkTrace, SimBus
+from headwater.ops.sim.network import LATENCY_S, Network, NetworkTrace, SimBus
 from headwater.ops.sim.ports import SimBlobs, SimLog, SimTable, Store
 from headwater.ops.sim.process import Process
 from headwater.schemas.events.fleet import Role
+from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.route import Weights
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.names import pool_name
@@ -46,10 +52,12 @@ SETTINGS: Final = SimSettings(
     context_length=2_048,
     step_tokens_max=512,
     sequences_max=16,
-    step_time=StepTime((0.0, 0.05, 20.0), (0.0, 0.0, 30.0)),
+    step_time=StepTime((0.0, 0.05, 20.0), (0.0, 0.0, 30.0), (0.0, 4.0, 40.0)),
     script=SCRIPT,
+    images=model.image_support(),
+    embedding_tokens=64,
 )
-"""Small caches, so that blocks are evicted and sequences preempted within a minute."""
+"""Small caches, so that blocks and embeddings are evicted and sequences preempted within a minute."""
 
 WEIGHTS: Final = Weights(transfer=0.0, interference=8.0, local_tokens=16)
 """With these weights some of the short prompts here are handed off."""
@@ -64,7 +72,7 @@ def names(kind: str, count: int) -> list[str]:
 
 
 class SimFleet:
-    """Engines, routers and edges by name. Names are permanent; their processes are replaced."""
+    """Engines, routers, edges and encode workers by name. Names are permanent; their processes are replaced."""
 
     def __init__(
         self,
@@ -79,6 +87,7 @@ class SimFleet:
         seed: int = 0,
         settings: SimSettings = SETTINGS,
         access: AccessSettings | None = None,
+        encoders: Sequence[str] = (),
     ) -> None:
         self.loop = loop
         self._settings = settings
@@ -90,11 +99,15 @@ class SimFleet:
         self.network = Network(loop, draw, trace)
         self.store = Store(loop, self.network, draw, trace)
         self.engines, self.routers, self.edges = engines, routers, edges
+        self.encoders = list(encoders)
+        self.transfers = SimTransfers(Process("transfers", loop), self._disturbed_read)
+        self._read_draw = random.Random(f"reads {seed}")
         self.processes: dict[str, Process] = {}
         self.actors: dict[str, Actor] = {}
         self.router_lives: list[RouterActor] = []
         self.servers: dict[str, SimHttpServer] = {}
         self.sim_engines: dict[str, SimEngine] = {}
+        self.sim_encoders: dict[str, SimEncoder] = {}
         self.stuck: list[str] = []
         self.unexpected: list[str] = []
         self._lives = 0
@@ -102,7 +115,17 @@ class SimFleet:
     @property
     def names(self) -> list[str]:
         """All processes' names."""
-        return [*self.engines, *self.routers, *self.edges]
+        return [*self.engines, *self.routers, *self.edges, *self.encoders]
+
+    @property
+    def workers(self) -> list[str]:
+        """All workers' names, sorted."""
+        return sorted([*self.engines, *self.encoders])
+
+    def cached_blocks(self, worker: str) -> list[BlocksStored]:
+        """The blocks that a worker's engine holds, without removing its pending events: those would never be logged."""
+        either = self.sim_encoders if worker in self.encoders else self.sim_engines
+        return either[worker].cached_blocks()
 
     def router(self, name: str) -> RouterActor:
         """The router actor of this name."""
@@ -149,7 +172,7 @@ class SimFleet:
 
     async def stop(self) -> None:
         """Stop all processes, in an order in which no request is left waiting."""
-        for group in (self.edges, self.engines, self.routers):
+        for group in (self.edges, self.workers, self.routers):
             for name in group:
                 self.actors[name].stop()
             waiting = [task for name in group for task in self.processes[name].group.tasks]
@@ -164,7 +187,9 @@ class SimFleet:
             unique = f"{name}-{self._lives}-{process.ids}"
             handoff = SimHandoff(unique, process, self.fabric, self._choreography)
             split_only = self._choreography == "room" and self.roles.get(name, "both") != "both"
-            made = SimEngine(self._settings._replace(split_only=split_only), process, handoff)
+            reads = bool(self.encoders) and self.roles.get(name, "both") != "decode"
+            settings = self._settings._replace(split_only=split_only, reads_embeddings=reads)
+            made = SimEngine(settings, process, handoff)
             process.on_kill(partial(self.fabric.drop_engine, unique))
             if self.processes[name] is process:
                 self.sim_engines[name] = made
@@ -173,7 +198,24 @@ class SimFleet:
                 instance=name,
                 taints=load_profile.taints_of(self._seed, self.engines.index(name)),
             )
-            return WorkerActor(ports, name, made, Served(MODEL, FILES), drain_s=DRAIN_S, profile=profile)
+            return worker(made, profile)
+
+        def encoder() -> Actor:
+            made = SimEncoder(self._settings, process)
+            if self.processes[name] is process:
+                self.sim_encoders[name] = made
+            return worker(made, WorkerProfile(role="encode", instance=name))
+
+        def worker(made: Engine, profile: WorkerProfile) -> Actor:
+            return WorkerActor(
+                ports,
+                name,
+                made,
+                Served(MODEL, FILES),
+                drain_s=DRAIN_S,
+                profile=profile,
+                open_transfer=partial(self.transfers.open, name, process),
+            )
 
         def router() -> Actor:
             queue = load_profile.queue_of(self._seed)
@@ -186,9 +228,24 @@ class SimFleet:
             if self.processes[name] is process:
                 self.servers[name] = server
             process.on_kill(server.kill)
-            return EdgeActor(ports, name, server, drain_s=DRAIN_S, probe_s=PROBE_S, access=self._access)
+            return EdgeActor(
+                ports,
+                name,
+                server,
+                drain_s=DRAIN_S,
+                probe_s=PROBE_S,
+                access=self._access,
+                intake=SimIntake(),
+            )
 
-        return engine if name in self.engines else router if name in self.routers else edge
+        groups = ((self.engines, engine), (self.routers, router), (self.encoders, encoder))
+        return next((make for group, make in groups if name in group), edge)
+
+    def _disturbed_read(self) -> TransferFault:
+        """A read of an embedding: as late as a message, and where one is lost it ends by its reader's patience."""
+        network = self.network
+        lost = network.drop and self._read_draw.random() < network.drop
+        return TransferFault(NEVER_S if lost else self._read_draw.uniform(*LATENCY_S) + network.delay_s)
 
     def ports(self, process: Process, unique: str) -> Ports:
         """The ports of a process."""

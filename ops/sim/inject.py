@@ -68,7 +68,8 @@ class Injector:
         self._fleet.start(fault.target)
 
     async def _lease_loss(self, fault: Fault) -> None:
-        kind = {"engine": "worker"}.get(fault.target.split("-")[0], fault.target.split("-")[0])
+        process = fault.target.partition("-")[0]
+        kind = {"engine": "worker", "encode": "worker"}.get(process, process)
         await self._fleet.store.leases.delete(f"{kind}.{fault.target}")
 
     async def _leases_lost(self, _: Fault) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from headwater.ops.sim.clients import Clients
 from headwater.ops.sim.excuses import unexplained
 from headwater.ops.sim.faults import UNTIL_S, Fault, schedule
 from headwater.ops.sim.fleet import POOL, SimFleet, names
+from headwater.ops.sim.images.transfers import SETTLED_S
 from headwater.ops.sim.inject import Injector
 from headwater.ops.sim.load_profile import crowded
 from headwater.ops.sim.loop import Deadlock, VirtualLoop
@@ -30,6 +31,7 @@ from headwater.schemas.messages.handoff import Choreography
 ENGINES: Final = 8
 ROUTERS: Final = 2
 EDGES: Final = 2
+ENCODERS: Final = 2
 REQUESTS: Final = 84
 CLIENTS_FROM_S: Final = 2.0
 CLIENTS_UNTIL_S: Final = 36.0
@@ -41,7 +43,10 @@ PROBES: Final = 4
 
 
 class SeedOutcome(msgspec.Struct):
-    """The result of one run. `digest` is over all deliveries and stored messages."""
+    """The result of one run. `digest` is over all deliveries and stored messages.
+
+    `encoded` counts the images that were sent to encode workers, by outcome (see `RequestEncoded`).
+    """
 
     seed: int
     faults: list[Fault]
@@ -51,6 +56,7 @@ class SeedOutcome(msgspec.Struct):
     answered: int
     events: int
     virtual_s: float
+    encoded: dict[str, int]
 
     @property
     def failed(self) -> bool:
@@ -82,9 +88,19 @@ class Tracer:
         return self._hash.hexdigest()
 
 
-def fleet_names() -> tuple[list[str], list[str], list[str]]:
-    """Names of engines, routers and edges."""
-    return names("engine", ENGINES), names("router", ROUTERS), names("edge", EDGES)
+class FleetNames(NamedTuple):
+    """The processes of a fleet."""
+
+    engines: list[str]
+    routers: list[str]
+    edges: list[str]
+    encoders: list[str]
+
+
+def fleet_names(seed: int) -> FleetNames:
+    """The processes of this seed: every second six have encode workers, so each of the kinds of fleets in `parts` with and without."""
+    encoders = names("encode", ENCODERS if seed // 6 % 2 else 0)
+    return FleetNames(names("engine", ENGINES), names("router", ROUTERS), names("edge", EDGES), encoders)
 
 
 def parts(seed: int) -> tuple[Sequence[Role], Choreography]:
@@ -100,13 +116,24 @@ def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False
 
 async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> SeedOutcome:
     tracer = Tracer(clock, show=show)
-    fleet = SimFleet(clock, random.Random(f"network {seed}"), tracer, *fleet_names(), *parts(seed), seed)
+    chosen = fleet_names(seed)
+    fleet = SimFleet(
+        clock,
+        random.Random(f"network {seed}"),
+        tracer,
+        *chosen[:3],
+        *parts(seed),
+        seed,
+        encoders=chosen.encoders,
+    )
     if faults is None:
-        faults = schedule(seed, *fleet_names())
+        faults = schedule(seed, *chosen)
     injector = Injector(fleet, faults, tracer)
     hints = random.Random(f"hints {seed}") if crowded(seed) else None
-    clients = Clients(clock, fleet, random.Random(f"clients {seed}"), hints)
+    draws = (random.Random(f"clients {seed}"), hints, random.Random(f"images {seed}"))
+    clients = Clients(clock, fleet, *draws)
     problems: list[str] = []
+    encoded: dict[str, int] = {}
     try:
         for name in fleet.names:
             fleet.start(name)
@@ -134,12 +161,15 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
             # Otherwise some routers folded the original message: they differ, and report it correctly.
             problems += list(checks.divergence(fleet))
         await fleet.stop()
+        await asyncio.sleep(SETTLED_S)
         problems += list(checks.leaks(fleet))
         problems += list(checks.handoffs(fleet))
         problems += await checks.lease_leaks(fleet)
         found = await checks.messages(fleet.store.requests)
         problems += list(checks.fences(found))
         problems += list(checks.terminal_events(found))
+        problems += list(checks.encode_legs(found))
+        encoded = checks.count_encode_legs(found)
     except Deadlock as error:
         problems.append(f"deadlock: {error}")
     finally:
@@ -156,6 +186,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         sum(1 for one in clients.sent if one.end == "stop"),
         tracer.events,
         clock.time(),
+        encoded,
     )
 
 
@@ -180,14 +211,14 @@ def _unhealthy(fleet: SimFleet) -> list[str]:
             found.append(f"{name}: not started")
             continue
         state = fleet.actors[name].stats()
-        if state.get("workers") != len(fleet.engines) or state.get("state") != "ready":
+        if state.get("workers") != len(fleet.workers) or state.get("state") != "ready":
             found.append(f"{name}: {state}")
         elif fleet.router(name).state.cold:
             found.append(f"{name}: cold workers")
     for name in fleet.edges:
         actor = fleet.actors.get(name)
         ready = isinstance(actor, EdgeActor) and actor.ready.is_set() and actor.stats()["state"] == "ready"
-        if not ready or fleet.edge(name).workers(POOL) != len(fleet.engines):
+        if not ready or fleet.edge(name).workers(POOL) != len(fleet.workers):
             found.append(f"{name}: not ready, or it does not see every worker")
     return found
 

@@ -210,16 +210,12 @@ class Transport(asyncio.Transport):
 
 
 async def started_fleet(clock: Any) -> Any:
-    """One edge, one router, one worker, all ready."""
-    fleet_module = load("ops.sim.fleet")
-    fleet = fleet_module.SimFleet(
-        clock,
-        random.Random(0),
-        lambda *_, **__: None,
-        ["engine-0"],
-        ["router-0"],
-        ["edge-0"],
-    )
+    """One edge, one router, one worker of a model for text, all ready."""
+    module = load("ops.sim.fleet")
+    # Before images were known there was no such field.
+    text = {"settings": module.SETTINGS._replace(images=None)} if "images" in module.SETTINGS._fields else {}
+    processes = (["engine-0"], ["router-0"], ["edge-0"])
+    fleet = module.SimFleet(clock, random.Random(0), lambda *_, **__: None, *processes, **text)
     for name in fleet.names:
         fleet.start(name)
     await asyncio.sleep(SETTLE_S)

@@ -23,6 +23,10 @@ class MediaHolder:
         self._bus = bus
         self._held: dict[str, tuple[memoryview, int]] = {}
 
+    def __len__(self) -> int:
+        """Items held."""
+        return len(self._held)
+
     @contextmanager
     def hold(self, media: Sequence[tuple[str, memoryview]]) -> Iterator[None]:
         """Hold these (id, data) for a request."""

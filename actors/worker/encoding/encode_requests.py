@@ -59,10 +59,10 @@ class EncodeRequests:
             request = _request.decode(message.data)
         except msgspec.DecodeError as error:
             return await self._reply(message, Refused(f"unreadable request: {error}", False))
-        refusal = self._status.refusal()
-        if not refusal and request.request in self._running:
-            # A duplicate: the first copy is yet to be answered, and there is one answer.
+        if self._inflight.knows(request.request):
+            # A copy: there is one answer.
             return None
+        refusal = self._status.refusal()
         if not refusal and len(self._running) >= ACTIVE_MAX:
             refusal = f"it encodes {ACTIVE_MAX} images already"
         if refusal:

@@ -49,9 +49,10 @@ class Embeddings:
             request = _embed.decode(message.data)
         except msgspec.DecodeError as error:
             return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        if self._inflight.knows(request.request):
+            # A copy: there is one answer.
+            return None
         refusal = self._status.refusal()
-        if not refusal and request.request in self._running:
-            refusal = f"{request.request} is in flight already"
         if not refusal and len(self._running) >= ACTIVE_MAX:
             refusal = f"it computes {ACTIVE_MAX} requests already"
         if refusal:

@@ -140,9 +140,10 @@ class FileJobs:
         needed: Capability = "image_generation" if isinstance(request, ImageRequest) else "video_generation"
         if needed not in self._engine.capabilities:
             return Refused(str(NotSupported(self._engine.name, needed)), False)
+        if self._inflight.knows(request.request):
+            # A copy, perhaps of one that was dropped since.
+            return Accepted()
         refusal = self._status.refusal()
-        if not refusal and request.request in self._jobs:
-            refusal = f"{request.request} is in flight already"
         if not refusal and len(self._jobs) >= ACTIVE_MAX:
             refusal = f"it has {ACTIVE_MAX} requests already"
         if refusal:

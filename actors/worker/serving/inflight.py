@@ -1,6 +1,7 @@
 """The requests in flight of a worker: the one place that counts them, and what changed since the last load report."""
 
 import asyncio
+from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
 from headwater.actors.worker.serving.handoffs import Handoffs
@@ -10,6 +11,9 @@ from headwater.schemas.clock import Clock
 from headwater.schemas.messages.inference import GenerateRequest
 
 _TOKEN_BYTES = 4
+
+ENDED_MAX = 4_096
+"""Names remembered of requests that have ended."""
 
 
 class Progress(NamedTuple):
@@ -57,6 +61,7 @@ class Inflight:
         self._handoffs = handoffs
         self._requests: dict[str, bool] = {}
         """By name: was it accepted by the present incarnation?"""
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._settled = asyncio.Event()
         self.begin_incarnation()
 
@@ -73,6 +78,13 @@ class Inflight:
     def __len__(self) -> int:
         """Requests in flight."""
         return len(self._requests)
+
+    def knows(self, request: str) -> bool:
+        """Was it accepted before? Names of attempts are unique, so a message with one that is seen again is a copy, however late.
+
+        A copy must not be accepted: the router has counted the first one's end, and would never stop counting the second.
+        """
+        return request in self._requests or request in self._ended
 
     @property
     def names(self) -> list[str]:
@@ -162,6 +174,9 @@ class Inflight:
     def _remove(self, request: str) -> bool:
         """Returns whether the present incarnation had accepted it."""
         is_current = self._requests.pop(request, False)
+        self._ended[request] = None
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
         self.ended += 1
         self._settled.set()
         if is_current:

@@ -269,6 +269,19 @@ async def test_an_image_is_declined_while_too_much_is_ahead_of_it(two: Two) -> N
     assert sorted(progress.accepted) == sorted(progress.finished)
 
 
+async def test_a_copy_of_a_message_counts_for_nothing(two: Two) -> None:
+    """However late: a router would count a second one for ever."""
+    assert isinstance(await two.encode("first"), Encoded)
+    copy = asyncio.ensure_future(two.encode("first"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    copy.cancel()
+    await asyncio.gather(copy, return_exceptions=True)
+    progress = two.inflight.take_progress()
+    assert progress.accepted == progress.finished == ("first",)
+    assert two.owner.stats().offered < 2 * 4096
+
+
 async def test_a_draining_worker_refuses(two: Two) -> None:
     """As for any other request."""
     two.status.set_state("draining")

@@ -139,12 +139,11 @@ async def test_whatever_the_engine_does_there_is_an_answer(
 
 
 async def test_what_can_not_be_taken_is_refused_at_once() -> None:
-    """While it drains, twice, too many, unreadable: nothing of it is counted."""
+    """While it drains, too many, unreadable: nothing of it is counted."""
     async with listening() as worker:
         asked = [worker.start(f"r{number}") for number in range(ACTIVE_MAX)]
         await settle()
         for refusal, name, says in (
-            ("", "r0", "in flight"),
             ("", "more", "256 requests"),
             ("worker w drains", "x", "drains"),
         ):
@@ -159,6 +158,23 @@ async def test_what_can_not_be_taken_is_refused_at_once() -> None:
         assert len(worker.told) == ACTIVE_MAX
         worker.engine.gate.set()
         assert all(isinstance(one, Embedded) for one in await asyncio.gather(*asked))
+
+
+async def test_a_copy_of_a_message_counts_for_nothing() -> None:
+    """While the first one is computed, and after its answer: a router would count a second one for ever."""
+    async with listening() as worker:
+        asked = worker.start("r")
+        await settle()
+        copies = [worker.start("r")]
+        await settle()
+        worker.engine.gate.set()
+        assert isinstance(await asked, Embedded)
+        copies.append(worker.start("r"))
+        await settle()
+        assert worker.told == [("r", False), ("r", True)]
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
 
 
 async def test_a_cancelled_request_ends_and_others_go_on() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+import pytest
 
 from headwater.actors.worker.serving.handoffs import Handoffs
 from headwater.actors.worker.serving.inflight import Inflight, Progress
@@ -50,6 +51,18 @@ def test_each_change_is_reported_once() -> None:
     inflight.finish(request("a"), Step((), "stop"), 3)
     assert inflight.take_progress().finished == ("b", "a")
     assert (len(inflight), inflight.ended) == (0, 2)
+
+
+def test_names_are_known_for_a_while_after_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a copy of a message is noticed; not for ever, and not before they are accepted."""
+    monkeypatch.setattr("headwater.actors.worker.serving.inflight.ENDED_MAX", 2)
+    inflight, _ = made()
+    assert not inflight.knows("a")
+    for name in ("a", "b", "c"):
+        inflight.accept_embedding(name)
+        assert inflight.knows(name)
+        inflight.finish_embedding(name)
+    assert [inflight.knows(name) for name in ("a", "b", "c")] == [False, True, True]
 
 
 def test_answers_that_ended_by_themselves_are_reported_with_their_limit() -> None:

@@ -39,7 +39,7 @@ from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
 
 LINGER_S = 60.0
-"""How long an embedding stays that no request has used since."""
+"""How long an embedding that was given stays if no request uses it."""
 
 
 class SimEngine(SimControl):

@@ -117,7 +117,7 @@ class SimScheduler(Generic[SequenceT]):
     def _at_hand(self, image: ImageSpan) -> bool:
         if self._images is None:
             return False
-        if self._images.holds(image.id):
+        if self._images.use(image.id):
             return True
         self._images.keep(image.id, image.tokens)
         return False

@@ -21,12 +21,19 @@ from headwater.router.replay import Incarnation
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.events.request import RequestStepped
+from headwater.schemas.events.request import EncodeOutcome, RequestAccepted, RequestEncoded, RequestStepped
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from headwater.schemas.messages.inference import Leg
 
 HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
 """Fields of a request's events that are not for a line of text."""
+
+ENCODED: dict[EncodeOutcome, str] = {
+    "computed": "computed by {worker}",
+    "cached": "{worker} had its embedding",
+    "local": "left to the serving worker by {worker}",
+    "failed": "left to the serving worker, as no encode worker delivered",
+}
 
 LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
 
@@ -182,9 +189,10 @@ def describe(
         *(("ITL ms", "E2E ms") if decodes else ()),
         "cost ms" if timed else "cost",
     )
+    image = " of an image's embedding" if "encode" in decision.constraints.needs else ""
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
     head = (
-        f"{decision.request}: {decision.prompt_tokens} prompt tokens in {decision.blocks} full blocks; "
+        f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
         f"decided at log position {decision.position}, stored at {position}{waited}"
     )
     does = f" ({LEGS[decision.leg]})" if split else ""
@@ -290,6 +298,13 @@ async def _print_life(ports: Ports, request: str) -> set[tuple[str, int]]:
 
 def event_line(event: Event) -> str:
     """An event of a request's life as a line of text."""
+    if isinstance(event, RequestEncoded):
+        return _encoded_line(event)
+    if isinstance(event, RequestAccepted) and event.images:
+        shown = ", ".join(
+            f"{image} ({tokens} tokens from {start} on)" for image, start, tokens in event.images
+        )
+        return f"{event_line(msgspec.structs.replace(event, images=()))}; images {shown}"
     fields = [
         f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
         for name, value in msgspec.structs.asdict(event).items()
@@ -297,6 +312,22 @@ def event_line(event: Event) -> str:
     ]
     kind = type(event).__struct_config__.tag
     return f"{kind}: {', '.join(fields)}" if fields else str(kind)
+
+
+def _encoded_line(event: RequestEncoded) -> str:
+    """How an image came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
+    how = ENCODED[event.outcome].format(worker=f"{event.worker}.{event.epoch}")
+    parts = [
+        f"req.encoded: image {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",
+        f"choice {event.choice}, attempt {event.attempt}",
+    ]
+    if event.ahead_max >= 0:
+        parts.append(
+            f"the serving worker was expected to be faster with more than {event.ahead_max} tokens of other images ahead of it"
+        )
+    if event.reason:
+        parts.append(event.reason)
+    return "; ".join(parts)
 
 
 def _text(name: str, value: object) -> str:

@@ -33,6 +33,7 @@ ENGINE_FACTS = (
     "step_tokens",
     "kv_bytes_per_token",
     "transfer_gb_per_s",
+    "embeddings_mib",
 )
 
 Values = Mapping[str, Sequence[Any]]

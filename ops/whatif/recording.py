@@ -8,6 +8,7 @@ matched part is known, and the rest is replaced by blocks that no other prompt h
 from collections import Counter
 from typing import NamedTuple
 
+from headwater.engines.sim.scheduled import ImageSpan
 from headwater.engines.sim.step_time import StepTime
 from headwater.events.log import Log
 from headwater.ops.config.errors import ConfigError
@@ -87,6 +88,9 @@ class _Pool:
                 for block in unpack_hashes(event.hashes).tolist():
                     self.parents[block] = parent
                     parent = block
+            case Decision() if "encode" in event.constraints.needs:
+                # Of an image: a leg of a request, as the run has its own.
+                pass
             case Decision():
                 self.decisions.setdefault(event.request, event)
             case WorkerJoined():
@@ -124,6 +128,7 @@ class _Requests:
 
     def __init__(self) -> None:
         self.choices: dict[str, int] = {}
+        self.images: dict[str, tuple[ImageSpan, ...]] = {}
         self.first: dict[tuple[str, int], str] = {}
         self.started: dict[tuple[str, int], RequestStarted] = {}
         self.ended: dict[str, RequestEnded] = {}
@@ -135,6 +140,7 @@ class _Requests:
                     match event:
                         case RequestAccepted():
                             self.choices[event.request] = event.choices
+                            self.images[event.request] = tuple([ImageSpan(*image) for image in event.images])
                         case RequestRouted() if not event.emitted_tokens:
                             # Later ones are the decode leg, or another worker after a failure.
                             self.first.setdefault((event.request, event.choice), event.attempt)
@@ -175,6 +181,7 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
             tuple(hashes),
             size,
             session=decision.preferences.session,
+            images=requests.images.get(request, ()),
         )
         found.append((decision.wall_ns, asked))
         if ended.reason in ("stop", "length") and not ended.migrations:
@@ -230,9 +237,10 @@ def _setup(pool: _Pool, size: int, step_time: StepTime) -> Setup:
     """The settings of the run, as far as the log has them; the rest are the simulator's defaults."""
     decisions = list(pool.decisions.values())
     seen = {candidate.worker for decision in decisions for candidate in decision.candidates}
+    encoders = [worker for worker, role in pool.roles.items() if role == "encode"]
     if any(decision.scored > len(decision.candidates) for decision in decisions):
         # Decisions of a large fleet name a few of its workers.
-        seen |= pool.joined.keys()
+        seen |= pool.joined.keys() - set(encoders)
     roles = Counter(pool.roles.get(worker, "both") for worker in seen)
     joined = [pool.joined[worker] for worker in seen if worker in pool.joined] or list(pool.joined.values())
     return Setup(
@@ -240,6 +248,7 @@ def _setup(pool: _Pool, size: int, step_time: StepTime) -> Setup:
         workers=roles["both"],
         prefill_workers=roles["prefill"],
         decode_workers=roles["decode"],
+        encode_workers=len(encoders),
         blocks=round(sum(one.total_blocks for one in joined) / len(joined)),
         block_size=size,
         weights=decisions[-1].weights,

@@ -46,6 +46,19 @@ class Balance(msgspec.Struct, frozen=True):
     stored_blocks_ratio: float
 
 
+class ImageReport(msgspec.Struct, frozen=True):
+    """What became of the requests' images: `encoded_apart` by encode workers, which left `left` others to serving workers, and `encoded_here`
+    by those. `saved` need no encoding, as KV or embeddings of the same image were cached. `wait_ms` is how long requests waited for embeddings.
+    """
+
+    images: int
+    encoded_apart: int
+    encoded_here: int
+    left: int
+    saved: int
+    wait_ms: Spread
+
+
 class WhatifReport(msgspec.Struct, frozen=True):
     """One column. Times are milliseconds of virtual time; `wall_s` and rates per second are of this machine.
 
@@ -72,6 +85,7 @@ class WhatifReport(msgspec.Struct, frozen=True):
     handed_over: int
     pulled: int
     pulled_blocks: int
+    images: ImageReport
     balance: Balance
     virtual_s: float
     decisions: int
@@ -104,6 +118,7 @@ def report_of(ran: RunResult) -> WhatifReport:
     began = np.array([one.began_ns for one in served], np.float64)
     first = np.array([one.first_ns for one in served], np.float64)
     done = np.array([one.done_ns for one in served], np.float64)
+    encoding = np.array([one.encoding_ns for one in served], np.float64)
     tokens = np.array([one.request.output_tokens for one in served], np.float64)
     gaps = sum(one.request.output_tokens - 1 for one in served)
     blocks = sum(-(-one.request.prompt_tokens // size) for one in served)
@@ -124,11 +139,12 @@ def report_of(ran: RunResult) -> WhatifReport:
         goodput=_goodput(first - arrival, done - first, tokens, ran.refused),
         router_queue_ms=_spread(given - arrival),
         waited=int((given > arrival).sum()),
-        queue_ms=_spread(began - given),
+        queue_ms=_spread(began - given - encoding),
         preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
         handed_over=sum(bool(one.prefill_worker) for one in served),
         pulled=ran.pulls.count,
         pulled_blocks=ran.pulls.blocks,
+        images=_images(ran, encoding),
         balance=_balance(ran),
         virtual_s=float(done.max(initial=0.0)) / 1e9,
         decisions=routers.decisions,
@@ -162,6 +178,16 @@ def _goodput(
     """Nanoseconds to the first token and from there to the last, and tokens generated, of each request served."""
     within = (waited <= GOODPUT_TTFT_MS * 1e6) & (decoded <= GOODPUT_ITL_MS * 1e6 * (tokens - 1))
     return float(within.sum()) / max(1, len(waited) + refused)
+
+
+def _images(ran: RunResult, encoding: NDArray[np.float64]) -> ImageReport:
+    """`encoding`: nanoseconds that each request waited for embeddings."""
+    images = sum(len(one.request.images) for one in ran.served)
+    apart = sum(encoder.computed for encoder in ran.encoding.encoders.values())
+    here = sum(worker.encoded for worker in ran.workers)
+    return ImageReport(
+        images, apart, here, ran.encoding.declined, images - apart - here, _spread(encoding[encoding > 0])
+    )
 
 
 def _balance(ran: RunResult) -> Balance:
@@ -225,6 +251,7 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
             if any(r.pulled for r in reports)
             else []
         ),
+        *(_image_rows(reports) if any(r.images.images for r in reports) else []),
         ("busiest/mean requests", [f"{r.balance.requests_ratio:.2f}" for r in reports]),
         ("busiest/mean tokens computed", [f"{r.balance.computed_tokens_ratio:.2f}" for r in reports]),
         ("busiest/mean blocks stored", [f"{r.balance.stored_blocks_ratio:.2f}" for r in reports]),
@@ -235,6 +262,22 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
     ]
     headers = ("", *(f"run {number}" for number in range(1, len(reports) + 1)))
     return table(headers, [(name, *cells) for name, cells in rows])
+
+
+def _image_rows(reports: Sequence[WhatifReport]) -> list[tuple[str, list[str]]]:
+    titles = {
+        "images": "images",
+        "encoded_apart": "encoded by encode workers",
+        "encoded_here": "encoded by serving workers",
+        "left": "left by encode workers",
+        "saved": "encodes saved",
+    }
+    rows = [(title, [f"{getattr(r.images, name):,}" for r in reports]) for name, title in titles.items()]
+    for share in ("mean", "p99"):
+        cells = [getattr(r.images.wait_ms, share) for r in reports]
+        if any(cells):
+            rows.append((f"wait for embeddings {share} ms", [f"{cell:,.1f}" for cell in cells]))
+    return rows
 
 
 def names_of(reports: Sequence[WhatifReport]) -> list[str]:

@@ -5,6 +5,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from headwater.engines.engine import KvEvent
+from headwater.ops.whatif.encoding import ActiveEncoding, EncodeFleet, WaitingRequest
 from headwater.ops.whatif.pulling import ActivePull, Pulls
 from headwater.ops.whatif.routing.log import NEVER
 from headwater.ops.whatif.routing.router import Question, joined
@@ -19,16 +20,19 @@ from headwater.schemas.hashing import U64
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""
 
-STEP, ARRIVAL, HANDED, PULLED, READABLE = range(5)
+STEP, ARRIVAL, HANDED, PULLED, READABLE, ENCODED, DELIVERED = range(7)
 """Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV that was handed off or pulled,
-and of messages at a router with a queue."""
+and of messages at a router with a queue, images that were encoded, arrivals of their embeddings."""
 
 Event = tuple[int, int, int, int]
-"""(nanoseconds, kind, number of the worker, the request, the hand-off or the pull, version of the worker's step)."""
+"""(nanoseconds, kind, number of the worker, the request, the hand-off, the pull or the encoding, version of the worker's step)."""
 
 
 class ServedRequest(NamedTuple):
-    """The outcome of one request. Times are nanoseconds from the start of the trace; `hit_blocks` of its prompt were cached."""
+    """The outcome of one request. Times are nanoseconds from the start of the trace; `hit_blocks` of its prompt were cached.
+
+    It waited `encoding_ns` for the embeddings of its images.
+    """
 
     request: TraceRequest
     worker: str
@@ -38,6 +42,7 @@ class ServedRequest(NamedTuple):
     began_ns: int
     first_ns: int
     done_ns: int
+    encoding_ns: int = 0
 
 
 class RunResult(NamedTuple):
@@ -52,6 +57,7 @@ class RunResult(NamedTuple):
     routers: Routers
     wall_s: float
     pulls: Pulls
+    encoding: EncodeFleet
 
 
 class _Handoff(NamedTuple):
@@ -85,6 +91,9 @@ class VirtualRun:
         self._handoffs: list[_Handoff] = []
         self._pulls = Pulls(setup, self._workers)
         self._active_pulls: list[ActivePull] = []
+        self._encoding = EncodeFleet(setup, self._routers)
+        self._encodings: list[ActiveEncoding] = []
+        self._encoding_ns: dict[str, int] = {}
         self._requests: dict[str, TraceRequest] = {}
         self._legs: dict[str, tuple[SimulatedRequest, SimWorker, str]] = {}
         self._served: list[ServedRequest] = []
@@ -99,8 +108,16 @@ class VirtualRun:
         setup = self._setup
         for worker in self._list:
             shape = worker.shape
-            event = joined(shape.name, shape.role, setup.block_size, shape.blocks, setup.sequences)
+            event = joined(
+                shape.name,
+                shape.role,
+                setup.block_size,
+                shape.blocks,
+                setup.sequences,
+                self._encoding.serving,
+            )
             self._routers.send(shape.name, self._joined_ns, event)
+        self._encoding.join(self._joined_ns)
         requests = self._trace.requests
         events = self._events
         for number in range(len(requests)):
@@ -118,6 +135,10 @@ class VirtualRun:
                 self._finish_handoff(self._handoffs[number], now_ns)
             elif kind == PULLED:
                 self._finish_pull(self._active_pulls[number], now_ns)
+            elif kind == ENCODED:
+                self._encoding.finish(self._encodings[number], now_ns)
+            elif kind == DELIVERED:
+                self._deliver(self._encodings[number], now_ns)
             elif kind == STEP and version == self._versions[number]:
                 self._step_ended(self._list[number], now_ns)
             if self._routers.waiting:
@@ -134,6 +155,7 @@ class VirtualRun:
             self._routers,
             wall_s,
             self._pulls,
+            self._encoding,
         )
 
     def _arrive(self, first: int, last: int, now_ns: int) -> None:
@@ -192,8 +214,35 @@ class VirtualRun:
         if job.leg == "prefill":
             self._legs[job.name] = (job, worker, decision.pairs_with)
         self._requests[job.name] = request
-        if not self._setup.pull_gb_per_s or not self._start_pull(worker, job, question.hashes, now_ns):
+        if not job.images or not self._await_embeddings(job, worker, question, decision, now_ns):
+            self._pull_and_submit(worker, job, question.hashes, now_ns)
+
+    def _pull_and_submit(self, worker: SimWorker, job: SimulatedRequest, hashes: U64, now_ns: int) -> None:
+        if not self._setup.pull_gb_per_s or not self._start_pull(worker, job, hashes, now_ns):
             self._submit(worker, job, now_ns)
+
+    def _await_embeddings(
+        self,
+        job: SimulatedRequest,
+        worker: SimWorker,
+        question: Question,
+        decision: Decision,
+        now_ns: int,
+    ) -> bool:
+        """Have encode workers encode the images of a request. False: there is nothing to wait for."""
+        waiting = WaitingRequest(job, worker, question, now_ns)
+        for active in self._encoding.begin(waiting, decision, now_ns):
+            self._encodings.append(active)
+            number = len(self._encodings) - 1
+            heappush(self._events, (active.ready_ns, ENCODED, number, 0))
+            heappush(self._events, (active.arrives_ns, DELIVERED, number, 0))
+        return bool(waiting.left)
+
+    def _deliver(self, active: ActiveEncoding, now_ns: int) -> None:
+        if self._encoding.deliver(active):
+            waiting = active.waiting
+            self._encoding_ns[waiting.job.name] = now_ns - waiting.began_ns
+            self._pull_and_submit(waiting.worker, waiting.job, waiting.question.hashes, now_ns)
 
     def _start_pull(self, worker: SimWorker, job: SimulatedRequest, hashes: U64, now_ns: int) -> bool:
         """Let the request wait for a prefix from another worker. False: there is none to pull."""
@@ -231,6 +280,7 @@ class VirtualRun:
             leg="",
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
+            images=request.images,
         )
 
     def _submit(self, worker: SimWorker, job: SimulatedRequest, now_ns: int) -> None:
@@ -306,6 +356,7 @@ class VirtualRun:
                 before.began_ns,
                 job.first_ns,
                 job.done_ns,
+                self._encoding_ns.pop(request.name, 0),
             )
         )
 

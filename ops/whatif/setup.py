@@ -4,7 +4,7 @@ Light to import: the command line reads types, defaults and descriptions from he
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -25,27 +25,32 @@ from headwater.router.decision.names import PolicyName
 from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
 from headwater.schemas.events.route import Weights
 
+EMBEDDING_BYTES_PER_TOKEN: Final = 7_168
+"""Of an image's embedding for an 8B-class model: 3,584 values of 16 bits."""
+
 
 def read_step_time(text: str) -> StepTime:
-    """Step times from six numbers or the name of a JSON file. Raises `ValueError`."""
+    """Step times from six or nine numbers or the name of a JSON file. Raises `ValueError`."""
     parts = text.split(",")
-    if len(parts) == 6:
-        a, b, c, d, e, f = map(float, parts)
-        return StepTime((a, b, c), (d, e, f))
+    if len(parts) in (6, 9):
+        numbers = list(map(float, parts))
+        each = [(a, b, c) for a, b, c in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
+        return StepTime(*each)
     try:
         return msgspec.json.decode(Path(text).read_bytes(), type=_StepTimeFile).step_time()
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(
-            f"neither six numbers separated by commas nor a file of step times: {error}"
+            f"neither six or nine numbers separated by commas nor a file of step times: {error}"
         ) from error
 
 
 class _StepTimeFile(msgspec.Struct, forbid_unknown_fields=True):
     prefill_ms: tuple[float, float, float]
     decode_ms: tuple[float, float, float]
+    encode_ms: tuple[float, float, float] = StepTime().encode_ms
 
     def step_time(self) -> StepTime:
-        return StepTime(self.prefill_ms, self.decode_ms)
+        return StepTime(self.prefill_ms, self.decode_ms, self.encode_ms)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -66,6 +71,22 @@ class Setup(msgspec.Struct, frozen=True):
     ] = 8
     prefill_workers: Annotated[int, Meta(ge=0, description="prefill-only workers")] = 0
     decode_workers: Annotated[int, Meta(ge=0, description="decode-only workers")] = 0
+    encode_workers: Annotated[
+        int, Meta(ge=0, description="workers that only encode images, for the others")
+    ] = 0
+    encode_routing: Annotated[
+        Literal["router", "round_robin"],
+        Meta(
+            description="who chooses the encode worker of an image: the router, which knows their embeddings, or each in turn"
+        ),
+    ] = "router"
+    embeddings_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="MiB of image embeddings that a worker keeps, of 7,168 bytes per token of an image",
+        ),
+    ] = 256
     blocks: Annotated[int, Meta(ge=1, description="KV blocks per worker")] = 4_000
     block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 512
     speed: Annotated[float, Meta(gt=0, description="divisor of the arrival times")] = 1.0
@@ -82,10 +103,11 @@ class Setup(msgspec.Struct, frozen=True):
     ] = -1.0
     step_time: Annotated[
         StepTime,
-        Text(read_step_time, str, "FILE|A,B,C,D,E,F", Any),
+        Text(read_step_time, str, "FILE|A,B,C,D,E,F[,G,H,I]", Any),
         Meta(
             description="milliseconds of a step: prefill A·x² + B·x + C for x tokens, decode D·p² + E·p + F at p of the "
-            "blocks in use; six numbers, or a JSON file with prefill_ms and decode_ms"
+            "blocks in use, and for the images that it encodes G·n² + H·n for each of n tokens and I once; six or nine numbers, or a "
+            "JSON file with prefill_ms, decode_ms and encode_ms"
         ),
     ] = StepTime()
     worker_speeds: Annotated[
@@ -194,6 +216,19 @@ class Setup(msgspec.Struct, frozen=True):
             self.agreement,
             round(self.restart_s * 1e9),
         )
+
+    @property
+    def embedding_tokens(self) -> int:
+        """Tokens of images whose embeddings a worker keeps."""
+        return (self.embeddings_mib << 20) // EMBEDDING_BYTES_PER_TOKEN
+
+    def encode_ns(self, tokens: int) -> int:
+        """Duration of encoding one image of this many tokens."""
+        return round(self.step_time.encode_seconds([tokens]) * 1e9)
+
+    def embedding_ns(self, tokens: int) -> int:
+        """Duration of the transfer of an image's embedding."""
+        return round(tokens * EMBEDDING_BYTES_PER_TOKEN / self.transfer_gb_per_s)
 
     def transfer_ns(self, tokens: int) -> int:
         """Duration of a KV transfer of this many tokens."""

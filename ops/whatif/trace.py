@@ -1,4 +1,4 @@
-"""Traces: arrival times, prompts and answer lengths of requests. A prompt is its blocks' hashes and a length."""
+"""Traces: arrival times, prompts, answer lengths and images of requests. A prompt is its blocks' hashes and a length."""
 
 import gzip
 import zlib
@@ -10,8 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from headwater.engines.sim.model import image_support
+from headwater.engines.sim.scheduled import ImageSpan
 from headwater.ops.config.errors import ConfigError
 from headwater.schemas.hashing import U64
+from headwater.schemas.image_tokens import count_image_tokens
 
 TRACE_BLOCK = 512
 """Tokens per id of a Mooncake trace."""
@@ -35,6 +38,7 @@ class TraceRequest(NamedTuple):
     unit: int = TRACE_BLOCK
     session: str = ""
     tenant: str = ""
+    images: tuple[ImageSpan, ...] = ()
 
 
 class Trace(NamedTuple):
@@ -56,6 +60,23 @@ class Trace(NamedTuple):
         return Trace(self.name, self.requests[:count]) if count else self
 
 
+class _TraceImage(msgspec.Struct, forbid_unknown_fields=True):
+    """An image of a prompt: its first token, and its tokens or its size in pixels."""
+
+    id: str | int
+    start: int
+    tokens: int = 0
+    width: int = 0
+    height: int = 0
+
+    def span(self) -> ImageSpan:
+        """Where it is. Raises ValueError for a size that is none."""
+        if not self.tokens and min(self.width, self.height) < 1:
+            raise ValueError(f"image {self.id} needs its tokens, or width and height in pixels")
+        tokens = self.tokens or count_image_tokens(image_support(), self.height, self.width)
+        return ImageSpan(str(self.id), self.start, tokens)
+
+
 class _Line(msgspec.Struct):
     timestamp: float
     input_length: int
@@ -63,6 +84,7 @@ class _Line(msgspec.Struct):
     hash_ids: tuple[int, ...]
     session_id: str | int = ""
     user_id: str | int = ""
+    images: tuple[_TraceImage, ...] = ()
 
 
 def read(path: Path) -> Trace:
@@ -84,7 +106,7 @@ def read(path: Path) -> Trace:
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a trace file in Mooncake's format, one JSON object per line. Sessions and tenants are left out.
+    """Write a trace file in Mooncake's format, one JSON object per line. Sessions, tenants and images are left out.
 
     Another program's replay delays a session's next request until the one before is answered, so it would see other arrivals.
     """
@@ -112,6 +134,11 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[TraceRequest]:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         wrong = _wrong(line, before)
+        try:
+            images = tuple([image.span() for image in line.images])
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        wrong = wrong or _wrong_images(images, line.input_length)
         if wrong:
             raise ConfigError(f"{path}, line {number}: {wrong}")
         before = line.timestamp
@@ -124,7 +151,20 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[TraceRequest]:
             line.hash_ids,
             session=str(line.session_id),
             tenant=str(line.user_id),
+            images=images,
         )
+
+
+def _wrong_images(images: Sequence[ImageSpan], prompt_tokens: int) -> str:
+    end = 0
+    for image in images:
+        if image.tokens < 1 or image.start < end or image.start + image.tokens > prompt_tokens:
+            return (
+                f"image {image.id} has tokens {image.start} to {image.start + image.tokens} of {prompt_tokens}: "
+                "images are in order, do not overlap and are within the prompt"
+            )
+        end = image.start + image.tokens
+    return ""
 
 
 def _wrong(line: _Line, before: float) -> str:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from headwater.actors.worker.serving.prefill_timer import PrefillTimer
 from headwater.engines.engine import KvEvent
+from headwater.engines.sim.engine import LINGER_S
+from headwater.engines.sim.image_store import ImageStore
 from headwater.engines.sim.paged_cache import PagedCache
 from headwater.engines.sim.scheduled import Scheduled
 from headwater.engines.sim.scheduler import Limits, SimScheduler, StepPlan
@@ -40,7 +42,7 @@ class SimulatedRequest(Scheduled, kw_only=True, eq=False):
 
 
 class WorkerShape(NamedTuple):
-    """Role, capacity and speed of a worker. `step_time` is that of speed 1."""
+    """Role, capacity and speed of a worker. `step_time` is that of speed 1, `embedding_tokens` what it keeps of images."""
 
     name: str
     role: Role
@@ -48,6 +50,7 @@ class WorkerShape(NamedTuple):
     limits: Limits
     step_time: StepTime
     speed: SpeedProfile = SpeedProfile()
+    embedding_tokens: int = 0
 
 
 class RequestOutcome(NamedTuple):
@@ -81,9 +84,12 @@ class SimWorker:
         self.epoch = EPOCH
         self.pulling = 0
         self.cache = PagedCache(shape.blocks)
-        self.scheduler: SimScheduler[SimulatedRequest] = SimScheduler(shape.limits, self.cache)
+        self.images = ImageStore(shape.embedding_tokens, lambda: self._now_ns / 1e9, LINGER_S)
+        self.scheduler: SimScheduler[SimulatedRequest] = SimScheduler(shape.limits, self.cache, self.images)
         self.stretch: _Stretch | None = None
         self.computed_tokens = 0
+        self.encoded = 0
+        """Images."""
         self.stored_blocks = 0
         self.reported_ns = 0
         self._reported_idle = False
@@ -178,7 +184,11 @@ class SimWorker:
             return False
         used = self.cache.used / self.cache.capacity
         speed = self.shape.speed
-        seconds = self.shape.step_time.seconds(plan.prompt_tokens, used, plan.emits) / speed.at(now_ns)
+        times = self.shape.step_time
+        seconds = times.seconds(plan.prompt_tokens, used, plan.emits) / speed.at(now_ns)
+        if plan.encodes:
+            seconds += times.encode_seconds(plan.encodes) / speed.at(now_ns)
+            self.encoded += len(plan.encodes)
         step_ns = max(1, round(seconds * 1e9))
         steps = 1
         if plan.prompt_tokens:
@@ -310,6 +320,8 @@ def shapes(setup: Setup) -> list[WorkerShape]:
         for number in range(count):
             name = f"{letter}{number:03d}"
             speed = profile_of(name, speeds[number % len(speeds)], setup.slowdowns)
-            found.append(WorkerShape(name, role, setup.blocks, limits, setup.step_time, speed))
+            found.append(
+                WorkerShape(name, role, setup.blocks, limits, setup.step_time, speed, setup.embedding_tokens)
+            )
     check_workers(setup.slowdowns, [shape.name for shape in found])
     return found

@@ -24,7 +24,10 @@ was expected to be faster or because no encode worker delivered."""
 
 
 class RequestAccepted(Event, frozen=True, tag="req.accepted"):
-    """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request."""
+    """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
+
+    `images` are those of its prompt: id, first token and tokens of each.
+    """
 
     request: str
     model: str
@@ -35,6 +38,7 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     choices: int = 1
     payload: PayloadKind = "off"
     body: bytes = b""
+    images: tuple[tuple[str, int, int], ...] = ()
 
 
 class RequestRouted(Event, frozen=True, tag="req.routed.2"):
@@ -56,7 +60,8 @@ class RequestRouted(Event, frozen=True, tag="req.routed.2"):
 class RequestEncoded(Event, frozen=True, tag="req.encoded"):
     """An image of a choice, before the choice was dispatched as `attempt`; `worker` is the encode worker asked last, "" for none.
 
-    `image` is the id of the image, which has `tokens` tokens; `encode_ms` is how long the encode leg took.
+    `image` is the id of the image, which has `tokens` tokens; `encode_ms` is how long the encode leg took. With more than `ahead_max`
+    tokens of other images ahead of it, the serving worker was expected to be faster (-1: earlier releases did not record it).
     """
 
     request: str
@@ -69,6 +74,7 @@ class RequestEncoded(Event, frozen=True, tag="req.encoded"):
     epoch: int
     encode_ms: float
     reason: str = ""
+    ahead_max: int = -1
 
 
 class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):

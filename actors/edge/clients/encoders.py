@@ -86,6 +86,7 @@ class Encoders:
         began_s = self._clock.monotonic_s()
         excluded: tuple[str, ...] = ()
         worker, epoch, reason = "", 0, ""
+        ahead_max = tokens_ahead_max(item.tokens, leg.decision)
 
         def event(outcome: EncodeOutcome) -> RequestEncoded:
             took_ms = round((self._clock.monotonic_s() - began_s) * 1000, 3)
@@ -100,6 +101,7 @@ class Encoders:
                 epoch,
                 took_ms,
                 reason,
+                ahead_max,
             )
 
         for attempt in range(TRIES_MAX):
@@ -112,7 +114,7 @@ class Encoders:
                 reason = reason or "no encode worker takes it"
                 break
             worker, epoch = decision.worker, decision.epoch
-            request = EncodeRequest(name, self._workers.edge, item, tokens_ahead_max(item, leg.decision))
+            request = EncodeRequest(name, self._workers.edge, item, ahead_max)
             try:
                 reply = await self._workers.encode(worker, epoch, request)
             except BusError as error:
@@ -132,10 +134,10 @@ class Encoders:
         return item, event("failed")
 
 
-def tokens_ahead_max(item: PromptMedia, serving: Decision) -> int:
-    """Tokens of other images that may be ahead of this one at an encode worker, before the serving worker is the better one.
+def tokens_ahead_max(tokens: int, serving: Decision) -> int:
+    """Tokens of other images that may be ahead of one with `tokens` at an encode worker, before the serving worker is the better one.
 
     Both encode at the same pace. On the serving worker that takes the image's own time, in which it also delays the requests that run
     there, weighed as for a prompt's prefill: image x (1 + `crowding` x requests). On the encode worker it takes ahead + image.
     """
-    return int(item.tokens * serving.weights.crowding * serving.chosen.requests)
+    return int(tokens * serving.weights.crowding * serving.chosen.requests)

@@ -88,6 +88,7 @@ class Generator:
             call.body,
             max_tokens=prepared.sampling.max_tokens,
             stream=request.stream,
+            media=prepared.media,
         )
         client = Disconnect(call.receive)
         try:

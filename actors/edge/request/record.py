@@ -17,6 +17,7 @@ from headwater.schemas.events.request import (
     RequestStarted,
 )
 from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.media import PromptMedia
 
 CHECKPOINT_TOKENS: Final = 64
 
@@ -54,9 +55,16 @@ class RequestLogWriter:
         self._ended = False
 
     def accepted(
-        self, prompt_tokens: int, choices: int, body: bytes, *, max_tokens: int = 0, stream: bool = False
+        self,
+        prompt_tokens: int,
+        choices: int,
+        body: bytes,
+        *,
+        max_tokens: int = 0,
+        stream: bool = False,
+        media: Sequence[PromptMedia] = (),
     ) -> None:
-        """The edge must end this request, whatever happens. `choices` counts prompts where it pools."""
+        """The edge must end this request, whatever happens. `choices` counts prompts where it pools; `media` is the first one's."""
         self._prompt_tokens = prompt_tokens
         metrics.ACTIVE.inc()
         self.write(
@@ -70,6 +78,7 @@ class RequestLogWriter:
                 choices,
                 self._payload_kind,
                 self._payload(body),
+                tuple([(item.id, item.start, item.tokens) for item in media if item.kind == "image"]),
             )
         )
 

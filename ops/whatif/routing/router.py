@@ -20,6 +20,7 @@ from headwater.schemas.encoding.envelope import Batch
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U64, pack_hashes
+from headwater.schemas.tables.capability import Capability
 
 PAIR = "sim"
 """All simulated workers can hand off KV to each other."""
@@ -36,6 +37,7 @@ class Question(NamedTuple):
     pairs_with: str = ""
     session: str = ""
     tenant: str = ""
+    needs: tuple[str, ...] = ()
 
 
 class DecisionCheck(Protocol):
@@ -115,9 +117,9 @@ class VirtualRouter:
             question.prompt_tokens,
             question.max_tokens,
             pack_hashes(question.hashes),
-            Constraints(leg=question.leg, pairs_with=question.pairs_with),
+            Constraints(leg=question.leg, pairs_with=question.pairs_with, needs=question.needs),
             Preferences(self._setup.policy, self._setup.temperature, question.session),
-            FlowControl(tenant=question.tenant, waits=not question.leg),
+            FlowControl(tenant=question.tenant, waits=not (question.leg or question.needs)),
         )
 
     def choose(self, query: RouteQuery) -> Decision | RouteRefused:
@@ -155,8 +157,25 @@ class VirtualRouter:
         self.state.loads.decide(decision)
 
 
-def joined(worker: str, role: Any, block_size: int, blocks: int, running: int) -> WorkerJoined:
-    """The announcement of a simulated worker."""
+def joined(
+    worker: str,
+    role: Any,
+    block_size: int,
+    blocks: int,
+    running: int,
+    capabilities: tuple[Capability, ...] = (),
+) -> WorkerJoined:
+    """The announcement of a simulated worker. Without capabilities it is taken for one that can do everything."""
     return WorkerJoined(
-        worker, EPOCH, "sim", "sim", role, block_size, blocks, running, pairs_with=PAIR, instance=worker
+        worker,
+        EPOCH,
+        "sim",
+        "sim",
+        role,
+        block_size,
+        blocks,
+        running,
+        capabilities=capabilities,
+        pairs_with=PAIR,
+        instance=worker,
     )

@@ -75,6 +75,10 @@ async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: F
         assert text == expected(1)
         code, shown = await up.command("explain", request)
         assert code == 0, shown
+        assert "64 tokens of an image's embedding in 4 full blocks" in shown
+        assert re.search(r"56 tokens: encode-0\.\d+ had its embedding, after [0-9.]+ ms", shown), shown
+        assert "with more than 0 tokens of other images ahead of it" in shown
+        assert re.search(r"; images [0-9a-f]{32} \(56 tokens from \d+ on\)", shown), shown
         await up.kill_worker("encode-0")
         for seed in (1, 3):
             assert (await ask(client, seed, before="without"))[0] == expected(seed)

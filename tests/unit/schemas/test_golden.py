@@ -160,9 +160,11 @@ PINNED_NOW = {
     **PINNED_CONSTRAINTS,
     **PINNED_ENGINES,
     **json.loads((GOLDEN / "events-v2-decode.json").read_text()),
-    **json.loads((GOLDEN / "events-v2-encoded.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-images.json").read_text()),
 }
-"""With decisions that estimate the time between tokens, reports of the tokens that were generated, and images that were encoded."""
+"""With decisions that estimate the time between tokens, reports of the tokens that were generated, and the images of requests."""
+PINNED_ENCODED = json.loads((GOLDEN / "events-v2-encoded.json").read_text())
+"""With images that were encoded, without the bound by which that was preferred."""
 PINNED_LIMITS = json.loads((GOLDEN / "events-v2-limits.json").read_text())
 """With decisions that keep a few candidates and a digest of the costs of all, a weight for long queues, and limits of latency."""
 PINNED_PACE = json.loads((GOLDEN / "events-v2-pace.json").read_text())
@@ -222,12 +224,20 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
 
 @pytest.mark.parametrize(
     "pinned",
-    [PINNED_APPENDED, PINNED_CONSTRAINTS, PINNED_ENGINES, PINNED_SUMMARY, PINNED_PACE, PINNED_LIMITS],
-    ids=["appended", "constraints", "engines", "summary", "pace", "limits"],
+    [
+        PINNED_APPENDED,
+        PINNED_CONSTRAINTS,
+        PINNED_ENGINES,
+        PINNED_SUMMARY,
+        PINNED_PACE,
+        PINNED_LIMITS,
+        PINNED_ENCODED,
+    ],
+    ids=["appended", "constraints", "engines", "summary", "pace", "limits", "encoded"],
 )
 def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
     """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues, limits of latency or estimates of
-    decoding."""
+    decoding, and requests images."""
     for event in EVENTS_NOW:
         if type(event).__name__ in pinned:
             assert decode_batch(bytes.fromhex(pinned[type(event).__name__])).events == (event,)

@@ -20,6 +20,7 @@ from headwater.ops.sim.run import Tracer
 from headwater.ops.whatif.fidelity import EstimateError, as_text, estimate_errors, fidelity
 from headwater.ops.whatif.recording import Expected, Happened, Recording, recording
 from headwater.ops.whatif.run import run
+from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.step_fit import Samples, fitted
 from headwater.ops.whatif.trace import hashes_of
 from headwater.schemas.constraints import Constraints, Preferences
@@ -99,6 +100,50 @@ class Written(NamedTuple):
 
     pool: MemoryLog
     requests: MemoryLog
+
+
+async def recorded_images(clock: VirtualLoop) -> Recording:
+    """The same with images, and with an encode worker."""
+    fleet = SimFleet(
+        clock,
+        random.Random(1),
+        Tracer(clock, show=False),
+        names("engine", 2),
+        names("router", 1),
+        names("edge", 1),
+        settings=SETTINGS._replace(embedding_tokens=Setup(embeddings_mib=1).embedding_tokens),
+        encoders=["encode-0"],
+    )
+    clients = Clients(clock, fleet, random.Random(2), images=random.Random(3))
+    for name in fleet.names:
+        fleet.start(name)
+    await clients.run(60, 3.0, 40.0)
+    await asyncio.sleep(2.0)
+    await fleet.stop()
+    found = await recording(POOL, fleet.store.pool(POOL), fleet.store.requests)
+    for name in fleet.names:
+        await fleet.kill(name)
+    return found
+
+
+def test_images_are_read_from_the_logs() -> None:
+    """Each where it was, and the encode worker with them; first tokens come within a tenth of when they came."""
+    command.quiet(trace=False)
+    recorded = loop.run(recorded_images)
+    setup = recorded.setup
+    assert (setup.workers, setup.encode_workers, setup.blocks) == (2, 1, SETTINGS.total_blocks)
+    assert recorded.left_out == 0
+    with_images = [one for one in recorded.trace.requests if one.images]
+    assert 10 < len(with_images) < 30
+    for one in with_images:
+        assert all(image.tokens in (4, 9, 25) for image in one.images)
+        assert one.images[-1].start + one.images[-1].tokens < one.prompt_tokens
+    times = setup.step_time._replace(encode_ms=SETTINGS.step_time.encode_ms)
+    ran = run(recorded.trace, msgspec.structs.replace(setup, step_time=times, embeddings_mib=1))
+    assert ran.encoding.legs > 10
+    _, ttft, e2e = fidelity(recorded, ran).gaps
+    assert abs(ttft.off) < 0.15
+    assert abs(e2e.off) < 0.05
 
 
 async def written(*events: Event) -> Written:

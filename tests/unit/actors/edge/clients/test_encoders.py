@@ -159,4 +159,4 @@ async def test_an_image_that_would_wait_stays_with_the_serving_worker() -> None:
 @pytest.mark.parametrize(("requests", "ahead"), [(0, 0), (4, 40), (8, 80)])
 def test_how_much_may_be_ahead_of_an_image(requests: int, ahead: int) -> None:
     """Encoding where a request is served delays each of those that run there: a quarter of its time, by default."""
-    assert tokens_ahead_max(image("a", 0), decision(candidate("worker-0", requests=requests))) == ahead
+    assert tokens_ahead_max(image("a", 0).tokens, decision(candidate("worker-0", requests=requests))) == ahead

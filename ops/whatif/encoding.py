@@ -1,0 +1,129 @@
+"""Encode legs on virtual time: which images of a request an encode worker takes, and when their embeddings are at its worker."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headwater.actors.edge.clients.encoders import tokens_ahead_max
+from headwater.ops.whatif.fleet.encoder import VirtualEncoder
+from headwater.ops.whatif.routing.router import Question, joined
+from headwater.ops.whatif.routing.routers import Routers
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.workers import SimulatedRequest, SimWorker
+from headwater.schemas.events.route import Decision
+from headwater.schemas.messages.encode import embedding_blocks, embedding_hashes
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.capability import Capability
+
+GIVEN = 0
+"""Here embeddings show nothing."""
+
+
+class WaitingRequest:
+    """A request that waits for the embeddings of its images, on their way to `worker`."""
+
+    __slots__ = ("began_ns", "job", "left", "question", "worker")
+
+    def __init__(self, job: SimulatedRequest, worker: SimWorker, question: Question, now_ns: int) -> None:
+        self.job = job
+        self.worker = worker
+        self.question = question
+        self.began_ns = now_ns
+        self.left = 0
+
+
+class ActiveEncoding(NamedTuple):
+    """An image at an encode worker until `ready_ns`, from where its embedding takes until `arrives_ns`."""
+
+    leg: str
+    item: PromptMedia
+    encoder: VirtualEncoder
+    waiting: WaitingRequest
+    ready_ns: int
+    arrives_ns: int
+
+
+class EncodeFleet:
+    """The encode workers of a run. `declined` counts images left to their serving workers, `legs` those that were not."""
+
+    def __init__(self, setup: Setup, routers: Routers) -> None:
+        self._setup = setup
+        self._routers = routers
+        self._size = setup.block_size
+        blocks = max(1, setup.embedding_tokens // setup.block_size)
+        self.encoders = {
+            name: VirtualEncoder(name, setup.block_size, blocks, setup.encode_ns)
+            for name in (f"e{number:03d}" for number in range(setup.encode_workers))
+        }
+        self.declined = self.legs = 0
+
+    @property
+    def serving(self) -> tuple[Capability, ...]:
+        """What the other workers announce. They say so only where there are encode workers, from which they must be distinguished."""
+        return ("generate", "handoff", "kv_events") if self.encoders else ()
+
+    def join(self, now_ns: int) -> None:
+        """Announce the encode workers."""
+        for encoder in self.encoders.values():
+            event = joined(
+                encoder.name,
+                "encode",
+                self._size,
+                encoder.blocks,
+                self._setup.sequences,
+                capabilities=("encode", "kv_events"),
+            )
+            self._routers.send(encoder.name, now_ns, event)
+
+    def begin(self, waiting: WaitingRequest, decision: Decision, now_ns: int) -> Iterator[ActiveEncoding]:
+        """The images of a request that encode workers take. `decision` is that of the request itself."""
+        if not self.encoders:
+            return
+        cached = decision.chosen.cached_blocks * self._size
+        for number, image in enumerate(waiting.job.images):
+            if image.start + image.tokens <= cached:
+                continue
+            item = PromptMedia("image", image.id, image.start, image.tokens, ())
+            leg = f"{waiting.job.name}-e{number}"
+            encoder = self._choose(leg, item, now_ns)
+            if encoder is None:
+                continue
+            if encoder.ahead(item) > tokens_ahead_max(item.tokens, decision):
+                self.declined += 1
+                encoder.decline(leg)
+                self._publish(encoder, now_ns)
+                continue
+            self.legs += 1
+            ready_ns = encoder.accept(leg, item, now_ns)
+            self._publish(encoder, now_ns)
+            waiting.left += 1
+            yield ActiveEncoding(
+                leg, item, encoder, waiting, ready_ns, ready_ns + self._setup.embedding_ns(item.tokens)
+            )
+
+    def _choose(self, leg: str, item: PromptMedia, now_ns: int) -> VirtualEncoder | None:
+        """The encode worker for an image; None if the router has none."""
+        if self._setup.encode_routing == "round_robin":
+            names = list(self.encoders)
+            return self.encoders[names[(self.legs + self.declined) % len(names)]]
+        tokens = embedding_blocks(item, self._size) * self._size
+        question = Question(leg, tokens, 0, embedding_hashes(item, self._size), needs=("encode",))
+        answer = self._routers.offer(question, now_ns)
+        return self.encoders[answer.worker] if isinstance(answer, Decision) else None
+
+    def finish(self, active: ActiveEncoding, now_ns: int) -> None:
+        """An embedding is there, and on its way."""
+        active.encoder.finish(active.leg, active.item, now_ns)
+        self._publish(active.encoder, now_ns)
+
+    def deliver(self, active: ActiveEncoding) -> bool:
+        """An embedding has arrived. True: it was the last that its request waited for."""
+        active.waiting.worker.images.keep(active.item.id, active.item.tokens, GIVEN)
+        active.waiting.left -= 1
+        return not active.waiting.left
+
+    def _publish(self, encoder: VirtualEncoder, now_ns: int) -> None:
+        events = encoder.take_events()
+        if events:
+            self._routers.send(encoder.name, now_ns, *events)
+        if self._setup.encode_routing != "round_robin":
+            self._routers.send(encoder.name, now_ns, encoder.report())

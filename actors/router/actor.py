@@ -216,12 +216,15 @@ class RouterActor(Actor):
         """See `QueryHandler`."""
         return self.decisions.preview(query)
 
-    async def answer(self, message: Message, query: RouteQuery) -> None:
+    async def decide(self, query: RouteQuery) -> RouteReply:
         """See `QueryHandler`."""
         await self.decisions.wait_unpaused()
         # A repeated query gets the same answer. A second decision for the request would never be accepted by a worker,
         # and its load would count until it is voided.
-        reply: RouteReply = self.decisions.find_recent(query.request) or self._queue.offer(query)
+        return self.decisions.find_recent(query.request) or self._queue.offer(query)
+
+    async def send(self, message: Message, query: RouteQuery, reply: RouteReply) -> None:
+        """See `QueryHandler`."""
         try:
             await self.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:

@@ -1,16 +1,16 @@
 """Burst scheduling: queries that reach a router in one turn of the event loop are decided as a batch.
 
-No query is delayed to form a batch: what one read of the connection brought is decided in the next turn, in the order of
-`router.queue.burst_order`. That order costs as much again as deciding, so a router that falls behind decides in order of
-arrival.
+No query is delayed to form a batch: what one read of the connection brought is decided in the next turn, and answered once all of it is decided. Both
+orders are those of `router.queue.burst_order`. That of the decisions costs as much again as deciding, so a router that falls behind decides in
+order of arrival.
 """
 
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
 from headwater.actors.bus.port import Message
-from headwater.router.queue.burst_order import BURST_MAX, order_by_regret
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.router.queue.burst_order import BURST_MAX, order_by_prompt, order_by_regret
+from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, RouteReply
 
 BEHIND_TURNS: Final = 2
 """After this many turns in a row with more queries arriving, the router counts as behind."""
@@ -23,8 +23,12 @@ class QueryHandler(Protocol):
         """Decide a query and change nothing."""
         ...
 
-    async def answer(self, message: Message, query: RouteQuery) -> None:
-        """Decide a query and reply to it."""
+    async def decide(self, query: RouteQuery) -> RouteReply:
+        """Decide a query, or let it wait."""
+        ...
+
+    async def send(self, message: Message, query: RouteQuery, reply: RouteReply) -> None:
+        """Reply to a query."""
         ...
 
 
@@ -60,8 +64,10 @@ class BurstBatcher:
             queries = [one.query for one in batch]
             ordered = behind < BEHIND_TURNS
             order = order_by_regret(queries, self._handler.preview) if ordered else range(len(batch))
-            for index in order:
-                await self._handler.answer(*batch[index])
+            decided = [(batch[index], await self._handler.decide(queries[index])) for index in order]
+            for index in order_by_prompt([reply for _, reply in decided]):
+                arrived, reply = decided[index]
+                await self._handler.send(arrived.message, arrived.query, reply)
             behind = behind + 1 if self._arrived else 0
             if not self._arrived:
                 self._any.clear()

@@ -54,7 +54,7 @@ class RouterSettings(NamedTuple):
         WeightValues,
         Meta(
             description="cost weights that differ from their defaults; `headwater tune` searches for better ones",
-            examples=["crowding=0.5,retain=1"],
+            examples=["crowding=0.1,arrivals=10"],
         ),
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
     local_prefill_tokens: Annotated[

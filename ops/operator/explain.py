@@ -15,6 +15,7 @@ from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.replay import decisions_after, first_state, pieces_after
 from headwater.ops.process.text_table import table
+from headwater.router.decision.cost import delay_of_others
 from headwater.router.fold.state import in_order
 from headwater.router.reconstruction import Reconstructed, Reconstruction
 from headwater.router.replay import Incarnation
@@ -250,7 +251,14 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
 
 def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ...]:
     """Queue, prefill, what others lose by it, and the rest of the cost (memory, a long queue, adapters, tiers)."""
-    others = candidate.prefill_ms * (weights.retain + weights.crowding * candidate.requests)
+    others = delay_of_others(
+        weights.crowding,
+        weights.arrivals,
+        weights.retain,
+        candidate.requests,
+        candidate.queue_ms,
+        candidate.prefill_ms,
+    )
     known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
     return (
         f"{candidate.queue_ms:.1f}",

@@ -28,7 +28,7 @@ class Search(NamedTuple):
     objective: Annotated[Objective, Meta(description="figure to improve")] = "ttft_mean"
     names: Annotated[tuple[str, ...], Flag("search"), Meta(description="weights to search")] = (
         "crowding",
-        "retain",
+        "arrivals",
         "memory",
     )
     trials: Annotated[int, Meta(ge=1, description="number of runs")] = 40

@@ -1,9 +1,9 @@
 """Scorer: what a request would cost on a worker. Pure arithmetic.
 
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
-(disaggregated only). Four penalties are added: `crowding` (delay to running requests), `retain` (cached blocks
-evicted), `memory` (KV-cache pressure), and `tail` (the square of the time in the queue, so that few wait long). Until the step
-times of all candidates are known, the unit is the work for one block.
+(disaggregated only). What others lose is added: `crowding` (delay to running requests), `arrivals` (delay to requests that come
+later), and `memory` (KV-cache pressure). By default 0 are `retain` (cached blocks evicted) and `tail` (the square of the time in the
+queue). Until the step times of all candidates are known, the unit is the work for one block.
 
 Next to the cost, `itl_ms` estimates the time between two tokens. It is recorded, and no part of the cost.
 
@@ -38,6 +38,7 @@ class CostWeights(NamedTuple):
     retain: float
     memory: float
     tail: float
+    arrivals: float
 
 
 @lru_cache(64)
@@ -135,20 +136,33 @@ def block(work: WorkEstimate) -> float:
 
 
 @jitable
+def delay_of_others(
+    crowding: float, arrivals: float, retain: float, requests: int, queue: float, own: float
+) -> float:
+    """What other requests lose by a prompt that takes `own` ms, after `queue` ms of earlier ones.
+
+    Each of the `requests` that run is delayed by the whole prompt. A request that arrives while the worker has work waits for the rest of it: the
+    prompt adds (queue + own)² - queue² to twice the sum of those waits, for each request that arrives in a millisecond. That is the value
+    function of a queue with arrivals at random (Hyytiä, Penttinen, Aalto: Size- and state-aware dispatching problem with
+    queue-specific job sizes, 2012), where `arrivals` is the rate over the share of time in which the worker is idle.
+    """
+    later = arrivals / 1000.0 * (2.0 * queue + own) * own / 2.0
+    return own * (retain + crowding * requests) + later
+
+
+@jitable
 def prefill(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of computing the uncached part of the prompt, and of the queue before it.
 
-    Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay to running
-    requests and the recomputation of evicted blocks are added.
+    Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay of others is added.
     """
     lower = weights.lower_tier * work.lower_blocks * block(work) if work.lower_blocks else 0.0
     if not work.timed:
         queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size
         return weights.prefill * (queued + lower)
-    own = work.times.prefill
-    penalties = own * (weights.retain + weights.crowding * work.requests)
-    queue = work.times.queue
-    return weights.prefill * (queue + own + lower) + penalties + weights.tail * queue * queue / 1000.0
+    queue, own = work.times.queue, work.times.prefill
+    others = delay_of_others(weights.crowding, weights.arrivals, weights.retain, work.requests, queue, own)
+    return weights.prefill * (queue + own + lower) + others + weights.tail * queue * queue / 1000.0
 
 
 @jitable

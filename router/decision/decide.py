@@ -29,13 +29,13 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 3
+ALGORITHM: Final = 4
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
 change by which a recorded decision would come out otherwise.
 
-Version 3 chooses as version 2 does, and records estimates of decoding too."""
+Version 4 learns prefill times in another way, so that earlier decisions cannot be made again."""
 
-RECOMPUTABLE: Final = frozenset({2, ALGORITHM})
+RECOMPUTABLE: Final = frozenset({ALGORITHM})
 """The versions whose decisions this release can make again."""
 
 RECOMPUTED: Final = FlowControl()
@@ -195,8 +195,6 @@ def recompute(
     found = reevaluate(index, loads, cold, recorded)
     if isinstance(found, RouteRefused):
         return found
-    if recorded.algorithm < ALGORITHM:
-        found = found._replace(decision=_without_decode_estimates(found.decision, recorded.algorithm))
     if recorded.scored:
         return found.decision
     # A release that recorded all candidates, and every excluded worker by name.
@@ -208,12 +206,6 @@ def recompute(
         digest=b"",
         excluded=b"",
     )
-
-
-def _without_decode_estimates(made: Decision, algorithm: int) -> Decision:
-    """As version 2 recorded it."""
-    bare = tuple(msgspec.structs.replace(one, itl_ms=0.0) for one in made.candidates)
-    return msgspec.structs.replace(made, candidates=bare, algorithm=algorithm, output_tokens=0)
 
 
 def reevaluate(

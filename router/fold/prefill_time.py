@@ -29,6 +29,9 @@ OUTLIER = 1.2
 """Later samples are clamped to within this factor of the mean: prompts that shared a step with others, and pauses, do not
 predict the next one."""
 
+OUTLIERS_MAX = 2
+"""If more samples in a row are outliers on one side, the mean is wrong: each halves the number of samples that it counts for."""
+
 FLOOR = 0.25
 """No prompt is predicted faster than this fraction of the shortest class."""
 
@@ -62,13 +65,21 @@ def learn_pace(pace: float, observed: float) -> float:
 
 
 class StepModel(msgspec.Struct):
-    """Classes by length: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples."""
+    """Classes by length: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples.
+
+    `outliers`: how many of a class's latest samples in a row were above the mean by more than `OUTLIER`; negative: below.
+    """
 
     kinds: list[int] = []
     tokens: list[float] = []
     ms: list[float] = []
     counts: list[int] = []
     samples: int = 0
+    outliers: list[int] = []
+
+    def __post_init__(self) -> None:
+        # A snapshot of an earlier release has none.
+        self.outliers += [0] * (len(self.kinds) - len(self.outliers))
 
     @property
     def learned(self) -> bool:
@@ -86,7 +97,9 @@ class StepModel(msgspec.Struct):
             self.tokens.insert(at, float(tokens))
             self.ms.insert(at, ms)
             self.counts.insert(at, 0)
+            self.outliers.insert(at, 0)
         known = self.ms[at]
+        self._count_outlier(at, ms)
         count = self.counts[at] = min(self.counts[at] + 1, MEMORY)
         self.tokens[at] += (tokens - self.tokens[at]) / count
         if count <= TRUST:
@@ -94,6 +107,16 @@ class StepModel(msgspec.Struct):
         else:
             self.ms[at] += (min(max(ms, known / OUTLIER), known * OUTLIER) - known) / count
         self.samples += 1
+
+    def _count_outlier(self, at: int, ms: float) -> None:
+        """Forget samples of a class whose latest ones all contradict them."""
+        if self.counts[at] < TRUST:
+            return
+        side = (ms > self.ms[at] * OUTLIER) - (ms < self.ms[at] / OUTLIER)
+        row = self.outliers[at]
+        self.outliers[at] = row + side if side * row > 0 else side
+        if abs(self.outliers[at]) > OUTLIERS_MAX:
+            self.counts[at] = max(TRUST, self.counts[at] // 2)
 
     def predict(self, tokens: float) -> float:
         """Milliseconds to the first token of a prompt with `tokens` uncached tokens, alone on the worker.

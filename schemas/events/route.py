@@ -35,9 +35,9 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     where they are decoded; with `apart`, all longer ones go to a prefill worker regardless of cost.
 
     With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
-    `crowding` times the prompt's prefill time for each running request that it delays, plus `retain` times that time for cached
-    blocks that it evicts, plus `memory` times the share of the KV cache in use, plus `tail` times the square of the time in the
-    queue, in ms²/s.
+    `crowding` times the prompt's prefill time for each running request that it delays, plus the wait of requests that arrive later, of which
+    a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use. By default 0: `retain` times the
+    prefill time for cached blocks that it evicts, and `tail` times the square of the time in the queue, in ms²/s.
 
     `ttft_limit_ms` and `itl_limit_ms` are no weights but the limits of the policy `slo`: milliseconds to the first token, and between two.
     """
@@ -51,12 +51,13 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     lora_load: float = 64.0
     apart: bool = False
     estimate: bool = True
-    crowding: float = 0.25
-    retain: float = 1.5
+    crowding: float = 0.05
+    retain: float = 0.0
     memory: float = 100.0
-    tail: float = 2.0
+    tail: float = 0.0
     ttft_limit_ms: float = 500.0
     itl_limit_ms: float = 25.0
+    arrivals: float = 5.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,9 @@ from headwater.schemas.messages.media import PromptMedia
 TRIES_MAX: Final = 2
 """Encode workers that are tried for an image."""
 
+DELAY_WEIGHT: Final = 0.25
+"""What a millisecond of delay of a request that runs counts against a millisecond in which this one waits for its first token."""
+
 _log = structlog.get_logger("headwater.edge.encode")
 
 RouteImage = Callable[[str, Constraints, int, bytes], Awaitable[Decision | None]]
@@ -138,6 +141,6 @@ def tokens_ahead_max(tokens: int, serving: Decision) -> int:
     """Tokens of other images that may be ahead of one with `tokens` at an encode worker, before the serving worker is the better one.
 
     Both encode at the same pace. On the serving worker that takes the image's own time, in which it also delays the requests that run
-    there, weighed as for a prompt's prefill: image x (1 + `crowding` x requests). On the encode worker it takes ahead + image.
+    there: image x (1 + `DELAY_WEIGHT` x requests). On the encode worker it takes ahead + image.
     """
-    return int(tokens * serving.weights.crowding * serving.chosen.requests)
+    return int(tokens * DELAY_WEIGHT * serving.chosen.requests)

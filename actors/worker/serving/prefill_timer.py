@@ -3,8 +3,9 @@
 Engines compute prompts first come first served, in chunks, together with the requests that already generate. So the
 time before a first token is one interval: it starts at the end of the interval before it, or at the end of the step
 that was running when the request arrived, whichever is later. Requests whose first tokens arrive together were computed
-together and make one sample. If a prompt is left over that could have started with them, part of it may have been
-computed with them, so the next interval joins theirs, as if all of them were one long prompt.
+together and make one sample. If a prompt is left over that was there when their last step began, part of it may have been
+computed in that step, so the next interval joins theirs, as if all of them were one long prompt. The beginning of a step is known by the
+tokens of other requests; while none generates, theirs is taken for one step.
 
 Excluded are intervals that may contain a wait for another reason: the engine had no room (a request waited, no prompt
 was being computed, and then another request ended), a request was cancelled before its first token, or the worker
@@ -61,6 +62,10 @@ class PrefillTimer:
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
         self._group: list[tuple[_Prompt, int]] = []
         self._group_s = 0.0
+        self._group_step_s = 0.0
+        """When the step of the present group began; -1: not known."""
+        self._step_ends_s = (0.0, 0.0)
+        """Ends of the last two steps."""
         self._ended_s = 0.0
         """When the interval before the present group ended."""
         self._joined = 0
@@ -82,6 +87,8 @@ class PrefillTimer:
         """A step has ended and its tokens arrive. Called once for tokens that arrive together."""
         now = self._now()
         self._advance(now)
+        if now - self._step_ends_s[1] > TOGETHER_S:
+            self._step_ends_s = (self._step_ends_s[1], now)
         if self._fresh:
             for prompt in self._fresh:
                 prompt.began_s = now
@@ -92,18 +99,17 @@ class PrefillTimer:
     ) -> None:
         """A request's first `tokens` tokens arrived; `cached` tokens of its prompt were cached (-1: unknown)."""
         now = self._now()
+        if self._group and now - self._group_s > TOGETHER_S:
+            self._close()
+        prompt = self._prompts.pop(request, None)
+        if prompt is not None:
+            if not self._group:
+                self._group_s, self._group_step_s = now, self._began_last_step(now)
+            self._group.append((prompt, cached))
         if decodes:
             self._advance(now)
             self._decoding.add(request)
             self._firsts += tokens
-        prompt = self._prompts.pop(request, None)
-        if prompt is None:
-            return
-        if self._group and now - self._group_s > TOGETHER_S:
-            self._close()
-        if not self._group:
-            self._group_s = now
-        self._group.append((prompt, cached))
 
     def end_request(self, request: str, running: int, waiting: int) -> None:
         """A request ended; the engine runs `running` others while `waiting` wait."""
@@ -135,6 +141,13 @@ class PrefillTimer:
         self._tokens, self._firsts, self._shared_s = tokens, 0, 0.0
         return PrefillMeasurements(samples, mean_us, gaps)
 
+    def _began_last_step(self, now: float) -> float:
+        """When the step that ends now began; -1 if no request generates that would show it."""
+        if not self._decoding:
+            return -1.0
+        before, last = self._step_ends_s
+        return before if now - last <= TOGETHER_S else last
+
     def _advance(self, now: float) -> None:
         """Add the time since the last step, once for each request that generates."""
         self._shared_s += len(self._decoding) * (now - self._step_s)
@@ -150,7 +163,8 @@ class PrefillTimer:
         self._computed += sum(prompt.tokens - cached for prompt, cached in group)
         self._known &= all(cached >= 0 and prompt.is_measurable for prompt, cached in group)
         left = next(iter(self._prompts.values()), None)
-        if left is not None and _began(left, at_s) <= began_s and self._joined < JOINED_MAX:
+        step_s = self._group_step_s if self._group_step_s >= 0 else began_s
+        if left is not None and left.accepted_s <= step_s and self._joined < JOINED_MAX:
             self._joined += 1
             return
         self._joined = 0

@@ -21,10 +21,10 @@ from headwater.ops.process.text_table import table
 from headwater.schemas.events.route import Weights
 
 GRID: Final[dict[str, tuple[float, ...]]] = {
-    "crowding": (0.05, 0.1, 0.25, 0.5),
-    "retain": (0.75, 1.5, 3.0),
-    "tail": (0.5, 2.0),
-    "memory": (50.0, 100.0, 300.0),
+    "crowding": (0.02, 0.05, 0.1, 0.25),
+    "arrivals": (2.0, 5.0, 15.0),
+    "retain": (0.0, 1.0),
+    "memory": (100.0, 300.0, 900.0),
 }
 """The values tried of each weight, in all combinations: around the default."""
 

@@ -10,6 +10,7 @@ from headwater.ops.whatif.routing.restart import Restart
 from headwater.ops.whatif.routing.router import Question, VirtualRouter
 from headwater.ops.whatif.routing.setup import RoutersSetup
 from headwater.router.fold.state import RouterState
+from headwater.router.queue.burst_order import order_by_prompt
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.route import Decision, RouteRefused
 from headwater.schemas.hashing import U64
@@ -79,7 +80,7 @@ class Routers:
         self._log.send(worker, now_ns, *events)
 
     def offer_burst(self, burst: Sequence[Question], now_ns: int) -> Iterator[Answered]:
-        """Answers to questions that arrive at the same time, in the order of the decisions; some may wait instead.
+        """Answers to questions that arrive at the same time, in the order in which a router sends them; some may wait instead.
 
         Place each before taking the next: the worker then reports it.
         """
@@ -87,10 +88,13 @@ class Routers:
         for question in burst:
             shares.setdefault(self._pick(now_ns), []).append(question)
         for number, share in sorted(shares.items()):
+            found = []
             for index in self._routers[number].order_burst(share, now_ns):
                 answer = self._queues[number].offer(share[index], now_ns)
                 if answer is not None:
-                    yield Answered(share[index], answer)
+                    found.append(Answered(share[index], answer))
+            for index in order_by_prompt([one.answer for one in found]):
+                yield found[index]
 
     def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
         """Where a request goes; None if it waits. A second leg never waits."""

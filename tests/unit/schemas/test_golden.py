@@ -60,17 +60,19 @@ GOLDEN = Path(tests.__path__[0]) / "golden"
 LOGS = [
     ("pool-v1.log.gz", "b401e7c28154a62fec258c8f8893990f", 18429677081767367044),
     ("pool-v2.log.gz", "422f12126d12b143cafd9d4b5e5b4002", 11143978192293227892),
-    ("pool-v2-decided.log.gz", "d9d6aa28c073910b767af1d865603da0", 8743994246817469863),
-    ("pool-v2-constraints.log.gz", "d9d6aa28c073910b767af1d865603da0", 8743994246817469863),
-    ("pool-v2-summary.log.gz", "d9d6aa28c073910b767af1d865603da0", 8743994246817469863),
-    ("pool-v2-pace.log.gz", "3c71d4943a45f36aeed69c19c6ef7347", 7615386877702289470),
-    ("pool-v2-decode.log.gz", "3dcbbc725a9b86c11e1c993f4ef377c1", 7615386877702289470),
+    ("pool-v2-decided.log.gz", "7045e8ad580311b33166d82baf69f472", 8743994246817469863),
+    ("pool-v2-constraints.log.gz", "7045e8ad580311b33166d82baf69f472", 8743994246817469863),
+    ("pool-v2-summary.log.gz", "7045e8ad580311b33166d82baf69f472", 8743994246817469863),
+    ("pool-v2-pace.log.gz", "e05f62e3495b87edf4c408ff206c3f9e", 7615386877702289470),
+    ("pool-v2-decode.log.gz", "936eaeb6dcd50e6f28a819113bcb9a29", 7615386877702289470),
+    ("pool-v2-arrivals.log.gz", "ab3e00d73c3527866515ff265288d202", 9657791578513287112),
 ]
 # One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
-# step times of engines, and with estimates of decoding.
+# step times of engines, with estimates of decoding, and with a weight for requests that come later.
 ALGORITHM_1 = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 ALGORITHM_2 = "pool-v2-pace.log.gz"
 ALGORITHM_3 = "pool-v2-decode.log.gz"
+ALGORITHM_4 = "pool-v2-arrivals.log.gz"
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -161,10 +163,15 @@ PINNED_NOW = {
     **PINNED_ENGINES,
     **json.loads((GOLDEN / "events-v2-decode.json").read_text()),
     **json.loads((GOLDEN / "events-v2-images.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-arrivals.json").read_text()),
 }
-"""With decisions that estimate the time between tokens, reports of the tokens that were generated, and the images of requests."""
+"""With decisions that estimate the time between tokens and weigh requests that come later, reports of the tokens that were generated, and the
+images of requests."""
+PINNED_DECODE = json.loads((GOLDEN / "events-v2-decode.json").read_text())
 PINNED_ENCODED = json.loads((GOLDEN / "events-v2-encoded.json").read_text())
 """With images that were encoded, without the bound by which that was preferred."""
+THEN = Weights(1.0, 0.5, 0.25, crowding=0.25, retain=1.5, tail=2.0)
+"""The weights of the pinned decision, as its releases wrote them: the defaults that followed were others than today's."""
 PINNED_LIMITS = json.loads((GOLDEN / "events-v2-limits.json").read_text())
 """With decisions that keep a few candidates and a digest of the costs of all, a weight for long queues, and limits of latency."""
 PINNED_PACE = json.loads((GOLDEN / "events-v2-pace.json").read_text())
@@ -216,10 +223,18 @@ def test_events_of_version_2_are_read_as_they_were_meant(event: Event) -> None:
     assert read == event
 
 
+def meant_then(event: Event) -> Event:
+    """The event with the weights of earlier releases. What a form lacks of them has today's defaults."""
+    if not isinstance(event, Decision):
+        return event
+    assert event.weights.crowding in (0.25, Weights().crowding)
+    return msgspec.structs.replace(event, weights=THEN)
+
+
 def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
     """The retired tag: its fields become constraints and preferences."""
     [read] = decode_batch(bytes.fromhex(PINNED_APPENDED["Decision"])).events
-    assert read == next(event for event in EVENTS_NOW if isinstance(event, Decision))
+    assert meant_then(read) == meant_then(next(event for event in EVENTS_NOW if isinstance(event, Decision)))
 
 
 @pytest.mark.parametrize(
@@ -231,16 +246,18 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
         PINNED_SUMMARY,
         PINNED_PACE,
         PINNED_LIMITS,
+        PINNED_DECODE,
         PINNED_ENCODED,
     ],
-    ids=["appended", "constraints", "engines", "summary", "pace", "limits", "encoded"],
+    ids=["appended", "constraints", "engines", "summary", "pace", "limits", "decode", "encoded"],
 )
 def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
     """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues, limits of latency or estimates of
     decoding, and requests images."""
     for event in EVENTS_NOW:
         if type(event).__name__ in pinned:
-            assert decode_batch(bytes.fromhex(pinned[type(event).__name__])).events == (event,)
+            [read] = decode_batch(bytes.fromhex(pinned[type(event).__name__])).events
+            assert meant_then(read) == meant_then(event)
 
 
 @pytest.mark.parametrize("event", EVENTS_NOW, ids=lambda value: type(value).__name__)
@@ -250,6 +267,13 @@ def test_events_are_written_and_read_as_they_always_were(event: Event) -> None:
     assert written_now(event).hex() == data
     [read] = decode_batch(bytes.fromhex(data)).events
     assert read == event
+
+
+def test_the_weights_of_a_decision_are_read_as_they_were_written() -> None:
+    """Not as today's defaults; a weight that is younger than the record has its default."""
+    [read] = decode_batch(bytes.fromhex(PINNED_DECODE["Decision"])).events
+    assert isinstance(read, Decision)
+    assert read.weights == THEN
 
 
 def test_every_event_type_is_pinned() -> None:
@@ -293,14 +317,13 @@ def replayed(name: str) -> tuple[int, dict[int, int]]:
     return replay.verified, dict(replay.other_algorithms)
 
 
-@pytest.mark.parametrize("name", [ALGORITHM_2, ALGORITHM_3])
-def test_decisions_are_recomputed(name: str) -> None:
-    """All policies and constraints: the recorded decision comes out again, bit for bit, in the form of its version."""
-    assert replayed(name) == (99, {})
+def test_decisions_are_recomputed() -> None:
+    """All policies and constraints: the recorded decision comes out again, bit for bit."""
+    assert replayed(ALGORITHM_4) == (104, {})
 
 
 def test_estimates_of_decoding_change_no_choice() -> None:
-    """The same fleet and requests: version 3 chooses what version 2 chose, at the same costs."""
+    """The same fleet and requests: version 3 chose what version 2 chose, at the same costs."""
     before, now = decisions_of(ALGORITHM_2), decisions_of(ALGORITHM_3)
     assert [(one.worker, one.leg, one.digest) for one in before] == [
         (one.worker, one.leg, one.digest) for one in now
@@ -310,14 +333,17 @@ def test_estimates_of_decoding_change_no_choice() -> None:
     assert not any(candidate.itl_ms or one.output_tokens for one in before for candidate in one.candidates)
 
 
-@pytest.mark.parametrize("name", ALGORITHM_1)
-def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "version", "count"),
+    [*((name, 1, 104) for name in ALGORITHM_1), (ALGORITHM_2, 2, 99), (ALGORITHM_3, 3, 99)],
+)
+def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, version: int, count: int) -> None:
     """They fold, and are reported as decisions that this release cannot make again."""
-    assert replayed(name) == (0, {1: 104})
+    assert replayed(name) == (0, {version: count})
 
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
     """Today's writers append the same events; their bytes may have fields more."""
-    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_3).read_bytes()))
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_4).read_bytes()))
     written = [event for *_, data in constrained_log(7, 240) for event in decode_batch(data).events]
     assert written == [event for *_, data in log for event in decode_batch(data).events]

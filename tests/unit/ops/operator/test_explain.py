@@ -45,8 +45,8 @@ def test_times_are_shown_where_they_were_known() -> None:
     lines = told().splitlines()
     assert "decided at log position 40, stored at 42, after 12 ms in the queue" in lines[0]
     w1 = next(line for line in lines if line.lstrip("-> ").startswith("w1"))
-    # Retain 1.5 and crowding 0.25 for two requests: twice 20 ms; 90 - 20 - 40 is left.
-    assert w1.split()[-5:] == ["0.0", "20.0", "40.0", "30.0", "90.00"]
+    # Crowding 0.05 for two requests, a tenth of 20 ms; and 5 requests a second that wait 10 ms on average for 20 ms; 90 - 20 - 3 is left.
+    assert w1.split()[-5:] == ["0.0", "20.0", "3.0", "67.0", "90.00"]
     assert "40 of 62" in w1
     assert "of those assumed" in lines[1]
     assert lines[-1] == "w1: least cost, 90.00 ms"

@@ -182,6 +182,7 @@ class RandomFleet:
             crowding=draw.choice((0.0, 0.25)),
             retain=draw.choice((0.0, 1.5)),
             tail=draw.choice((0.0, 2.0)),
+            arrivals=draw.choice((0.0, 5.0)),
             memory=draw.choice((0.0, 100.0)),
             ttft_limit_ms=draw.choice((0.0, 40.0, 500.0)),
             itl_limit_ms=draw.choice((0.0, 25.0, 40.0)),

@@ -1,9 +1,7 @@
 """What a decision expects of decoding: the time between tokens, and to the last one. It is recorded, and changes no choice."""
 
-import msgspec
 import pytest
 
-from headwater.router.decision.decide import recompute
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.load import LoadReported
@@ -94,18 +92,6 @@ def test_steps_change_no_choice() -> None:
     for number in range(20):
         plain, informed = ask(bare, name=f"q{number}"), ask(known, name=f"q{number}")
         assert (plain.worker, plain.digest) == (informed.worker, informed.digest)
-
-
-def test_a_decision_of_version_2_is_made_again_in_its_form() -> None:
-    """Without estimates of decoding; one that claims to have them was not made by that version."""
-    state = fleet(w1="both", w2="both")
-    steps(state, "w1")
-    made = ask(state)
-    bare = tuple(msgspec.structs.replace(one, itl_ms=0.0) for one in made.candidates)
-    recorded = msgspec.structs.replace(made, algorithm=2, candidates=bare, output_tokens=0)
-    assert recompute(state.index, state.loads, state.cold, recorded) == recorded
-    forged = msgspec.structs.replace(made, algorithm=2)
-    assert recompute(state.index, state.loads, state.cold, forged) != forged
 
 
 def test_a_worker_that_restarts_keeps_what_is_known_of_its_steps() -> None:

@@ -66,11 +66,11 @@ def give(state: RouterState, worker: str, tokens: int, *, at_ms: int = 0, name: 
 
 
 def test_the_cost_is_what_it_says() -> None:
-    """Queue, own prompt, what others lose, memory and long waits, each by its weight."""
+    """Queue, own prompt, what requests that run and those to come lose, evicted blocks, memory and long waits, each by its weight."""
     state = fleet(w1="both", w2="both")
     give(state, "w1", 3_200)
     state.apply(record(state.position + 1, LoadReported(1, 0, 700, BLOCKS), writer="w2"))
-    decision = ask(state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0, tail=3.0))
+    decision = ask(state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0, tail=3.0, arrivals=8.0))
     own = took(1_600)
     w1, w2 = of(decision, "w1"), of(decision, "w2")
     assert w1.prefill_ms == pytest.approx(own) == w2.prefill_ms
@@ -79,8 +79,12 @@ def test_the_cost_is_what_it_says() -> None:
     assert w2.queue_ms == 0.0
     held = {"w1": 200 + 100, "w2": 700 + 100}
     for one, requests in ((w1, 1), (w2, 0)):
+        later = 8.0 / 1000 * ((one.queue_ms + own) ** 2 - one.queue_ms**2) / 2
         penalties = (
-            own * (0.7 + 0.3 * requests) + 50.0 * held[one.worker] / BLOCKS + 3.0 * one.queue_ms**2 / 1000
+            own * (0.7 + 0.3 * requests)
+            + 50.0 * held[one.worker] / BLOCKS
+            + 3.0 * one.queue_ms**2 / 1000
+            + later
         )
         assert one.score == pytest.approx(one.queue_ms + own + penalties)
     assert decision.worker == "w2"
@@ -129,7 +133,7 @@ def test_a_hand_over_costs_the_time_to_move_what_is_missing() -> None:
     """A prefill worker's cost has the move to the best decode worker in it; the decode leg has its own."""
     state = fleet(p="prefill", d1="decode", d2="decode")
     state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 51))), writer="d2"))
-    weights = Weights(local_tokens=0, apart=True, transfer=0.2, memory=0.0, retain=0.0)
+    weights = Weights(local_tokens=0, apart=True, transfer=0.2, memory=0.0, arrivals=0.0)
     decision = ask(state, weights=weights)
     assert (decision.worker, decision.leg) == ("p", "prefill")
     block = MS_A_TOKEN * 16

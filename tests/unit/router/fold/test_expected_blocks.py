@@ -45,10 +45,12 @@ def test_named_places_are_few_and_on_one_grid(first: int, blocks: int) -> None:
     assert all((place + 1) % step == 0 for step in steps for place in inner)
 
 
-def given_to(state: RouterState, request: str, names: tuple[int, ...], *, only: str = "") -> Decision:
+def given_to(
+    state: RouterState, request: str, names: tuple[int, ...], *, only: str = "", at_ms: int = 0
+) -> Decision:
     """Decide for a prompt of these blocks, and let the state know."""
     query = route_query(request, len(names) * 16 + 1, 5, packed(*names), pinned=only)
-    standing = DecisionContext(1, state.position, 0, 0, Weights(), False)
+    standing = DecisionContext(1, state.position, 0, at_ms * 1_000_000, Weights(), False)
     decision = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
     assert isinstance(decision, Decision)
     state.loads.decide(decision)
@@ -68,10 +70,10 @@ def test_a_follow_up_goes_where_its_prompt_is_being_computed() -> None:
     """Before any block is announced, and counted as assumed; another prompt goes elsewhere."""
     state = two()
     first = given_to(state, "a-0-1", PROMPT)
-    again = given_to(state, "b-0-1", (*PROMPT, 99))
+    again = given_to(state, "b-0-1", (*PROMPT, 99), at_ms=10)
     assert again.worker == first.worker
     assert (again.chosen.cached_blocks, again.chosen.assumed_blocks) == (len(PROMPT), len(PROMPT))
-    assert given_to(state, "c-0-1", (500, 501, 502)).worker != first.worker
+    assert given_to(state, "c-0-1", (500, 501, 502), at_ms=10).worker != first.worker
 
 
 def test_a_prompt_that_parts_on_the_way_counts_up_to_the_last_named_place_before() -> None:
@@ -109,7 +111,7 @@ def test_a_cold_worker_is_trusted_with_what_it_was_given() -> None:
     state = two()
     state.apply(record(state.position + 1, KvGap(1), writer="w1"))
     given_to(state, "a-0-1", PROMPT, only="w1")
-    assert given_to(state, "b-0-1", PROMPT).worker == "w1"
+    assert given_to(state, "b-0-1", PROMPT, at_ms=10).worker == "w1"
 
 
 def silent(blocks: int = 100) -> RouterState:
@@ -162,4 +164,4 @@ def test_what_is_assumed_is_in_snapshots() -> None:
     facts = msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot.facts), strict=False)
     restored = RouterState.restore(snapshot._replace(facts=facts))
     assert restored.loads.credit == state.loads.credit
-    assert given_to(restored, "b-0-1", PROMPT).worker == "w1"
+    assert given_to(restored, "b-0-1", PROMPT, at_ms=10).worker == "w1"

@@ -57,6 +57,21 @@ def test_it_follows_an_engine_that_becomes_slower() -> None:
     assert 1.8 < model.predict(4_000) / seconds(4_000) < 2.2
 
 
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_wrong_first_sample_is_unlearned(factor: float) -> None:
+    """Four times too fast or too slow, before 40 good ones of the class; a single outlier among good ones moves it by no more than 2 %."""
+    model = StepModel()
+    for _ in range(5):
+        model.observe(10_000, factor * seconds(10_000))
+    for number in range(40):
+        model.observe(10_000 + number, seconds(10_000 + number))
+        model.observe(1_000, seconds(1_000))
+    assert model.predict(10_000) / seconds(10_000) == pytest.approx(1.0, rel=0.12)
+    before = model.predict(10_000)
+    model.observe(10_000, 50 * before)
+    assert model.predict(10_000) / before == pytest.approx(1.0, rel=0.02)
+
+
 @given(
     st.lists(st.tuples(st.integers(-5, 200_000), st.floats(-5, 1e6)), max_size=200), st.integers(0, 300_000)
 )

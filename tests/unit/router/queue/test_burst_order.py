@@ -4,12 +4,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from headwater.actors.bus.port import Message
 from headwater.actors.router.burst import BurstBatcher
 from headwater.router.queue.burst_order import BURST_MAX, Preview, order_by_regret, regret
-from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused
+from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused, RouteReply
 from tests.support.data.queries import changed
 from tests.unit.ops.operator.test_explain import DECISION
 
@@ -57,16 +58,25 @@ def test_one_query_costs_no_look_and_very_many_are_not_all_looked_at() -> None:
 
 
 class Handler:
-    """Previews and answers by two functions."""
+    """Previews, decides and answers by three functions."""
 
-    def __init__(self, preview: Preview, answer: Callable[[Message, RouteQuery], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        preview: Preview,
+        answer: Callable[[Message, RouteQuery], Awaitable[None]],
+        decide: Callable[[RouteQuery], RouteReply] = lambda _: RouteRefused("none"),
+    ) -> None:
         self._preview = preview
         self._answer = answer
+        self._decide = decide
 
     def preview(self, query: RouteQuery) -> Decision | RouteRefused | None:
         return self._preview(query)
 
-    async def answer(self, message: Message, query: RouteQuery) -> None:
+    async def decide(self, query: RouteQuery) -> RouteReply:
+        return self._decide(query)
+
+    async def send(self, message: Message, query: RouteQuery, reply: RouteReply) -> None:
         await self._answer(message, query)
 
 
@@ -126,3 +136,35 @@ async def test_a_burst_is_answered_whole_and_in_that_order(count: int) -> None:
     assert sorted(answered) == sorted(names)
     first = answered[:BURST_MAX]
     assert first == sorted(first, key=float, reverse=True)
+
+
+async def test_a_burst_is_answered_shortest_prompt_first() -> None:
+    """All of it is decided before, in order of regret; a query without an estimate is answered at once."""
+    regrets = {"long": 9.0, "short": 1.0, "refused": 5.0, "middle": 2.0}
+    prompt_ms = {"long": 300.0, "short": 20.0, "middle": 80.0}
+    happened: list[str] = []
+
+    def decide(one: RouteQuery) -> RouteReply:
+        happened.append(f"decided {one.request}")
+        if one.request not in prompt_ms:
+            return RouteRefused("none")
+        made = decision(0, regrets[one.request])
+        timed = msgspec.structs.replace(made.candidates[0], prefill_ms=prompt_ms[one.request])
+        return msgspec.structs.replace(
+            made, worker=timed.worker, epoch=timed.epoch, candidates=(timed, *made.candidates[1:])
+        )
+
+    async def answer(message: Message, one: RouteQuery) -> None:
+        happened.append(one.request)
+
+    batcher = BurstBatcher(Handler(lambda one: decision(0, regrets[one.request]), answer, decide))
+    task = asyncio.create_task(batcher.run())
+    for name in regrets:
+        batcher.enqueue(Message("s", b"", "r"), query(name))
+    async with asyncio.timeout(10):
+        await batcher.wait_drained()
+    task.cancel()
+    assert happened == [
+        *(f"decided {name}" for name in ("long", "refused", "middle", "short")),
+        *("refused", "short", "middle", "long"),
+    ]

@@ -75,8 +75,8 @@ def test_the_next_stretch_begins_where_the_last_one_ended() -> None:
 def test_first_tokens_that_come_together_are_one_sample() -> None:
     """From one step, though the adapter hands them over one by one."""
     hands = Hands()
-    for name in ("a", "b", "c"):
-        hands.at(0).add_prompt(name, 100)
+    for at, name in ((0, "a"), (0, "b"), (1, "c")):
+        hands.at(at).add_prompt(name, 100)
     hands.first(30, "a")
     hands.first(30.4, "b", cached=50)
     hands.first(50, "c")
@@ -110,8 +110,37 @@ def test_a_prompt_begins_once_the_step_under_way_is_over() -> None:
     assert hands.taken().prefills == ((500, 30_100),), "its own step is the first that ends"
 
 
+@pytest.mark.parametrize(
+    ("accepted_ms", "expected"),
+    [
+        (10, ((14_000, 80_000),)),
+        (29, ((14_000, 80_000),)),
+        (31, ((9_000, 60_000), (5_000, 20_000))),
+    ],
+)
+def test_a_prompt_that_was_there_when_the_last_step_began_joins_it(
+    accepted_ms: float, expected: tuple[tuple[int, int], ...]
+) -> None:
+    """The first of two steps computes most of a, the second the rest of it, and of b what fits."""
+    hands = Hands()
+    hands.at(-100).add_prompt("d", 100)
+    hands.first(-40, "d")
+    hands.taken()
+    hands.at(-10).add_prompt("a", 9_000)
+    hands.step(0)
+    early = accepted_ms < 30
+    if early:
+        hands.at(accepted_ms).add_prompt("b", 5_000)
+    hands.step(30)
+    if not early:
+        hands.at(accepted_ms).add_prompt("b", 5_000)
+    hands.first(60, "a")
+    hands.first(80, "b")
+    assert hands.taken().prefills == expected
+
+
 def test_where_there_was_no_room_nothing_is_measured() -> None:
-    """The next prompt waited for the end of another request; the one behind it did not."""
+    """The next prompt waited for the end of another request; the one behind it may have begun with it."""
     hands = Hands()
     for at, name in enumerate(("d", "a", "b")):
         hands.at(at).add_prompt(name, 100)
@@ -119,6 +148,8 @@ def test_where_there_was_no_room_nothing_is_measured() -> None:
     hands.at(5_000).end_request("d", 0, 2)
     hands.first(5_030, "a")
     hands.first(5_060, "b")
+    hands.at(5_100).add_prompt("c", 100)
+    hands.first(5_130, "c")
     assert hands.taken().prefills == ((100, 20_000), (100, 30_000))
 
 
@@ -137,9 +168,10 @@ def test_an_end_while_a_prompt_is_computed_changes_nothing() -> None:
 def test_a_prompt_that_is_given_up_spoils_the_stretch_and_no_other() -> None:
     """Part of it was computed in the time of the next one."""
     hands = Hands()
-    for name in ("a", "b", "c"):
+    for name in ("a", "b"):
         hands.at(0).add_prompt(name, 100)
     hands.at(20).end_request("a", *QUIET)
+    hands.at(30).add_prompt("c", 100)
     hands.first(40, "b")
     hands.first(60, "c")
     assert hands.taken().prefills == ((100, 20_000),)
@@ -149,9 +181,9 @@ def test_what_is_unknown_ends_a_stretch_and_is_no_sample() -> None:
     """An engine that does not say what it had, and a prompt that waited for its adapter."""
     hands = Hands()
     hands.at(0).add_prompt("a", 100)
-    hands.at(0).add_prompt("b", 100, is_measurable=False)
-    hands.at(0).add_prompt("c", 100)
+    hands.at(1).add_prompt("b", 100, is_measurable=False)
     hands.first(20, "a", cached=-1)
+    hands.at(25).add_prompt("c", 100)
     hands.first(50, "b")
     hands.first(60, "c")
     hands.first(65, "fetched its KV")

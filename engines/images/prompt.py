@@ -40,6 +40,16 @@ def check_images(tokens: Sequence[int], media: Sequence[PromptMedia], support: I
         )
 
 
+def collapse_placeholders(tokens: list[int], media: Sequence[PromptMedia], placeholder: int) -> list[int]:
+    """A prompt with one placeholder token for each image, for engines that repeat it themselves."""
+    collapsed: list[int] = []
+    at = 0
+    for item in media:
+        collapsed += [*tokens[at : item.start], placeholder]
+        at = item.start + item.tokens
+    return [*collapsed, *tokens[at:]]
+
+
 def _count(support: ImageSupport, item: PromptMedia) -> int:
     height, width = item.shape[:2]
     try:

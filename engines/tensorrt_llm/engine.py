@@ -28,6 +28,7 @@ from headwater.engines.tensorrt_llm.config.arguments import TRANSFER_TIMEOUT_MS,
 from headwater.engines.tensorrt_llm.config.capabilities import capabilities
 from headwater.engines.tensorrt_llm.config.recorded import accepted
 from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
+from headwater.engines.tensorrt_llm.images import TensorRtImages, image_handling
 from headwater.engines.tensorrt_llm.leg import Leg
 from headwater.engines.tensorrt_llm.library import load_library
 from headwater.engines.tensorrt_llm.metrics import LibraryMetrics
@@ -69,6 +70,7 @@ class TensorRtEngine(TensorRtControl):
         self._failure = ""
         self._tokenizer: Tokenizer | None = None
         self._full_since_s: float | None = None
+        self._images: TensorRtImages | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -80,13 +82,15 @@ class TensorRtEngine(TensorRtControl):
                 f"TensorRT-LLM cannot start with {self._settings.model}: {error}"
             ) from error
         given = self._arguments
-        self.capabilities = capabilities(self._settings, given, self._llm)
+        # How the legs of a request with images are joined depends on the model: only whole requests may have some.
+        self._images = image_handling(self._llm) if self._settings.role == "both" else None
+        self.capabilities = capabilities(self._settings, given, self._llm, images=self._images is not None)
         self._metrics = LibraryMetrics(self._settings.name)
         if "bad_words" in self.capabilities:
             self._tokenizer = Tokenizer.from_buffer(self._settings.tokenizer)
         slots = int(given.get("max_batch_size") or 2048)
         size = int(given["kv_cache_config"]["tokens_per_block"])
-        self._ranks = [RankState(number, size, slots) for number in range(self.ranks)]
+        self._ranks = [RankState(number, size, slots, self._images) for number in range(self.ranks)]
         self._watchdog = Watchdog(self._llm, self._clock)
         self._watchdog.start()
         await self._first_answer()
@@ -108,6 +112,7 @@ class TensorRtEngine(TensorRtControl):
             lora_rank_max=int(lora.get("max_lora_rank") or 0),
             processors=tuple(self._settings.processors) if "processors" in self.capabilities else (),
             vocabulary=self._settings.vocabulary,
+            images=self._images.support if self._images is not None else None,
         )
         return self._info
 
@@ -175,9 +180,10 @@ class TensorRtEngine(TensorRtControl):
             prefill=request.leg == "prefill",
             tokenizer=self._tokenizer,
         )
+        inputs = tokens if self._images is None else self._images.inputs(tokens, request.media)
         leg = Leg(request, emit, rank, transfer if request.leg == "decode" else None)
         self._legs[request.request] = leg
-        leg.task = asyncio.get_running_loop().create_task(self._serve(leg, tokens, params))
+        leg.task = asyncio.get_running_loop().create_task(self._serve(leg, inputs, params))
         leg.task.add_done_callback(partial(self._remove, leg))
 
     def _check_length(self, prompt: int, answer: int) -> None:
@@ -196,7 +202,7 @@ class TensorRtEngine(TensorRtControl):
         self._legs.pop(leg.request.request, None)
         leg.finish(Step((), "abort"))
 
-    async def _serve(self, leg: Leg, tokens: list[int], params: Any) -> None:
+    async def _serve(self, leg: Leg, inputs: Any, params: Any) -> None:
         rank = self._ranks[leg.rank]
         await self._open.wait()
         # TensorRT-LLM admits more requests than it has slots for sequences, and hangs (18742, 18983): the rest waits here.
@@ -204,7 +210,7 @@ class TensorRtEngine(TensorRtControl):
             if leg.ended:
                 return
             try:
-                leg.handle = self._begin(leg, tokens, params)
+                leg.handle = self._begin(leg, inputs, params)
             except (ValueError, TypeError, NotImplementedError) as error:
                 leg.finish(Step((), "rejected", detail=str(error)))
                 return
@@ -217,7 +223,7 @@ class TensorRtEngine(TensorRtControl):
                 # An error before the submission is the request's; one after it is the engine's.
                 self._fail(f"{type(error).__name__}: {error}")
 
-    def _begin(self, leg: Leg, tokens: list[int], params: Any) -> Any:
+    def _begin(self, leg: Leg, inputs: Any, params: Any) -> Any:
         request, api = leg.request, self._api
         given: dict[str, Any] = {
             "sampling_params": params,
@@ -237,7 +243,7 @@ class TensorRtEngine(TensorRtControl):
             # A canary, which no edge sent, passes all others: it measures the engine, not the queue.
             given["priority"] = 1.0 if not request.edge else _priority(request.priority)
         return self._llm.generate_async(
-            tokens, **{name: one for name, one in given.items() if one is not None}
+            inputs, **{name: one for name, one in given.items() if one is not None}
         )
 
     def _disaggregated(self, leg: Leg) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import structlog
 
 from headwater.engines.engine import KvEvent
+from headwater.engines.tensorrt_llm.images import BlockImages, TensorRtImages
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import CPU, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 
@@ -29,10 +30,11 @@ class _Block:
 
 
 class EventTranslator:
-    """One rank's events in order. `block_size` in tokens."""
+    """One rank's events in order. `block_size` in tokens; `images` are the engine's, None for a model of text."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, images: TensorRtImages | None = None) -> None:
         self._size = block_size
+        self._images = images
         self._blocks: dict[int, _Block] = {}
         """By TensorRT-LLM's hash."""
         self._partial: set[int] = set()
@@ -100,14 +102,29 @@ class EventTranslator:
                 parent = first = known.hash
                 run = []
                 continue
+            named = self._resolve(tokens, block)
+            if named is None:
+                # What follows has no known parent either.
+                _log.info("kv_blocks_of_unknown_images", blocks=len(data["blocks"]) - len(run))
+                break
             [number] = hashing.sequence_hashes(
-                np.array(tokens, np.uint32), self._size, parent=parent
+                np.array(named.tokens, np.uint32),
+                self._size,
+                parent=parent,
+                multimodal=[(0, hashing.media_digest(image, start)) for image, start, _ in named.images],
             ).tolist()
             tier = CPU if block.get("cache_level") else GPU
             self._blocks[block["block_hash"]] = _Block(number, parent, tier)
             run.append(number)
             parent = number
         return found + ([_stored(first, run, tier)] if run else [])
+
+    def _resolve(self, tokens: list[int], block: dict[str, Any]) -> BlockImages | None:
+        """A block's tokens and images as the edge names them; None for images that this engine has no request of."""
+        keys = block.get("mm_keys") or ()
+        if not keys:
+            return BlockImages(tokens, [])
+        return self._images.resolve(tokens, keys) if self._images is not None else None
 
     def _removed(self, hashes: list[int]) -> list[KvEvent]:
         found: list[KvEvent] = []

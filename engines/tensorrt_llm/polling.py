@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from headwater.engines.engine import KvEvent
+from headwater.engines.tensorrt_llm.images import TensorRtImages
 from headwater.engines.tensorrt_llm.kv_events import EventTranslator
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksCleared, BlocksStored
@@ -50,11 +51,13 @@ async def poll(fetch: Fetch, take: Take, pause_s: tuple[float, float], clock: Cl
 class RankState:
     """One attention data-parallel rank: its KV events, its statistics and its requests."""
 
-    def __init__(self, number: int, block_size: int, slots: int) -> None:
+    def __init__(
+        self, number: int, block_size: int, slots: int, images: TensorRtImages | None = None
+    ) -> None:
         self.number = number
         self.block_size = block_size
         self.slots = asyncio.Semaphore(slots)
-        self.translator = EventTranslator(block_size)
+        self.translator = EventTranslator(block_size, images)
         self.used_blocks = 0
         self.total_blocks = 0
         self._events: list[KvEvent] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from headwater.engines.images.prompt import check_images, image_of
+from headwater.engines.images.prompt import check_images, collapse_placeholders, image_of
 from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of
 from headwater.engines.vllm.embeddings.files import PROBE_ID
 from headwater.schemas.image_tokens import count_image_tokens
@@ -74,12 +74,7 @@ def image_prompt(
     if support is None:
         return {"prompt_token_ids": tokens}
     check_images(tokens, media, support)
-    collapsed: list[int] = []
-    at = 0
-    for item in media:
-        collapsed += [*tokens[at : item.start], support.placeholder]
-        at = item.start + item.tokens
-    prompt: dict[str, Any] = {"prompt_token_ids": [*collapsed, *tokens[at:]]}
+    prompt: dict[str, Any] = {"prompt_token_ids": collapse_placeholders(tokens, media, support.placeholder)}
     if media:
         prompt["multi_modal_data"] = {
             "image": _stacked(fields) if fields else [image_of(item) for item in media]

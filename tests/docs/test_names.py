@@ -32,6 +32,7 @@ FOREIGN_NAMES = {
     "overlap_score_credit", "prefill_load_scale", "router_predicted_ttl_secs",
     # Prometheus, vLLM, Kafka and other systems
     "file_sd_configs", "enable_cross_layers_blocks", "base_url", "publish_async", "AsyncLLM", "open_session",
+    "multimodal_embedding_handles", "mrope_position_ids_handle",
 }  # fmt: skip
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

@@ -8,14 +8,17 @@ from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
 from headwater.schemas.tables.capability import Capability
 
 
-def capabilities(settings: TensorRtSettings, arguments: Mapping[str, Any], llm: Any) -> frozenset[Capability]:
-    """From its settings, its arguments and the signatures of the `LLM` that was made of them."""
+def capabilities(
+    settings: TensorRtSettings, arguments: Mapping[str, Any], llm: Any, *, images: bool = False
+) -> frozenset[Capability]:
+    """From its settings, its arguments and the signatures of the `LLM` that was made of them. `images`: the model takes some."""
     cache = arguments["kv_cache_config"]
     has_events = bool(cache.get("enable_block_reuse")) and int(cache.get("event_buffer_max_size") or 0) > 0
     has_salt = takes(llm.generate_async, "cache_salt")
     offered: dict[Capability, bool] = {
         "generate": True,
         "logprobs": True,
+        "images": images,
         "seed": True,
         "kv_events": has_events,
         "kv_dump": has_events,

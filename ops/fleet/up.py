@@ -72,7 +72,9 @@ _log = structlog.get_logger("headwater.up")
 class LocalFleet:
     """The processes of one `headwater up`."""
 
-    unforked_engines: ClassVar[frozenset[str]] = frozenset({"vllm", "sglang", "tensorrt_llm", "diffusers"})
+    unforked_engines: ClassVar[frozenset[str]] = frozenset(
+        {"vllm", "sglang", "tensorrt_llm", "diffusers", "sglang_diffusion"}
+    )
     """Engines whose processes are not forked from the spawner: their libraries are not to find anything imported."""
 
     def __init__(self, settings: LocalFleetSettings, spawner: Spawner | None = None) -> None:

@@ -31,6 +31,9 @@ DEMO_NAME = "smollm2-135m-instruct"
 NATIVE_ENGINES: Final = frozenset({"vllm", "sglang", "tensorrt_llm"})
 """Engines that load a model's weights."""
 
+PIPELINE_ENGINES: Final = frozenset({"diffusers", "sglang_diffusion"})
+"""Engines that load a pipeline in diffusers' layout."""
+
 
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
@@ -105,7 +108,7 @@ def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name:
 
 def check_model(worker: WorkerSettings, native: Sequence[str]) -> None:
     """Check the model's folder before anything is started. Raises `EngineUnavailable`. `native`: the engine's arguments."""
-    if worker.engine == "diffusers":
+    if worker.engine in PIPELINE_ENGINES:
         pipeline_folder(worker.model)
         return
     if worker.engine not in NATIVE_ENGINES:
@@ -240,14 +243,29 @@ def _tensorrt_llm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]
 def _diffusers(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     from headwater.engines.diffusers.engine import DiffusersEngine
 
-    own = settings.worker
+    folder, files = _pipeline_files(settings.worker)
+    options = read_options(settings.worker.engine_options)
+    engine = DiffusersEngine(folder, files.name, files.context_length, options)
+    return engine, served(settings.worker, files)
+
+
+def _sglang_diffusion(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    from headwater.engines.sglang_diffusion import options
+    from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine
+
+    folder, files = _pipeline_files(settings.worker)
+    given = options.read_options(settings.worker.engine_options)
+    engine = SglangDiffusionEngine(str(folder), files.name, files.context_length, given)
+    return engine, served(settings.worker, files)
+
+
+def _pipeline_files(own: WorkerSettings) -> tuple[Path, ModelFiles]:
+    """The folder of a pipeline in diffusers' layout, and what an edge needs of it."""
     folder = pipeline_folder(own.model)
     # It counts prompts only: the pipeline encodes them itself. Without a fast one, by bytes.
     files = sim_model_files(own.served_model_name or folder.name)
     files = files._replace(chat_template="", special_tokens={}, eos_token_ids=())
-    files = files._replace(tokenizer=tokenizer_of(folder) or files.tokenizer)
-    options = read_options(own.engine_options)
-    return DiffusersEngine(folder, files.name, files.context_length, options), served(own, files)
+    return folder, files._replace(tokenizer=tokenizer_of(folder) or files.tokenizer)
 
 
 EngineFactory = Callable[[EngineProcess, str], tuple[Engine, Served]]
@@ -258,5 +276,6 @@ FACTORIES: Final[dict[str, EngineFactory]] = {
     "sglang": _sglang,
     "tensorrt_llm": _tensorrt_llm,
     "diffusers": _diffusers,
+    "sglang_diffusion": _sglang_diffusion,
 }
 """Headwater's own engines: each is made of a process's settings and a worker's name. All others: `_custom`."""

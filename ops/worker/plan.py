@@ -158,7 +158,9 @@ def described(workers: Sequence[WorkerPlan]) -> str:
 def uses_gpus(settings: EngineProcess, *, cpu: bool) -> bool:
     """Do these workers use GPUs, if there are any? `cpu`: the vLLM that is installed here computes on CPUs."""
     engine = settings.worker.engine
-    always = engine in ("sglang", "tensorrt_llm", "diffusers") or bool(settings.fleet.sglang_workers)
+    always = engine in ("sglang", "tensorrt_llm", "diffusers", "sglang_diffusion") or bool(
+        settings.fleet.sglang_workers
+    )
     return always or (engine == "vllm" and not cpu)
 
 

@@ -9,6 +9,9 @@ SIDE = 64
 SCALE = 4
 """Pixels of a latent's side."""
 
+POSITIONS = 77
+"""As every CLIP has: SGLang assumes it."""
+
 
 def make(folder: Path) -> Path:
     """Write the pipeline; returns its folder. Imports torch and diffusers."""
@@ -23,7 +26,9 @@ def make(folder: Path) -> Path:
     words.mkdir()
     (words / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
     (words / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(str(words / "vocab.json"), str(words / "merges.txt"), model_max_length=16)
+    tokenizer = CLIPTokenizer(
+        str(words / "vocab.json"), str(words / "merges.txt"), model_max_length=POSITIONS
+    )
     end = len(pieces) - 1
     torch.manual_seed(0)
     text = CLIPTextModel(
@@ -33,7 +38,7 @@ def make(folder: Path) -> Path:
             intermediate_size=16,
             num_hidden_layers=1,
             num_attention_heads=2,
-            max_position_embeddings=16,
+            max_position_embeddings=POSITIONS,
             projection_dim=16,
             bos_token_id=end - 1,
             eos_token_id=end,

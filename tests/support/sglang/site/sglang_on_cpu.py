@@ -1,12 +1,13 @@
 """Makes SGLang's published package run on a CPU. Imported at the start of every Python of the tests' environment.
 
 PyPI has SGLang with its CUDA kernels only. On a CPU its models compute in PyTorch and need none of them, but its modules
-use four things that do not work there (torchvision is another: see `tests/support/torchvision`):
+use five things that do not work there (torchvision is another: see `tests/support/torchvision`):
 
 * `sgl_kernel`, the package of kernels: any name can be imported, and raises when it is called, and those that models look up in
   PyTorch when they are imported are declared there;
 * `pin_memory`, which needs an accelerator: host memory is the device's here;
 * NIXL's kind of memory: SGLang says "VRAM" of all KV, and UCX refuses that of host memory;
+* the kernels of its diffusion runtime: each of its layers has a form in PyTorch, which takes their place;
 * the memory that a tier of its cache leaves to others, 10 GiB, and the registration of host memory with CUDA and the kernel that copies blocks between the tiers of its cache: nothing has
   to be registered, and PyTorch copies.
 
@@ -26,6 +27,7 @@ KERNELS = "sgl_kernel"
 LORA = "sglang.srt.lora.layers"
 TRANSFER = "sglang.srt.disaggregation.nixl.conn"
 HOST_POOLS = ("sglang.srt.mem_cache.pool_host.common", "sglang.srt.mem_cache.pool_host.mha")
+DIFFUSION_LAYERS = "sglang.multimodal_gen.runtime.layers.custom_op"
 HOST_SIZES = "sglang.srt.mem_cache.pool_host.base"
 RESERVE_BYTES = 256 << 20
 """Of host memory that a tier leaves to others: with SGLang's 10 GiB the tests would need a large machine for their few blocks."""
@@ -93,7 +95,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name == LORA and not self._unpinned:
             self._unpinned = True
             _ignore_pinning()
-        if name in HOST_POOLS or name == HOST_SIZES:
+        if name in HOST_POOLS or name in (HOST_SIZES, DIFFUSION_LAYERS):
             return self._completed(name)
         if name == KERNELS or (name.startswith(f"{KERNELS}.") and name not in MISSING):
             return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
@@ -104,12 +106,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(name)
         self._loading.discard(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _TierLoader(spec.loader)
+            spec.loader = _CompletingLoader(spec.loader)
         return spec
 
 
-class _TierLoader(importlib.abc.Loader):
-    """Loads a module of host memory's tier, and gives it what it has only with CUDA."""
+class _CompletingLoader(importlib.abc.Loader):
+    """Loads a module of host memory's tier or of the diffusion runtime, and gives it what it has only with kernels."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -122,6 +124,10 @@ class _TierLoader(importlib.abc.Loader):
         if module.__name__ == HOST_SIZES:
             module.__dict__.update(HICACHE_HOST_MEMORY_RESERVE_BYTES=RESERVE_BYTES)
             return
+        if module.__name__ == DIFFUSION_LAYERS:
+            module.__dict__["CustomOp"].dispatch_forward = lambda layer: layer.forward_native
+            _define_modulation()
+            return
         module.__dict__.update(_cuda_host_register=_register_nothing, transfer_kv_direct=_copy_blocks)
 
 
@@ -133,6 +139,23 @@ def _declare_kernels() -> Any:
     for kernel in LOOKED_UP:
         library.define(f"{kernel}() -> ()")
     return library
+
+
+def _define_modulation() -> None:
+    """The one kernel that its layers in PyTorch call."""
+    import torch
+
+    def scaled(x: Any, scale: Any, shift: Any, constant: float) -> Any:
+        return x * (constant + scale) + shift
+
+    library = torch.library.Library(KERNELS, "FRAGMENT")
+    library.define("fused_scale_shift_cpu(Tensor x, Tensor scale, Tensor shift, float constant) -> Tensor")
+    library.impl("fused_scale_shift_cpu", scaled, "CompositeExplicitAutograd")
+    _kept.append(library)
+
+
+_kept: list[Any] = []
+"""Libraries: their kernels exist as long as these do."""
 
 
 def _register_nothing(*_: Any, **__: Any) -> None:

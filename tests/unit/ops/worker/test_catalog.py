@@ -17,7 +17,7 @@ def test_table_shows_what_the_classes_declare() -> None:
     cells = dict(zip(heads, rows["pause"], strict=True))
     assert (cells["sim"], cells["vllm"], cells["echo"]) == ("yes", "(yes)", "-")
     kinds = dict(zip(heads, rows["generate"], strict=True))
-    assert kinds.pop("diffusers", "-") == "-"
+    assert [kinds.pop(name, "-") for name in ("diffusers", "sglang_diffusion")] == ["-", "-"]
     assert set(kinds.values()) == {"yes", "(yes)"}
     assert rows["echo"] == ["-", ECHO]
 

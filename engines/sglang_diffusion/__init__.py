@@ -1,0 +1,1 @@
+"""Images and videos by SGLang's diffusion runtime: its server in a process of its own, over its HTTP API."""

@@ -1,0 +1,152 @@
+"""The HTTP API of SGLang's diffusion server, as of 0.5.23: what is used of it."""
+
+import base64
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headwater.engines.engine import EngineError, EngineUnavailable, RequestRejected
+from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
+
+if TYPE_CHECKING:
+    pass
+
+CALL_S: Final = 30.0
+"""For a call that generates nothing. An image is the answer to its call, which takes as long as it takes."""
+
+
+class DiffusionModel(msgspec.Struct, frozen=True):
+    """Of GET /model_info: what the pipeline does, such as T2V (a video from text) or T2I (an image)."""
+
+    supported_task_types: tuple[str, ...] = ()
+    architectures: tuple[str, ...] | None = None
+
+
+class _Server(msgspec.Struct, frozen=True):
+    version: str = ""
+
+
+class VideoState(msgspec.Struct, frozen=True):
+    """Of a video job: queued, in_progress, completed or failed; `progress` in percent; the file that the server wrote."""
+
+    id: str
+    status: str
+    progress: int = 0
+    error: dict[str, Any] | None = None
+    file_path: str | None = None
+
+
+class _Image(msgspec.Struct, frozen=True):
+    b64_json: str
+    file_path: str | None = None
+
+
+class _Images(msgspec.Struct, frozen=True):
+    data: tuple[_Image, ...]
+
+
+class DiffusionClient:
+    """See the module. Raises `EngineError` where the server does not answer, or with an error of its own."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `EngineUnavailable`."""
+        try:
+            import httpx
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"httpx cannot be imported ({error}): install headwater[sglang-diffusion]"
+            ) from error
+        self._error = httpx.HTTPError
+        # Of this machine: no proxy of the environment is between.
+        self._http: httpx.AsyncClient = httpx.AsyncClient(base_url=url, timeout=CALL_S, trust_env=False)
+
+    async def is_healthy(self) -> bool:
+        """Whether the server takes requests. Raises `EngineError` with the reason once its processes have died."""
+        try:
+            answer = await self._http.get("/health")
+        except self._error:
+            return False
+        if answer.status_code != 200 and answer.content:
+            raise EngineError(f"SGLang's diffusion server: {answer.text[:300]}")
+        return answer.status_code == 200
+
+    async def model(self) -> DiffusionModel:
+        """What the server generates."""
+        return msgspec.json.decode(await self._call("GET", "/model_info"), type=DiffusionModel)
+
+    async def version(self) -> str:
+        """SGLang's release."""
+        return msgspec.json.decode(await self._call("GET", "/server_info"), type=_Server).version
+
+    async def generate_image(self, request: ImageRequest, number: int) -> tuple[bytes, str]:
+        """Image number `number` of a request, and the path of the file that the server wrote, "" for none."""
+        body = _common(request, request.seed + number) | {
+            "n": 1,
+            "response_format": "b64_json",
+            "output_format": request.format,
+            "output_compression": None if request.format == "png" else request.quality,
+        }
+        answer = await self._call("POST", "/v1/images/generations", body, timeout_s=None)
+        images = msgspec.json.decode(answer, type=_Images).data
+        if not images:
+            raise EngineError("SGLang's diffusion server gave no image")
+        return base64.b64decode(images[0].b64_json), images[0].file_path or ""
+
+    async def create_video(self, request: VideoRequest) -> VideoState:
+        """Begin a video."""
+        body = _common(request, request.seed) | {"num_frames": request.frames, "fps": request.fps}
+        return msgspec.json.decode(await self._call("POST", "/v1/videos", body), type=VideoState)
+
+    async def video(self, id_: str) -> VideoState:
+        """How far a video is."""
+        return msgspec.json.decode(await self._call("GET", f"/v1/videos/{id_}"), type=VideoState)
+
+    async def video_file(self, id_: str) -> bytes:
+        """The mp4 file of a completed video."""
+        return await self._call("GET", f"/v1/videos/{id_}/content")
+
+    async def forget_video(self, id_: str) -> None:
+        """Remove the server's record of a video. It does not stop one that is being generated."""
+        await self._call("DELETE", f"/v1/videos/{id_}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _call(
+        self, method: str, path: str, body: Any = None, *, timeout_s: float | None = CALL_S
+    ) -> bytes:
+        try:
+            answer = await self._http.request(method, path, json=body, timeout=timeout_s)
+        except self._error as error:
+            raise EngineError(f"SGLang's diffusion server: {error or type(error).__name__}") from error
+        if answer.status_code in (400, 422):
+            raise RequestRejected(f"SGLang: {_detail(answer.text)}")
+        if answer.status_code != 200:
+            raise EngineError(f"SGLang's diffusion server: {answer.status_code} {_detail(answer.text)}")
+        return answer.content
+
+
+def _common(request: ImageRequest | VideoRequest, seed: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "prompt": request.prompt,
+        "size": f"{request.width}x{request.height}",
+        "num_inference_steps": request.steps,
+        # SGLang's seeds have 63 bits too; its noise is the CPU's, the same on every device.
+        "seed": seed % 2**63,
+        "generator_device": "cpu",
+    }
+    if request.negative_prompt:
+        body["negative_prompt"] = request.negative_prompt
+    if request.guidance is not None:
+        body["guidance_scale"] = request.guidance
+    return body
+
+
+def _detail(text: str) -> str:
+    """FastAPI's reason, else the whole answer."""
+    try:
+        detail = msgspec.json.decode(text.encode())["detail"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        detail = text
+    return str(detail)[:500]

@@ -1,0 +1,286 @@
+"""The engine of SGLang's diffusion runtime. It generates one image or video at a time; requests wait by priority.
+
+SGLang cannot stop what it generates: a request that is cancelled keeps its turn until SGLang has ended it. It has no KV cache
+and no tokens: what concerns these is rejected, or empty.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import ClassVar, Final
+
+import structlog
+
+from headwater.engines.engine import (
+    Emit,
+    EmitFile,
+    EngineBase,
+    EngineDied,
+    EngineError,
+    EngineInfo,
+    EngineLoad,
+    EngineUnavailable,
+    FileStep,
+    KvEvent,
+    Transfer,
+)
+from headwater.engines.file_turns.turns import PriorityTurns
+from headwater.engines.releases import Hole, check_release
+from headwater.engines.sglang_diffusion.client import DiffusionClient
+from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
+from headwater.engines.sglang_diffusion.process import DiffusionServer, ModelDefaults
+from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.messages.file_generation import FileRequest, ImageRequest, VideoRequest
+from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.card import ImageGenerationSupport, VideoGenerationSupport
+
+BLOCK_SIZE: Final = 16
+TOTAL_BLOCKS: Final = 4_096
+"""Not used: the events by which a worker joins its pool have sizes of a KV cache."""
+
+HOLES: Final = (
+    Hole("CVE-2026-3059", (0, 5, 10), "unpickles data from an open port (diffusion broker)", refused=True),
+)
+
+POLL_S: Final = 0.25
+"""Between two queries about a video, or a server that starts."""
+
+ALIVE_S: Final = 5.0
+"""Between two steps without progress, as long as the server is healthy: SGLang reports no steps of an image, nor of decoding."""
+
+_log = structlog.get_logger("headwater.sglang_diffusion")
+
+
+class SglangDiffusionEngine(EngineBase):
+    """See the module. `model` is what SGLang loads, a folder or a name; `name` is that of the model for clients."""
+
+    name = "sglang_diffusion"
+    capabilities: frozenset[Capability] = frozenset({"priority", "seed"})
+    possible: ClassVar[frozenset[Capability]] = frozenset({"image_generation", "video_generation"})
+    packages: ClassVar[tuple[str, ...]] = ("httpx",)
+    remark: ClassVar[str] = (
+        "images or videos from text by SGLang's diffusion server, which may be in another environment"
+    )
+
+    def __init__(self, model: str, name: str, context_length: int, options: SglangDiffusionOptions) -> None:
+        self._model = name
+        self._context_length = context_length
+        self._options = options
+        self._server = DiffusionServer(options.python, model, options.args)
+        self._client: DiffusionClient | None = None
+        self._turns = PriorityTurns()
+        self._works: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        client = self._client = DiffusionClient(self._server.url)
+        await self._server.start()
+        await self._wait_until_ready(client)
+        model, defaults, options = await client.model(), self._server.defaults(), self._options
+        version = await client.version()
+        check_release(
+            "SGLang", version, HOLES, allow=options.allow_vulnerable, flag="the option allow_vulnerable"
+        )
+        images = videos = None
+        if "T2V" in model.supported_task_types:
+            videos = _video_support(defaults, options)
+            self.capabilities = self.capabilities | {"video_generation"}
+        elif "T2I" in model.supported_task_types:
+            images = _image_support(defaults, options)
+            self.capabilities = self.capabilities | {"image_generation"}
+        else:
+            tasks = ", ".join(model.supported_task_types) or "none"
+            raise EngineUnavailable(
+                f"SGLang's pipeline makes no images or videos from text; its tasks: {tasks}"
+            )
+        return EngineInfo(
+            self._model,
+            BLOCK_SIZE,
+            TOTAL_BLOCKS,
+            1,
+            self._context_length,
+            version=version,
+            image_generation=images,
+            video_generation=videos,
+        )
+
+    async def _wait_until_ready(self, client: DiffusionClient) -> None:
+        try:
+            async with asyncio.timeout(self._options.start_s):
+                while not await client.is_healthy():
+                    self._server.check()
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise EngineDied(
+                f"SGLang's diffusion server was not ready within {self._options.start_s:g} s (option start_s)"
+            ) from None
+        except EngineDied as error:
+            # It would end in the same way again.
+            raise EngineUnavailable(str(error)) from error
+
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
+        """See `Engine.generate_images`. There are no previews."""
+        if "image_generation" not in self.capabilities:
+            self._reject("image_generation")
+        await self._run(request, emit, lambda report: self._images(request, report))
+
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
+        """See `Engine.generate_video`."""
+        if "video_generation" not in self.capabilities:
+            self._reject("video_generation")
+        await self._run(request, emit, lambda report: self._video(request, report))
+
+    async def _run(
+        self, request: FileRequest, emit: EmitFile, work: Callable[[EmitFile], Awaitable[None]]
+    ) -> None:
+        """Run `work` when it is this request's turn, and to its end: also if nobody waits for it any more."""
+        wanted = True
+
+        def report(step: FileStep) -> None:
+            if wanted:
+                emit(step)
+
+        async def run() -> None:
+            async with self._turns.turn(request.priority):
+                if wanted:
+                    await work(report)
+
+        task = asyncio.create_task(run(), name=f"SGLang {request.request}")
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            wanted = False
+            task.add_done_callback(_look_at)
+            raise
+
+    async def _images(self, request: ImageRequest, report: EmitFile) -> None:
+        assert self._client is not None
+        for number in range(request.first, request.count):
+            image = asyncio.ensure_future(self._client.generate_image(request, number))
+            try:
+                while not image.done():
+                    await asyncio.wait({image}, timeout=ALIVE_S)
+                    if not image.done() and await self._client.is_healthy():
+                        report(FileStep(number, 0))
+                data, path = image.result()
+            finally:
+                image.cancel()
+            self._server.remove_output(path)
+            report(FileStep(number, request.steps, data))
+
+    async def _video(self, request: VideoRequest, report: EmitFile) -> None:
+        client = self._client
+        assert client is not None
+        loop = asyncio.get_running_loop()
+        state = await client.create_video(request)
+        done, told_s = -1, 0.0
+        try:
+            while state.status not in ("completed", "failed"):
+                steps = request.steps * min(state.progress, 99) // 100
+                if state.status == "in_progress" and (steps > done or loop.time() - told_s > ALIVE_S):
+                    done, told_s = steps, loop.time()
+                    report(FileStep(0, steps))
+                await asyncio.sleep(POLL_S)
+                self._server.check()
+                state = await client.video(state.id)
+            if state.status == "failed":
+                raise EngineError(f"SGLang: {(state.error or {}).get('message', 'the video failed')}")
+            report(FileStep(0, request.steps, await client.video_file(state.id)))
+        finally:
+            await self._forget(client, state.id, state.file_path or "")
+
+    async def _forget(self, client: DiffusionClient, id_: str, path: str) -> None:
+        self._server.remove_output(path)
+        try:
+            await client.forget_video(id_)
+        except EngineError as error:
+            _log.warning("sglang_video_not_forgotten", reason=str(error))
+
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+        """See `Engine.submit`: there are no tokens."""
+        self._reject("generate")
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`: there is nothing to abort, as nothing is submitted."""
+
+    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`: never any."""
+        await asyncio.Event().wait()
+        yield []
+
+    def held_blocks(self) -> list[BlocksStored]:
+        """See `Engine.held_blocks`."""
+        return []
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        return EngineLoad(self._turns.running, self._turns.waiting, 0, TOTAL_BLOCKS)
+
+    async def clear_kv(self) -> None:
+        """See `Engine.clear_kv`."""
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        self._server.check()
+        if self._client is not None:
+            try:
+                await self._client.is_healthy()
+            except EngineError as error:
+                raise EngineDied(str(error)) from error
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        for task in list(self._works):
+            task.cancel()
+        await asyncio.gather(*self._works, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+        await self._server.stop()
+
+
+def _look_at(task: "asyncio.Task[None]") -> None:
+    """The failure of a request that was cancelled: nobody else looks at it."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.info("sglang_cancelled_request_failed", reason=str(task.exception()))
+
+
+def _side(value: int, options: SglangDiffusionOptions, default: int) -> int:
+    side = value or default
+    return min(options.side_max, max(options.side_min, side // options.side_multiple * options.side_multiple))
+
+
+def _image_support(defaults: ModelDefaults, options: SglangDiffusionOptions) -> ImageGenerationSupport:
+    return ImageGenerationSupport(
+        width=_side(options.width or defaults.width, options, 1_024),
+        height=_side(options.height or defaults.height, options, 1_024),
+        side_multiple=options.side_multiple,
+        side_min=options.side_min,
+        side_max=options.side_max,
+        steps=min(options.steps or defaults.num_inference_steps or 50, options.steps_max),
+        steps_max=options.steps_max,
+        images_max=options.images_max,
+    )
+
+
+def _video_support(defaults: ModelDefaults, options: SglangDiffusionOptions) -> VideoGenerationSupport:
+    width = _side(options.width or defaults.width, options, 832)
+    height = _side(options.height or defaults.height, options, 480)
+    fps, multiple = options.fps or defaults.fps or 24, options.frames_multiple
+    frames_max = round(max(0.0, options.seconds_max * fps - 1) / multiple) * multiple + 1
+    frames = (options.frames or defaults.num_frames or 81) - 1
+    return VideoGenerationSupport(
+        width=width,
+        height=height,
+        side_multiple=options.side_multiple,
+        side_min=options.side_min,
+        side_max=options.side_max,
+        pixels_max=max(width * height, options.pixels_max),
+        fps=fps,
+        frames=min(frames // multiple * multiple + 1, frames_max),
+        frames_multiple=multiple,
+        frames_max=frames_max,
+        steps=min(options.steps or defaults.num_inference_steps or 50, options.steps_max),
+        steps_max=options.steps_max,
+    )

@@ -22,7 +22,7 @@ class DiffusionModel(msgspec.Struct, frozen=True):
     architectures: tuple[str, ...] | None = None
 
 
-class _Server(msgspec.Struct, frozen=True):
+class _ServerInfo(msgspec.Struct, frozen=True):
     version: str = ""
 
 
@@ -36,13 +36,13 @@ class VideoState(msgspec.Struct, frozen=True):
     file_path: str | None = None
 
 
-class _Image(msgspec.Struct, frozen=True):
+class _AnswerImage(msgspec.Struct, frozen=True):
     b64_json: str
     file_path: str | None = None
 
 
-class _Images(msgspec.Struct, frozen=True):
-    data: tuple[_Image, ...]
+class _ImagesAnswer(msgspec.Struct, frozen=True):
+    data: tuple[_AnswerImage, ...]
 
 
 class DiffusionClient:
@@ -76,7 +76,7 @@ class DiffusionClient:
 
     async def version(self) -> str:
         """SGLang's release."""
-        return msgspec.json.decode(await self._call("GET", "/server_info"), type=_Server).version
+        return msgspec.json.decode(await self._call("GET", "/server_info"), type=_ServerInfo).version
 
     async def generate_image(self, request: ImageRequest, number: int) -> tuple[bytes, str]:
         """Image number `number` of a request, and the path of the file that the server wrote, "" for none."""
@@ -87,7 +87,7 @@ class DiffusionClient:
             "output_compression": None if request.format == "png" else request.quality,
         }
         answer = await self._call("POST", "/v1/images/generations", body, timeout_s=None)
-        images = msgspec.json.decode(answer, type=_Images).data
+        images = msgspec.json.decode(answer, type=_ImagesAnswer).data
         if not images:
             raise EngineError("SGLang's diffusion server gave no image")
         return base64.b64decode(images[0].b64_json), images[0].file_path or ""

@@ -133,7 +133,7 @@ class SglangDiffusionEngine(EngineBase):
     async def _run(
         self, request: FileRequest, emit: EmitFile, work: Callable[[EmitFile], Awaitable[None]]
     ) -> None:
-        """Run `work` when it is this request's turn, and to its end: also if nobody waits for it any more."""
+        """Run `work` when it is this request's turn, and to its end: also if its client has left."""
         wanted = True
 
         def report(step: FileStep) -> None:
@@ -175,12 +175,12 @@ class SglangDiffusionEngine(EngineBase):
         assert client is not None
         loop = asyncio.get_running_loop()
         state = await client.create_video(request)
-        done, told_s = -1, 0.0
+        done, reported_s = -1, 0.0
         try:
             while state.status not in ("completed", "failed"):
                 steps = request.steps * min(state.progress, 99) // 100
-                if state.status == "in_progress" and (steps > done or loop.time() - told_s > ALIVE_S):
-                    done, told_s = steps, loop.time()
+                if state.status == "in_progress" and (steps > done or loop.time() - reported_s > ALIVE_S):
+                    done, reported_s = steps, loop.time()
                     report(FileStep(0, steps))
                 await asyncio.sleep(POLL_S)
                 self._server.check()
@@ -241,7 +241,7 @@ class SglangDiffusionEngine(EngineBase):
 
 
 def _look_at(task: "asyncio.Task[None]") -> None:
-    """The failure of a request that was cancelled: nobody else looks at it."""
+    """Log the failure of a request that was cancelled: no client gets it."""
     if not task.cancelled() and task.exception() is not None:
         _log.info("sglang_cancelled_request_failed", reason=str(task.exception()))
 

@@ -15,7 +15,7 @@ class SglangDiffusionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     of its server, `start_s` is how long it may take to load the model. `allow_vulnerable` starts releases that are refused.
 
     `width`, `height`, `frames`, `fps` and `steps` are what a request that leaves them out gets, 0: the model's own. The others
-    bound what one request may ask for: SGLang's server does not tell what its pipelines can do.
+    bound what one request may ask for: SGLang's server does not publish what its pipelines can do.
     """
 
     python: str = ""

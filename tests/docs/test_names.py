@@ -16,6 +16,11 @@ HAND_WRITTEN = [
 AREAS = ("actors", "docs", "engines", "events", "examples", "ops", "router", "schemas", "tests")
 
 FOREIGN_FLAGS = {
+    # SGLang's diffusion server.
+    "--num-gpus",
+    "--ulysses-degree",
+    "--model-id",
+    "--backend",
     # vLLM's own
     "--enable-lora", "--generation-config", "--max-num-batched-tokens", "--max-num-seqs", "--override-generation-config",
     "--pipeline-parallel-size", "--tensor-parallel-size",

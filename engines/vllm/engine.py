@@ -30,6 +30,7 @@ from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.embedding_input import EmbeddingInput
+from headwater.engines.vllm.embeddings.store import EmbeddingGone
 from headwater.engines.vllm.images import image_prompt, image_support
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.operations import VllmControl
@@ -205,14 +206,17 @@ class VllmEngine(VllmControl):
         if self._embeddings is not None:
             store = self._embeddings.store
             pinned = store.pin(request.media)
-            task.add_done_callback(lambda _: store.unpin(pinned))
+            task.add_done_callback(lambda _: store.unpin(pinned, was_cancelled=not stream.is_whole))
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
 
     def _fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
         """Of images that came without pixels, whose embeddings are at hand."""
         if self._embeddings is None or not media or any(item.data for item in media):
             return None
-        return self._embeddings.fields_of(media)
+        found = self._embeddings.fields_of(media)
+        if found is None:
+            raise EmbeddingGone("an image's embedding was here when it was asked for, and is no longer")
+        return found
 
     def holds_embedding(self, item: PromptMedia) -> bool:
         """See `Engine.holds_embedding`. Without fields the model needs the pixels too."""
@@ -361,9 +365,12 @@ class _Stream:
         self._emit = emit
         self.prefill = prefill
         self.ended = False
+        self.is_whole = False
+        """It ended as the engine said: it has nothing more to do with the request."""
 
     def send(self, step: Step) -> None:
         if self.ended:
             return
         self.ended = bool(step.finish)
+        self.is_whole = step.finish in ("stop", "length")
         self._emit(step._replace(tokens=(), logprobs=()) if self.prefill else step)

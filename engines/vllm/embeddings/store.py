@@ -1,7 +1,8 @@
-"""The embeddings that a consumer was given, as files for its engine: each as long as a request has it, and a while longer.
+"""The embeddings that a consumer was given, as files for its engine: each as long as a request has it, and where needed a while longer.
 
-vLLM may load an item more than once for one request, and a request that its worker has cancelled may still be in the engine's queue. So a
-file is removed only if no request has it and it was not used for `LINGER_S`.
+vLLM may load an item more than once for one request, so a file stays while one has it; and a request that its worker has cancelled may still be
+in the engine's queue, so that it stays for `LINGER_S` then. One that a request was promised stays for `PROMISED_S`: it is on its way.
+Others are removed when their room is needed, the least recently used first.
 """
 
 import asyncio
@@ -12,24 +13,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.engines.engine import EngineError
+from headwater.engines.engine import EngineError, RequestRejected
 from headwater.engines.vllm.embeddings import files as embedding_files
 from headwater.schemas.messages.media import PromptMedia
 
 LINGER_S: Final = 60.0
+
+PROMISED_S: Final = 10.0
+"""From finding an embedding here to the request's start in the engine, in which a worker may claim KV and read other embeddings."""
 
 
 class StoreFull(EngineError):
     """All embeddings of the store are in use."""
 
 
-class _HeldEmbedding:
-    __slots__ = ("fields", "nbytes", "used_s", "users")
+class EmbeddingGone(RequestRejected):
+    """A request took longer than `PROMISED_S` to start; another try fetches its images."""
 
-    def __init__(self, nbytes: int, fields: bytes, used_s: float) -> None:
+    retryable = True
+
+
+class _HeldEmbedding:
+    __slots__ = ("fields", "nbytes", "until_s", "users")
+
+    def __init__(self, nbytes: int, fields: bytes, until_s: float) -> None:
         self.nbytes = nbytes
         self.fields = fields
-        self.used_s = used_s
+        self.until_s = until_s
         self.users = 0
 
 
@@ -49,11 +59,11 @@ class EmbeddingStore:
         return len(self._held)
 
     def fields(self, item: PromptMedia) -> bytes | None:
-        """What came with the embedding of an image; None if it is not here. Prolongs its stay."""
+        """What came with the embedding of an image; None if it is not here. Promises that it stays for a while."""
         held = self._held.get(item.id)
         if held is None:
             return None
-        held.used_s = self._now()
+        held.until_s = max(held.until_s, self._now() + PROMISED_S)
         self._held.move_to_end(item.id)
         return held.fields
 
@@ -84,14 +94,14 @@ class EmbeddingStore:
         if written.cancelled() or written.exception() is not None:
             self.nbytes -= nbytes
         else:
-            self._held[id_] = _HeldEmbedding(nbytes, fields, self._now())
+            self._held[id_] = _HeldEmbedding(nbytes, fields, self._now() + PROMISED_S)
 
     def _make_room(self, nbytes: int) -> None:
         now = self._now()
         for id_, held in list(self._held.items()):
             if self.nbytes + nbytes <= self._bytes_max:
                 return
-            if not held.users and held.used_s + LINGER_S <= now:
+            if not held.users and held.until_s <= now:
                 del self._held[id_]
                 self.nbytes -= held.nbytes
                 embedding_files.path_of(self.folder, id_).unlink(missing_ok=True)
@@ -107,12 +117,13 @@ class EmbeddingStore:
             self._held[id_].users += 1
         return here
 
-    def unpin(self, ids: Sequence[str]) -> None:
-        """The request has ended."""
+    def unpin(self, ids: Sequence[str], *, was_cancelled: bool) -> None:
+        """The request has ended; if it was cancelled, the engine may not know yet."""
         for id_ in ids:
             held = self._held[id_]
             held.users -= 1
-            held.used_s = self._now()
+            if was_cancelled:
+                held.until_s = max(held.until_s, self._now() + LINGER_S)
 
     def close(self) -> None:
         """Remove the folder."""

@@ -3,13 +3,21 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headwater.engines.engine import EngineError
 from headwater.engines.vllm.embeddings import files as embedding_files
-from headwater.engines.vllm.embeddings.store import LINGER_S, EmbeddingStore, StoreFull
+from headwater.engines.vllm.embeddings.store import (
+    LINGER_S,
+    PROMISED_S,
+    EmbeddingGone,
+    EmbeddingStore,
+    StoreFull,
+)
+from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas.messages.media import PromptMedia
 
 torch = pytest.importorskip("torch")
@@ -80,25 +88,44 @@ async def test_an_embedding_in_use_is_never_removed(store: EmbeddingStore, clock
     assert files(store) == {"a", "c"}
     with pytest.raises(StoreFull, match="in use"):
         await store.put(image("d"), tensor(4), b"")
-    store.unpin(pinned)
-    with pytest.raises(StoreFull):
-        await store.put(image("d"), tensor(4), b"")
-    clock.now_s += LINGER_S
+    store.unpin(pinned, was_cancelled=False)
     await store.put(image("d"), tensor(4), b"")
-    # The one that was used last stays.
+    # The one that was promised to a request stays.
     assert files(store) == {"c", "d"}
     assert store.nbytes == 2 * NBYTES
 
 
-async def test_an_embedding_lingers_after_its_last_use(store: EmbeddingStore, clock: Clock) -> None:
-    """A request that was cancelled may still be in the engine's queue."""
+async def test_an_embedding_lingers_after_a_cancelled_request(store: EmbeddingStore, clock: Clock) -> None:
+    """Which may still be in the engine's queue. Another request that ends well shortens nothing."""
     await store.put(image("a"), tensor(1), b"")
+    first, second = store.pin([image("a")]), store.pin([image("a")])
+    store.unpin(first, was_cancelled=True)
+    store.unpin(second, was_cancelled=False)
     await store.put(image("b"), tensor(1), b"")
     clock.now_s += LINGER_S - 1
+    await store.put(image("c"), tensor(1), b"")
+    assert files(store) == {"a", "c"}
+    clock.now_s += PROMISED_S
+    await store.put(image("d"), tensor(1), b"")
+    assert files(store) == {"c", "d"}
+
+
+async def test_an_embedding_that_was_found_stays_until_its_request_comes(
+    store: EmbeddingStore, clock: Clock
+) -> None:
+    """Not for a minute: then a worker could take only as many different images a minute as it has room for."""
+    await store.put(image("a"), tensor(1), b"")
+    await store.put(image("b"), tensor(1), b"")
+    with pytest.raises(StoreFull):
+        await store.put(image("c"), tensor(1), b"")
+    clock.now_s += PROMISED_S - 1
     assert store.fields(image("a")) is not None
     clock.now_s += 1
     await store.put(image("c"), tensor(1), b"")
     assert files(store) == {"a", "c"}
+    clock.now_s += PROMISED_S
+    await store.put(image("d"), tensor(1), b"")
+    assert files(store) == {"c", "d"}
 
 
 async def test_an_embedding_that_cannot_be_written_takes_no_room(store: EmbeddingStore) -> None:
@@ -125,3 +152,12 @@ async def test_putting_one_again_changes_nothing(store: EmbeddingStore) -> None:
     await store.put(image("a"), tensor(2), b"y")
     assert store.fields(image("a")) == b"x"
     assert store.nbytes == NBYTES
+
+
+def test_a_request_whose_embedding_went_is_tried_again() -> None:
+    """VLLM's engine would end on an image with neither pixels nor embedding."""
+    engine = object.__new__(VllmEngine)
+    engine._embeddings = SimpleNamespace(fields_of=lambda media: None)  # type: ignore[assignment]
+    with pytest.raises(EmbeddingGone) as raised:
+        engine._fields_of([image("a")])
+    assert raised.value.retryable

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
@@ -22,10 +21,9 @@ from headwater.ops.sim.shrink import shrink
 pytestmark = pytest.mark.timeout(280)
 
 ROOT = Path(tests.__path__[0]).parent
-SEEDS = (55, 297, 370, 566, 607, 611, 628, 755, 810, 813, 936, 1004)
-"""Each of the six kinds of fleets twice, fleets with encode workers too, and each kind of fault at each kind of process twice."""
+SEEDS = (566, 1453, 1458, 1605, 1870, 1943)
+"""Each of the six kinds of fleets, fleets with encode workers too, and each kind of fault at each kind of process; `make soak` runs 2,000."""
 
-TIMES = 2
 ROTATING = 6
 PER_TEST = 3
 FAILED_ONCE = (1129,)
@@ -39,26 +37,24 @@ def quiet() -> None:
 
 
 def test_the_fixed_seeds_have_every_fault_and_every_fleet() -> None:
-    """Faults at an engine, a router and an edge, where they have a target; fleets also as crowded ones. Each in two seeds."""
+    """Faults at an engine, a router and an edge, where they have a target; fleets also as crowded ones."""
 
-    def kinds(seeds: Iterable[int]) -> Counter[Hashable]:
-        return Counter(
+    def kinds(seeds: Iterable[int]) -> set[Hashable]:
+        return {
             kind
             for seed in seeds
-            for kind in {
+            for kind in (
                 parts(seed),
                 ("crowded", crowded(seed)),
                 ("encoders", bool(fleet_names(seed).encoders)),
                 *map(kind_of, schedule(seed, *fleet_names(seed))),
-            }
-        )
+            )
+        }
 
     def kind_of(fault: Fault) -> tuple[str, str]:
         return fault.kind, fault.target.partition("-")[0]
 
-    found = kinds(SEEDS)
-    assert set(found) == set(kinds(range(2_000)))
-    assert min(found.values()) >= TIMES
+    assert kinds(SEEDS) == kinds(range(2_000))
 
 
 @pytest.mark.parametrize("first", range(0, len(SEEDS), PER_TEST))

@@ -7,7 +7,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.support.clients.image_chat import ask
+from tests.support.clients.image_chat import ask, ask_again
 from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import FleetProcess
 
@@ -40,7 +40,9 @@ async def test_the_same_image_is_found_where_it_is_cached_and_another_is_not(
     assert first.tokens == plain.tokens + TOKENS + 2
     assert first.cached == first.expected == 0
     # Named, as by cost a stall of the machine may make the other worker the cheaper one.
-    again = await ask(client, picture_url(1, "PNG", compress_level=1), "What is this?", worker=first.worker)
+    again = await ask_again(
+        client, picture_url(1, "PNG", compress_level=1), "What is this?", worker=first.worker
+    )
     assert again.text == first.text
     assert again.cached == 64
     assert again.expected == 2
@@ -57,7 +59,7 @@ async def test_the_same_image_is_found_where_it_is_cached_and_another_is_not(
 async def test_images_of_a_prompt_are_told_apart_by_their_order(client: openai.AsyncOpenAI) -> None:
     """Two images in one prompt: swapped, only what precedes the difference is reused."""
     one = await ask(client, picture_url(11), picture_url(12), "Which is first?")
-    again = await ask(client, picture_url(11), picture_url(12), "Which is first?", worker=one.worker)
+    again = await ask_again(client, picture_url(11), picture_url(12), "Which is first?", worker=one.worker)
     assert again.cached == again.expected * 32 >= 96
     swapped = await ask(client, picture_url(12), picture_url(11), "Which is first?")
     assert swapped.cached == swapped.expected == 0

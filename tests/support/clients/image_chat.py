@@ -1,5 +1,6 @@
 """Questions about images through OpenAI's own client, and what the fleet's headers say of the answers."""
 
+import asyncio
 from typing import Any, Final
 
 import openai
@@ -42,3 +43,11 @@ async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more:
             extra_headers={"x-headwater-worker": worker} if worker else {},
         )
     )
+
+
+async def ask_again(client: openai.AsyncOpenAI, *parts: str, worker: str, **more: Any) -> ImageAnswer:
+    """Ask this worker what it has answered before, until the router expects its blocks: it learns of them by events, a little later."""
+    async with asyncio.timeout(30):
+        while not (answer := await ask(client, *parts, worker=worker, **more)).expected:
+            pass
+    return answer

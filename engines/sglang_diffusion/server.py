@@ -8,8 +8,10 @@ SGLang's own processes end with it.
 
 import ctypes
 import json
+import shutil
 import signal
 import sys
+from pathlib import Path
 
 FIELDS = ("width", "height", "num_frames", "fps", "num_inference_steps")
 """Of SGLang's sampling parameters: what a request that leaves them out gets."""
@@ -26,7 +28,11 @@ def main(path: str, arguments: list[str]) -> None:
     values = {name: getattr(defaults, name, None) for name in FIELDS}
     with open(path, "w") as written:
         json.dump({name: value if isinstance(value, int) else 0 for name, value in values.items()}, written)
-    dispatch_launch(settings)
+    try:
+        dispatch_launch(settings)
+    finally:
+        # Also where the worker was killed, and cannot do it.
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 # SGLang's processes import this module under another name.

@@ -260,3 +260,35 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="option python"):
         await nowhere.start()
     await nowhere.stop()
+
+
+WORKER = """
+import asyncio, sys
+from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine
+from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
+
+async def main():
+    engine = SglangDiffusionEngine("m", "m", 512, SglangDiffusionOptions(python=sys.argv[1]))
+    await engine.start()
+    print(engine._server.folder, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the death of a parent")
+async def test_a_worker_that_is_killed_takes_its_server_along(tmp_path: Path) -> None:
+    """Which removes its files when it ends."""
+    double(tmp_path, "T2V")
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER, str(tmp_path / "python"), stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    folder = Path((await worker.stdout.readline()).decode().strip())
+    assert folder.is_dir()
+    worker.kill()
+    await worker.wait()
+    async with asyncio.timeout(30):
+        while folder.exists():
+            await asyncio.sleep(0.02)

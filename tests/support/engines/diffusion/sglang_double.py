@@ -7,9 +7,12 @@ One file at a time, as SGLang's scheduler; nothing can be stopped. A prompt "fai
 
 import argparse
 import base64
+import ctypes
 import hashlib
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 import time
@@ -172,10 +175,17 @@ def main() -> None:
     parser.add_argument("--task", default="T2V")
     parser.add_argument("--version", default="0.5.23")
     arguments = Handler.arguments = parser.parse_args()
+    # As the script that runs SGLang.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if arguments.task == "broken":
         sys.exit("the model cannot be loaded")
     Path(arguments.defaults).write_text(json.dumps(DEFAULTS))
-    ThreadingHTTPServer((arguments.host, int(arguments.port)), Handler).serve_forever()
+    try:
+        ThreadingHTTPServer((arguments.host, int(arguments.port)), Handler).serve_forever()
+    finally:
+        shutil.rmtree(Path(arguments.defaults).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -358,13 +358,15 @@ def test_a_job_has_a_time_limit_and_expires() -> None:
 
     async def work(stage: Stage) -> None:
         made = await fleet(stage, "w1", edges=())
-        await made.edge("e1", videos=VideoSettings(timeout_s=20, ttl_s=30))
+        await made.edge("e1", videos=VideoSettings(jobs_max=1, timeout_s=20, ttl_s=30))
         id_ = await created(made.edges["e1"], steps=100)
         document = await ended(made.edges["e1"], id_)
         assert document["completed_at"] is None
         assert 15 <= document["expires_at"] - document["created_at"] - 30 <= 25
         assert (document["status"], document["error"]["code"]) == ("failed", "video_timeout")
         await until(lambda: made.engines["w1"].cancelled, within_s=5.0)
+        # One that has ended does not count as in flight.
+        await created(made.edges["e1"])
         await asyncio.sleep(35.0)
         status, gone = await answer_of(made.edges["e1"].send(f"{PATH}/{id_}"))
         assert (status, gone["error"]["code"]) == (404, "video_not_found")

@@ -1,5 +1,7 @@
 """A video is its tenant's: with the key of another one, it does not exist."""
 
+import msgspec
+
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.videos.board import VideoBoard, key_of
@@ -90,6 +92,8 @@ async def test_a_board_shows_the_newest_of_what_it_read() -> None:
     assert entry is not None
     board._take([entry, entry._replace(value=b"{", revision=9)])
     assert board.find(key_of(stored.job)) == changed
+    board._take([entry._replace(value=msgspec.json.encode(stored.job), revision=stored.revision)])
+    assert board.find(key_of(stored.job)) == changed, "an older entry"
     board._take([entry._replace(value=None, revision=stored.revision)])
     assert board.find(key_of(stored.job)) == changed, "an older marker"
     board._take([entry._replace(value=None, revision=changed.revision + 1)])

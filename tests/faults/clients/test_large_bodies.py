@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -163,10 +164,12 @@ class Stream:
     """A running stream's text and its longest gap between tokens, from the first token on.
 
     What this process was late itself, because of the bodies that it sends or of other work on the machine, is none of
-    the gap.
+    the gap. Nor is time in which the edge had no processor: a body that stalls it does so by computing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, edge: psutil.Process) -> None:
+        self._edge = edge
+        self._last_cpu_s = 0.0
         self.tokens = 0
         self.gap_s = 0.0
         self.begun = asyncio.Event()
@@ -176,16 +179,22 @@ class Stream:
     def note(self, document: dict[str, Any]) -> None:
         """Count a chunk."""
         assert "error" not in document, document
-        now = time.monotonic()
         if self.tokens:
-            self.gap_s = max(self.gap_s, now - self._last_s)
+            self.gap_s = max(self.gap_s, self._since_last_s())
         self.tokens += 1
-        self._last_s = now
+        self._last_s, self._last_cpu_s = time.monotonic(), self._edge_cpu_s()
         self.begun.set()
+
+    def _since_last_s(self) -> float:
+        return min(time.monotonic() - self._last_s, self._edge_cpu_s() - self._last_cpu_s)
+
+    def _edge_cpu_s(self) -> float:
+        used = self._edge.cpu_times()
+        return float(used.user + used.system)
 
     def take_gap(self) -> float:
         """The longest gap since the last call, that which still lasts included."""
-        gap, self.gap_s = max(self.gap_s, time.monotonic() - self._last_s), 0.0
+        gap, self.gap_s = max(self.gap_s, self._since_last_s()), 0.0
         late, self._late_s = self._late_s, 0.0
         return gap - late
 
@@ -200,7 +209,8 @@ class Stream:
 @asynccontextmanager
 async def streaming(up: FleetProcess) -> AsyncIterator[Stream]:
     """A stream that runs during the block."""
-    stream = Stream()
+    [pid] = up.pids(" edge ")
+    stream = Stream(psutil.Process(pid))
 
     async def run() -> None:
         body = {"model": "sim", "prompt": "hello there", "max_tokens": 100_000, "ignore_eos": True}

@@ -45,11 +45,17 @@ LONG = 150
 Make = Callable[[Path], Awaitable[Engine]]
 
 
-def double(folder: Path, task: str, *more: str) -> SglangDiffusionEngine:
-    """The adapter with the double in the place of SGLang."""
+def python_of_double(folder: Path) -> Path:
+    """What runs the double in the place of SGLang."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{sglang_double.__file__}" "$@"\n')
     python.chmod(0o700)
+    return python
+
+
+def double(folder: Path, task: str, *more: str) -> SglangDiffusionEngine:
+    """The adapter with the double."""
+    python = python_of_double(folder)
     options = SglangDiffusionOptions(python=str(python), args=("--task", task, *more), start_s=60.0)
     return SglangDiffusionEngine("a-model", "tiny", 512, options)
 
@@ -280,9 +286,8 @@ asyncio.run(main())
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the death of a parent")
 async def test_a_worker_that_is_killed_takes_its_server_along(tmp_path: Path) -> None:
     """Which removes its files when it ends."""
-    double(tmp_path, "T2V")
     worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WORKER, str(tmp_path / "python"), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", WORKER, str(python_of_double(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
     assert worker.stdout is not None
     folder = Path((await worker.stdout.readline()).decode().strip())

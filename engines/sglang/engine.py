@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,7 @@ import structlog
 from headwater.engines import first_failure
 from headwater.engines.engine import (
     Emit,
+    EncodedImage,
     EngineInfo,
     EngineUnavailable,
     Pinned,
@@ -36,6 +38,8 @@ from headwater.engines.sglang.config import cli_arguments, disaggregation, signa
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
 from headwater.engines.sglang.control import SglangControl
+from headwater.engines.sglang.embeddings import counter
+from headwater.engines.sglang.embeddings.input import GivenEmbedding, SglangEmbeddings
 from headwater.engines.sglang.handoff import SglangHandoffs
 from headwater.engines.sglang.images import SglangImages, learn_images
 from headwater.engines.sglang.lora import SglangLoras
@@ -47,6 +51,7 @@ from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
 
 INPUT_MARGIN: Final = 4
@@ -75,6 +80,7 @@ class SglangEngine(SglangControl):
         self._processors: dict[str, str] = {}
         self._handoffs: SglangHandoffs | None = None
         self._images: SglangImages | None = None
+        self._embeddings: SglangEmbeddings | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -89,9 +95,12 @@ class SglangEngine(SglangControl):
             self._meet(mode, cpu=cpu)
         arguments = keyword_arguments(self._settings, given, *endpoints.in_folder(self._folder), cpu=cpu)
         self._processors = _pickled(self._settings.processors)
-        process = self._process = SglangProcess.start(
-            arguments, self._on_failure, first_failure.prepare(self._folder)
-        )
+        if self._settings.reads_embeddings:
+            self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
+        with counter.announced(self._embeddings.folder if self._embeddings is not None else None):
+            process = self._process = SglangProcess.start(
+                arguments, self._on_failure, first_failure.prepare(self._folder)
+            )
         self._manager = process.manager
         config = _resolved(process.engine.server_args)
         found = process.engine._scheduler_init_result.scheduler_infos[0]
@@ -114,6 +123,7 @@ class SglangEngine(SglangControl):
             self._images = await learn_images(self._manager, config, self._signatures, sentinels)
         if self._images is not None:
             self.capabilities |= {"images"}
+            await self._verify_embeddings(self._images)
         slots = rank_max = 0
         if "lora" in self.capabilities:
             slots = int(config.get("max_loaded_loras") or config.get("max_loras_per_batch") or 0)
@@ -157,6 +167,7 @@ class SglangEngine(SglangControl):
         self._loras.check(request.lora_name)
         if self._images is not None:
             self._images.check(tokens, request.media)
+        given = self._embeddings.given(request.media) if self._embeddings is not None else None
         # SGLang aborts by prefix: of ids of one length none is a prefix of another.
         stream = Stream(request, uuid4().hex, emit)
         try:
@@ -168,7 +179,7 @@ class SglangEngine(SglangControl):
             return
         made = self._made(request, stream.rid, tokens, rank, meeting)
         task = asyncio.get_running_loop().create_task(
-            self._generate(made, stream), name=f"generate {request.request}"
+            self._generate(made, stream, given), name=f"generate {request.request}"
         )
         self._tasks[request.request] = task
         self._streams[request.request] = stream
@@ -176,6 +187,27 @@ class SglangEngine(SglangControl):
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
         if pinned is not None:
             asyncio.get_running_loop().call_soon(stream.send, Step((), pinned=pinned))
+
+    async def _verify_embeddings(self, images: SglangImages) -> None:
+        """Prove that embeddings are used, if there are to be any. Raises `EngineUnavailable`."""
+        if self._embeddings is None:
+            return
+        meeting = self._handoffs.rehearse if self._handoffs is not None else dict
+        probing = self._embeddings.verify(
+            self._manager, images.probe_prompt, images.probe_image(), images.prepare, meeting
+        )
+        await self._call(probing)
+        self.capabilities |= {"image_embeddings"}
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`."""
+        return self._embeddings is not None and self._embeddings.holds(item)
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        if self._embeddings is None or "image_embeddings" not in self.capabilities:
+            self._reject("image_embeddings")
+        await self._embeddings.put(item, image)
 
     async def _running_max(self) -> int:
         """How many requests of a rank may run at once. On a GPU the scheduler chooses it, and reports it on request only."""
@@ -246,11 +278,13 @@ class SglangEngine(SglangControl):
         kept = self._signatures.keep("GenerateReqInput", given)
         return GenerateReqInput(rid=rid, input_ids=tokens, stream=True, **kept)
 
-    async def _generate(self, made: Any, stream: Stream) -> None:
+    async def _generate(
+        self, made: Any, stream: Stream, given: Sequence[GivenEmbedding] | None = None
+    ) -> None:
         media = stream.request.media
         try:
             if media and self._images is not None:
-                for name, value in (await self._images.prepare(media)).items():
+                for name, value in (await self._images.prepare(media, given)).items():
                     setattr(made, name, value)
             async with aclosing(self._manager.generate_request(made, None)) as chunks:
                 async for chunk in chunks:
@@ -318,6 +352,8 @@ class SglangEngine(SglangControl):
             one.socket.close()
         if self._images is not None:
             self._images.close()
+        if self._embeddings is not None:
+            self._embeddings.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

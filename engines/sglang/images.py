@@ -12,19 +12,20 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from headwater.engines.images.prompt import check_images, image_of
-from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of
+from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of, probe_image
 from headwater.engines.kv_events.sentinels import ImageSentinels
 from headwater.engines.sglang.config.signatures import Signatures
+from headwater.engines.sglang.embeddings.counter import ID_DIGITS
+from headwater.engines.sglang.embeddings.input import GivenEmbedding, request_data, separate
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
-
-ID_DIGITS: Final = 16
-"""Hexadecimal digits of an image's id that SGLang uses: 64 bits."""
 
 PER_PROMPT: Final = 999
 """Images of a prompt, where SGLang has no limit; as vLLM's default."""
@@ -45,9 +46,12 @@ _log = structlog.get_logger("headwater.sglang")
 class SglangImages:
     """Takes images to a started SGLang. `sentinels` learn every image, for its KV events."""
 
-    def __init__(self, processor: Any, support: ImageSupport, sentinels: ImageSentinels) -> None:
-        """`processor` is the one of SGLang's tokenizer manager."""
+    def __init__(
+        self, processor: Any, support: ImageSupport, sentinels: ImageSentinels, probe_prompt: Sequence[int]
+    ) -> None:
+        """`processor` is the one of SGLang's tokenizer manager, `probe_prompt` what it makes of the probe image."""
         self.support = support
+        self.probe_prompt = tuple(probe_prompt)
         self._processor = processor
         self._sentinels = sentinels
         self._own = threading.local()
@@ -58,10 +62,23 @@ class SglangImages:
         """See `check_images`."""
         check_images(tokens, media, self.support)
 
-    async def prepare(self, media: Sequence[PromptMedia]) -> dict[str, Any]:
-        """The fields of SGLang's GenerateReqInput for these images. Raises `RequestRejected`."""
-        images = [image_of(item) for item in media]
-        processed = await asyncio.get_running_loop().run_in_executor(self._threads, self._process, images)
+    def probe_image(self) -> PromptMedia:
+        """The image of `probe_prompt`."""
+        probe = probe_image(self.support)
+        return replace(probe, start=self.probe_prompt.index(self.support.placeholder))
+
+    async def prepare(
+        self, media: Sequence[PromptMedia], given: Sequence[GivenEmbedding] | None = None
+    ) -> dict[str, Any]:
+        """The fields of SGLang's GenerateReqInput for these images, with the embeddings that are given in the place of all pixels.
+
+        Raises `RequestRejected`.
+        """
+        if given is None:
+            make = partial(self._process, [image_of(item) for item in media])
+        else:
+            make = partial(request_data, given)
+        processed = await asyncio.get_running_loop().run_in_executor(self._threads, make)
         for item in media:
             self._sentinels.learn(item.id, item.tokens, _numbers(item.id))
         return {"image_data": [processed], "mm_hashes": [item.id[:ID_DIGITS] for item in media]}
@@ -109,7 +126,7 @@ async def learn_images(
         if support is None:
             _log.warning("images_not_served", model=model, reason="its image tokens follow no known rule")
             return None
-        images = SglangImages(processor, support, sentinels)
+        images = SglangImages(processor, support, sentinels, prompts[PROBES[0]])
         await _rehearse(images, processor, prompts)
     except Exception as error:  # other models' processors fail in any way: such a model serves text
         _log.warning("images_not_served", model=model, reason=f"{type(error).__name__}: {error}")
@@ -170,7 +187,7 @@ def _check_and_name_items(processor: Any) -> None:
         hashes = request_obj.mm_hashes
         if not hashes:
             return output
-        items, tokens = output.mm_items, list(output.input_ids)
+        items, tokens = list(separate(output.mm_items)), list(output.input_ids)
         if (
             tokens != request_obj.input_ids
             or len(items) != len(hashes)
@@ -179,6 +196,7 @@ def _check_and_name_items(processor: Any) -> None:
             raise ValueError("it sees other images in the prompt than there are")
         for item, digits in zip(items, hashes, strict=True):
             item.set_hash(int(digits, 16))
+        output.mm_items = items
         # Made before, of other hashes.
         output.padded_input_ids = output.build_padded_input_ids(tokens, items)
         return output

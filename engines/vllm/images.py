@@ -11,8 +11,6 @@ import structlog
 
 from headwater.engines.images.prompt import check_images, collapse_placeholders, image_of
 from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of
-from headwater.engines.vllm.embeddings.files import PROBE_ID
-from headwater.schemas.image_tokens import count_image_tokens
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
 
@@ -88,11 +86,3 @@ def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
     return {name: torch.tensor([one[name] for one in fields]) for name in fields[0]}
-
-
-def probe_image(support: ImageSupport) -> PromptMedia:
-    """A black image, to try an engine with."""
-    height, width = PROBES[0]
-    tokens = count_image_tokens(support, height, width)
-    data = bytes(height * width * 3)
-    return PromptMedia("image", PROBE_ID, 0, tokens, (height, width, 3), data)

@@ -64,7 +64,7 @@ class FleetSettings(NamedTuple):
         int,
         Meta(
             ge=0,
-            description="number of workers that only encode images, for the others (vLLM and the simulated engine)",
+            description="number of workers that only encode images, for the others (vLLM, SGLang and the simulated engine)",
         ),
     ] = 0
     sglang_workers: Annotated[

@@ -103,6 +103,8 @@ def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name:
         host=sglang.host,
         bootstrap_port=sglang.bootstrap_port,
         processors=sglang.logits_processors,
+        embeddings_mib=own.embeddings_mib,
+        reads_embeddings=own.reads_embeddings and own.role in ("both", "prefill"),
     )
 
 
@@ -219,8 +221,12 @@ def _sglang(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
 
     folder = model_folder(settings.worker.model)
     files = _files(folder, settings.worker)
-    engine = SglangEngine(sglang_settings(settings, worker, folder=folder, name=files.name))
-    return engine, served(settings.worker, files)
+    wanted = sglang_settings(settings, worker, folder=folder, name=files.name)
+    if settings.worker.role == "encode":
+        from headwater.engines.sglang.encoder import SglangEncoder
+
+        return SglangEncoder(wanted), served(settings.worker, files)
+    return SglangEngine(wanted), served(settings.worker, files)
 
 
 def _tensorrt_llm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:

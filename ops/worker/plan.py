@@ -17,7 +17,7 @@ from headwater.schemas.events.fleet import Role
 
 DEFAULT_WORKERS = 2
 
-ENCODING_ENGINES: Final = frozenset({"vllm", "sim"})
+ENCODING_ENGINES: Final = frozenset({"vllm", "sglang", "sim"})
 """Engines with an encoder that runs apart from the model."""
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -46,7 +46,9 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     fleet, role = settings.fleet, settings.worker.role
     roles = fleet.prefill_workers or fleet.decode_workers
     if fleet.encode_workers and settings.worker.engine not in ENCODING_ENGINES:
-        raise ConfigError(f"--encode-workers requires --engine vllm or sim, not {settings.worker.engine}")
+        raise ConfigError(
+            f"--encode-workers requires --engine vllm, sglang or sim, not {settings.worker.engine}"
+        )
     both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
     if both == 1 and settings.name:
         own: list[tuple[str, Role]] = [(settings.name, role)]

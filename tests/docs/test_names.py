@@ -27,7 +27,7 @@ FOREIGN_FLAGS = {
     # SGLang's own
     "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
     "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
-    "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mem-fraction-static", "--skip-tokenizer-init",
+    "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mem-fraction-static", "--skip-tokenizer-init",
     # of other tools, and of modules outside the command line
     "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
     "--rounds", "--write-docs",

@@ -1,5 +1,6 @@
-"""Prefill and decode apart with real SGLang and real NIXL: legs that meet in rooms answer as one engine does."""
+"""Encode, prefill and decode apart with real SGLang and real NIXL: legs that meet in rooms answer as one engine does."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.sglang.saga_kills import kill_in_every_state, pause_during_handoff
+from tests.support.clients.encoding import encode_legs, until_it_encodes
 from tests.support.clients.image_chat import ask
 from tests.support.clients.pictures import picture_url
 from tests.support.engines import tiny_vision_model
@@ -57,8 +59,8 @@ async def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 async def apart(
     together: list[Tokens], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[FleetProcess]:
-    """One prefill and one decode worker. After `together`, which it would delay while it starts."""
-    split = flags("--prefill-workers", "1", "--decode-workers", "1")
+    """One worker for each of the three. After `together`, which it would delay while it starts."""
+    split = flags("--prefill-workers", "1", "--decode-workers", "1", "--encode-workers", "1")
     async with fleet(tmp_path_factory.mktemp("apart"), *split, ready_s=READY_S, sglang=True) as up:
         yield up
 
@@ -118,17 +120,37 @@ async def test_usage_counts_what_the_prefill_engine_had_cached(apart: FleetProce
     assert told == [0, 96]
 
 
-async def test_images_are_handed_over(apart: FleetProcess, tmp_path: Path) -> None:
-    """The prefill engine computes the KV of an image's tokens, of the right one, and the decode engine goes on with it."""
+async def test_images_are_encoded_and_handed_over(apart: FleetProcess, tmp_path: Path) -> None:
+    """The encode worker computes the embeddings, the prefill engine the KV of an image's tokens, of the right one, and the decode
+    engine goes on with it."""
     questions = ((picture_url(41), "What is this?"), (picture_url(42), "What is this?"))
     expected = await reference_answers(tmp_path, *questions)
     assert expected[0] != expected[1]
-    before = await handed_over(apart)
+    await until_it_encodes(apart)
+    before, legs = await handed_over(apart), await encode_legs(apart)
     async with openai.AsyncOpenAI(base_url=f"{apart.url}/v1", api_key="none", max_retries=0) as client:
         answers = [await ask(client, *question) for question in (*questions, questions[0])]
     assert [one.text for one in answers] == [*expected, expected[0]]
     assert [one.cached for one in answers] == [0, 0, 64]
     assert await handed_over(apart) == before + 3
+    legs = await encode_legs(apart) - legs
+    # On a machine that stalls, the serving worker may be expected to be faster.
+    assert legs["computed"], legs
+    assert not legs["failed"]
+
+
+async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProcess, tmp_path: Path) -> None:
+    """The prefill worker encodes instead, whether the encode worker dies before, during or after its part."""
+    await until_it_encodes(apart)
+    asked = [(picture_url(seed), "What is this?") for seed in range(50, 56)]
+    expected = await reference_answers(tmp_path, *asked)
+    async with openai.AsyncOpenAI(base_url=f"{apart.url}/v1", api_key="none", max_retries=0) as client:
+        legs = [asyncio.create_task(ask(client, *question)) for question in asked]
+        await asyncio.sleep(0)
+        await apart.kill_worker("encode-0")
+        found = await asyncio.gather(*legs)
+    assert [one.text for one in found] == expected
+    await until_it_encodes(apart)
 
 
 async def test_references_that_are_not_good_are_refused(apart: FleetProcess, together: list[Tokens]) -> None:

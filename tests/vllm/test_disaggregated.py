@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.support.clients.encoding import encode_legs, until_it_encodes
 from tests.support.clients.pictures import picture_url
 from tests.support.engines import tiny_vision_model
 from tests.support.processes.disaggregated import (
@@ -105,22 +105,6 @@ async def ask_about(fleet: FleetProcess, *seeds: int, **more: Any) -> tuple[str,
     assert answer.status_code == 200, answer.text
     prefilled = answer.headers.get("x-headwater-prefill-worker", "")
     return answer.json()["choices"][0]["message"]["content"], prefilled
-
-
-async def encode_legs(fleet: FleetProcess) -> Counter[str]:
-    """Images that were considered for encode workers, by outcome."""
-    async with fleet.client() as client:
-        page = (await client.get("/metrics")).text
-    found = re.findall(r'^headwater_edge_encode_legs_total{outcome="(\w+)"} ([0-9.]+)', page, re.M)
-    return Counter({outcome: int(float(count)) for outcome, count in found})
-
-
-async def until_it_encodes(fleet: FleetProcess) -> None:
-    """Wait until the encode worker has joined."""
-    await fleet.until(
-        "there is an encode worker",
-        lambda stats: any(one.get("role") == "encode" and one.get("state") == "ready" for one in stats),
-    )
 
 
 async def test_an_image_is_encoded_prefilled_and_decoded_apart(apart: FleetProcess, up: FleetProcess) -> None:

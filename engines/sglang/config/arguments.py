@@ -18,6 +18,8 @@ CPU_PAGE_SIZE: Final = 32
 PAGE_SIZE: Final = 16
 """SGLang's own default is pages of one token: an event, a hash and an index entry for each token."""
 
+EMBEDDINGS_MIB: Final = 256
+
 CPU_TOKENS: Final = 32_768
 CPU_RUNNING: Final = 16
 
@@ -50,6 +52,7 @@ class SglangSettings(NamedTuple):
 
     `native` are SGLang's own arguments as words of a command line. `metrics`: SGLang's Prometheus metrics are exported.
     `ranks` is SGLang's dp_size. `processors` are logits processors that requests may use, "module:Class" by name.
+    With `reads_embeddings` it takes those of encode workers; `embeddings_mib` bounds the image embeddings that the worker keeps.
     `overrides` are arguments of `Engine` with the highest precedence.
     """
 
@@ -66,6 +69,8 @@ class SglangSettings(NamedTuple):
     overrides: Mapping[str, Any] = {}
     host: str = "127.0.0.1"
     """Where other workers reach this one, if it prefills or decodes only."""
+    embeddings_mib: int = EMBEDDINGS_MIB
+    reads_embeddings: bool = False
     bootstrap_port: int = 0
     """Of the server on which the legs of its prompts meet; 0: a free one."""
 
@@ -100,6 +105,9 @@ def keyword_arguments(
         arguments["context_length"] = settings.max_model_len
     if settings.ranks > 1:
         arguments["dp_size"] = settings.ranks
+    if settings.reads_embeddings:
+        # Its only effect here: a batch may have requests with embeddings next to others with pixels, on which the scheduler would end.
+        arguments["enable_adaptive_dispatch_to_encoder"] = True
     if settings.metrics:
         arguments["enable_metrics"] = True
     if settings.processors:

@@ -10,6 +10,7 @@ POSSIBLE: frozenset[Capability] = frozenset(
     {
         "generate",
         "images",
+        "image_embeddings",
         "logprobs",
         "prompt_logprobs",
         "logit_bias",

@@ -22,11 +22,8 @@ CPU_ENVIRONMENT: Final[Mapping[str, str]] = {
 def mode_of(role: Role, native: Mapping[str, Any]) -> Mode | None:
     """The mode of an engine whose worker has this role, None for whole requests. Raises `EngineUnavailable`."""
     given = native.get("disaggregation_mode")
-    if role == "encode":
-        raise EngineUnavailable(
-            "--role encode requires --engine vllm: SGLang's encoder servers are not supported"
-        )
-    wanted: Mode | None = None if role == "both" else role
+    # An encode worker has no KV.
+    wanted: Mode | None = None if role == "both" or role == "encode" else role
     if given is not None and given != (wanted or "null"):
         raise EngineUnavailable(
             f"--role {role} and, among SGLang's own arguments, --disaggregation-mode {given} disagree: omit the latter"

@@ -1,1 +1,1 @@
-"""Image embeddings outside vLLM: files that its engine process reads and writes, and what keeps them."""
+"""Image embeddings outside vLLM: those that it computes for others, and those that others compute for it."""

@@ -13,7 +13,8 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorRole,
 )
 
-from headwater.engines.vllm.embeddings import files as embedding_files
+from headwater.engines.embeddings import files as embedding_files
+from headwater.engines.images.rule import PROBE_ID
 
 FOLDER = "folder"
 
@@ -74,7 +75,7 @@ class EmbeddingConnector(ECConnectorBase):
     def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **kwargs: Any) -> None:
         """The engine has computed an embedding."""
         embedding_files.count(self._folder, embedding_files.ENCODED)
-        if self.is_producer or mm_hash == embedding_files.PROBE_ID:
+        if self.is_producer or mm_hash == PROBE_ID:
             embedding_files.write(self._folder, mm_hash, encoder_cache[mm_hash].detach().cpu())
 
 

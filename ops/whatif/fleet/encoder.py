@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from headwater.engines.embeddings.cache import EmbeddingCache
 from headwater.engines.engine import EncodedImage, KvEvent
-from headwater.engines.images.embedding_cache import EmbeddingCache
 from headwater.schemas.events.load import LoadReported
 from headwater.schemas.messages.media import PromptMedia
 

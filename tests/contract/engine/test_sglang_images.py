@@ -1,5 +1,6 @@
-"""Images on the real SGLang without a fleet: what is reused, and prompts that no edge sends."""
+"""Images on the real SGLang without a fleet: what is reused, embeddings that it is given, and prompts that no edge sends."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from headwater.engines.conformance.case import Answer
-from headwater.engines.engine import RequestRejected
+from headwater.engines.engine import EncodedImage, EngineError, RequestRejected
+from headwater.engines.sglang.embeddings.input import SglangEmbeddings
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines import tiny_vision_model
 from tests.support.ports.engines import EngineCase, sglang_engine, started
 from tests.support.ports.waiting import eventually
+from tests.support.sglang.encoding import encoded_apart
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -23,13 +26,24 @@ pytestmark = [
 ]
 
 HEIGHT, WIDTH, TOKENS = 196, 224, 56
+ENCODED = (1, 2, 3)
+"""Seeds of images whose embeddings are at hand."""
+
+
+@pytest.fixture(scope="module")
+def embeddings(sglang_model: str) -> dict[int, EncodedImage]:
+    """What SGLang's encoder makes of images, in a process of its own: by seed."""
+    return dict(zip(ENCODED, encoded_apart([image(0, seed) for seed in ENCODED]), strict=True))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def case(sglang_model: str) -> AsyncIterator[EngineCase]:
-    """An engine with the tiny model that takes images."""
+async def case(embeddings: dict[int, EncodedImage]) -> AsyncIterator[EngineCase]:
+    """An engine with the tiny model that takes images, or their embeddings. After another one's process was forked from this one."""
     engine = sglang_engine(
-        str(tiny_vision_model.ensure()), max_model_len=1024, overrides={"skip_tokenizer_init": False}
+        str(tiny_vision_model.ensure()),
+        max_model_len=1024,
+        overrides={"skip_tokenizer_init": False},
+        reads_embeddings=True,
     )
     async with started(engine) as made:
         yield made
@@ -77,6 +91,75 @@ async def test_an_image_is_known_by_its_id(case: EngineCase) -> None:
     same_pixels = await answer(case, prompt, image(place.start, 1, "b" * 32))
     assert same_pixels.cached_tokens == 0
     assert same_pixels.tokens == first.tokens
+
+
+def given(item: PromptMedia, id_: str) -> PromptMedia:
+    """The image under another name, without pixels."""
+    return replace(item, id=id_ * 32, data=b"")
+
+
+def images_encoded(case: EngineCase) -> int:
+    """How many the engine has encoded itself."""
+    found = getattr(case.engine, "_embeddings", None)
+    assert isinstance(found, SglangEmbeddings)
+    return found.encoded
+
+
+async def test_an_embedding_in_the_place_of_pixels_gives_the_same_tokens(
+    case: EngineCase, embeddings: dict[int, EncodedImage]
+) -> None:
+    """Of one image and of two, next to a request with pixels in one batch. Nothing is encoded again, and the names of blocks are the same."""
+    before, between, after = case.prompt(0.5), case.prompt(0.3), case.prompt(1)
+    one = [*before, *spanned(case), *after]
+    two = [*before, *spanned(case), *between, *spanned(case), *after]
+    first = image(len(before) + 1, 1, "c" * 32)
+    second = image(len(before) + 1 + TOKENS + 1 + len(between) + 1, 2, "d" * 32)
+    expected = [await answer(case, one, first), await answer(case, two, first, second)]
+    assert expected[0].tokens != expected[1].tokens
+    twins = [given(first, "e"), given(second, "f")]
+    for seed, twin in enumerate(twins, 1):
+        assert not case.engine.holds_embedding(twin)
+        assert embeddings[seed].fields == b'{"image_grid_thw":[1,14,16]}'
+        await case.engine.put_embedding(twin, embeddings[seed])
+        assert case.engine.holds_embedding(twin)
+    encoded = images_encoded(case)
+    wanted = ((two, twins), (one, [image(len(before) + 1, 9)]), (one, twins[:1]))
+    found, other, _ = await asyncio.gather(
+        *(case.submit(replace(case.request(prompt), media=tuple(media))).ended() for prompt, media in wanted)
+    )
+    assert (found.tokens, found.cached_tokens) == (expected[1].tokens, 0)
+    assert other.finish == "length"
+    assert images_encoded(case) == encoded + 1
+    again = await answer(case, one, twins[0])
+    assert again.tokens == expected[0].tokens
+    digests = hashing.media_digests([(twins[0].id, twins[0].start, TOKENS)], case.info.block_size)
+    names = hashing.sequence_hashes(np.array(one, np.uint32), case.info.block_size, multimodal=digests)
+    await eventually(lambda: case.kv.holds(names))
+    # From pixels again: their blocks are found.
+    pixels = await answer(case, one, replace(first, id=twins[0].id))
+    assert pixels.cached_tokens == len(names) * case.info.block_size
+    assert images_encoded(case) == encoded + 1
+
+
+async def test_the_answer_is_of_the_embedding(case: EngineCase, embeddings: dict[int, EncodedImage]) -> None:
+    """One of another image gives that one's answer: the engine has nothing else to look at."""
+    prompt = [*case.prompt(0.5), *spanned(case), *case.prompt(1)]
+    start = prompt.index(spanned(case)[1])
+    expected = await answer(case, prompt, image(start, 3))
+    twin = given(image(start, 1), "9")
+    await case.engine.put_embedding(twin, embeddings[3])
+    assert (await answer(case, prompt, twin)).tokens == expected.tokens
+
+
+async def test_an_embedding_of_another_shape_is_not_taken(
+    case: EngineCase, embeddings: dict[int, EncodedImage]
+) -> None:
+    """SGLang's scheduler would end on one with fewer rows."""
+    twin = given(image(1), "8")
+    for values in (embeddings[1].values[1:], embeddings[1].values[:, 1:]):
+        with pytest.raises(EngineError, match="must have the same model"):
+            await case.engine.put_embedding(twin, embeddings[1]._replace(values=values))
+    assert not case.engine.holds_embedding(twin)
 
 
 async def test_prompts_that_sglang_sees_otherwise_are_rejected(case: EngineCase) -> None:

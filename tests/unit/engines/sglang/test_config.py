@@ -31,6 +31,14 @@ def test_defaults_that_the_adapter_relies_on() -> None:
     assert made(cpu=True)["attention_backend"] == "torch_native"
 
 
+def test_embeddings_may_share_a_batch_with_pixels() -> None:
+    """Only where there are any; encode workers have neither role nor KV."""
+    name = "enable_adaptive_dispatch_to_encoder"
+    assert name not in made()
+    assert made(SETTINGS._replace(reads_embeddings=True))[name] is True
+    assert "disaggregation_mode" not in made(SETTINGS._replace(role="encode"))
+
+
 def test_settings_and_native_arguments() -> None:
     """The user's are stronger than ours, and contradictions are errors."""
     own = SETTINGS._replace(block_size=64, max_model_len=2048, ranks=2, metrics=True, processors={"a": "m:A"})
@@ -150,8 +158,8 @@ def test_capabilities_follow_the_configuration() -> None:
         known = Signatures(lacks or {})
         found = set(capabilities(config, generates=generates, processors={"a": "m:A"}, signatures=known))
         # The model decides about these.
-        assert "images" not in found
-        return found | {"images"}
+        assert not found & {"images", "image_embeddings"}
+        return found | {"images", "image_embeddings"}
 
     assert of(everything) == POSSIBLE - {"handoff", "split_only", "embed"}
     assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {
@@ -173,7 +181,13 @@ def test_capabilities_follow_the_configuration() -> None:
         "logit_bias",
         "processors",
     }
-    assert of({"disable_radix_cache": True}, generates=False) == {"embed", "images", "pause", "profile"}
+    assert of({"disable_radix_cache": True}, generates=False) == {
+        "embed",
+        "images",
+        "image_embeddings",
+        "pause",
+        "profile",
+    }
     assert not of({}) & {"seed", "guide", "lora", "sleep", "priority", "thinking_budget"}
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.engine import EngineError
-from headwater.engines.vllm.embeddings import files as embedding_files
-from headwater.engines.vllm.embeddings.store import (
+from headwater.engines.embeddings import files as embedding_files
+from headwater.engines.embeddings.store import (
     LINGER_S,
     PROMISED_S,
     EmbeddingGone,
     EmbeddingStore,
     StoreFull,
 )
+from headwater.engines.engine import EngineError
 from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas.messages.media import PromptMedia
 
@@ -53,49 +53,59 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(clock: Clock) -> Iterator[EmbeddingStore]:
+def folder() -> Path:
+    """Where the embeddings are."""
+    return embedding_files.make_folder()
+
+
+@pytest.fixture
+def store(clock: Clock, folder: Path) -> Iterator[EmbeddingStore]:
     """With room for two."""
-    made = EmbeddingStore(embedding_files.make_folder(), 2 * NBYTES, clock)
+    made = EmbeddingStore(embedding_files.FileShelf(folder), 2 * NBYTES, clock)
     yield made
     made.close()
-    assert not made.folder.exists()
+    assert not folder.exists()
 
 
-def files(store: EmbeddingStore) -> set[str]:
+def files(folder: Path) -> set[str]:
     """Names of the embeddings in the folder, by their first letter."""
-    return {path.name[0] for path in Path(store.folder).iterdir()}
+    return {path.name[0] for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-async def test_what_is_put_is_what_an_engine_reads(store: EmbeddingStore, dtype: str) -> None:
+async def test_what_is_put_is_what_an_engine_reads(store: EmbeddingStore, dtype: str, folder: Path) -> None:
     """Values and type."""
     given = tensor(1.5, dtype)
     await store.put(image("a"), given, b"{}")
-    read = embedding_files.read(store.folder, image("a").id)
+    read = embedding_files.read(folder, image("a").id)
     assert read.dtype == given.dtype
     assert read.equal(given)
     assert store.fields(image("a")) == b"{}"
     assert store.fields(image("b")) is None
 
 
-async def test_an_embedding_in_use_is_never_removed(store: EmbeddingStore, clock: Clock) -> None:
+async def test_an_embedding_in_use_is_never_removed(
+    store: EmbeddingStore, clock: Clock, folder: Path
+) -> None:
     """However old it is: vLLM loads it again after a preemption."""
     await store.put(image("a"), tensor(1), b"")
     await store.put(image("b"), tensor(2), b"")
     pinned = store.pin([image("a"), image("c")])
     clock.now_s += 10 * LINGER_S
     await store.put(image("c"), tensor(3), b"")
-    assert files(store) == {"a", "c"}
+    assert files(folder) == {"a", "c"}
     with pytest.raises(StoreFull, match="in use"):
         await store.put(image("d"), tensor(4), b"")
     store.unpin(pinned, was_cancelled=False)
     await store.put(image("d"), tensor(4), b"")
     # The one that was promised to a request stays.
-    assert files(store) == {"c", "d"}
+    assert files(folder) == {"c", "d"}
     assert store.nbytes == 2 * NBYTES
 
 
-async def test_an_embedding_lingers_after_a_cancelled_request(store: EmbeddingStore, clock: Clock) -> None:
+async def test_an_embedding_lingers_after_a_cancelled_request(
+    store: EmbeddingStore, clock: Clock, folder: Path
+) -> None:
     """Which may still be in the engine's queue. Another request that ends well shortens nothing."""
     await store.put(image("a"), tensor(1), b"")
     first, second = store.pin([image("a")]), store.pin([image("a")])
@@ -104,14 +114,14 @@ async def test_an_embedding_lingers_after_a_cancelled_request(store: EmbeddingSt
     await store.put(image("b"), tensor(1), b"")
     clock.now_s += LINGER_S - 1
     await store.put(image("c"), tensor(1), b"")
-    assert files(store) == {"a", "c"}
+    assert files(folder) == {"a", "c"}
     clock.now_s += PROMISED_S
     await store.put(image("d"), tensor(1), b"")
-    assert files(store) == {"c", "d"}
+    assert files(folder) == {"c", "d"}
 
 
 async def test_an_embedding_that_was_found_stays_until_its_request_comes(
-    store: EmbeddingStore, clock: Clock
+    store: EmbeddingStore, clock: Clock, folder: Path
 ) -> None:
     """Not for a minute: then a worker could take only as many different images a minute as it has room for."""
     await store.put(image("a"), tensor(1), b"")
@@ -122,15 +132,15 @@ async def test_an_embedding_that_was_found_stays_until_its_request_comes(
     assert store.fields(image("a")) is not None
     clock.now_s += 1
     await store.put(image("c"), tensor(1), b"")
-    assert files(store) == {"a", "c"}
+    assert files(folder) == {"a", "c"}
     clock.now_s += PROMISED_S
     await store.put(image("d"), tensor(1), b"")
-    assert files(store) == {"c", "d"}
+    assert files(folder) == {"c", "d"}
 
 
-async def test_an_embedding_that_cannot_be_written_takes_no_room(store: EmbeddingStore) -> None:
+async def test_an_embedding_that_cannot_be_written_takes_no_room(store: EmbeddingStore, folder: Path) -> None:
     """Containers often have only 64 MiB of shared memory."""
-    store.folder.rmdir()
+    folder.rmdir()
     with pytest.raises(EngineError, match="cannot be written"):
         await store.put(image("a"), tensor(1), b"")
     assert (store.nbytes, len(store)) == (0, 0)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from headwater.engines.embeddings.cache import EmbeddingCache
 from headwater.engines.engine import EncodedImage, KvEvent
-from headwater.engines.images.embedding_cache import EmbeddingCache
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.messages.encode import embedding_hashes

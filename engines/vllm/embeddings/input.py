@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
+from headwater.engines.embeddings import files as embedding_files
+from headwater.engines.embeddings.store import EmbeddingStore
+from headwater.engines.embeddings.tensors import tensor_of
 from headwater.engines.engine import EncodedImage, EngineUnavailable
 from headwater.engines.images.prompt import image_of
-from headwater.engines.vllm.embeddings import files as embedding_files
-from headwater.engines.vllm.embeddings.store import EmbeddingStore
-from headwater.engines.vllm.encoder import transfer_config
-from headwater.engines.vllm.images import probe_image
+from headwater.engines.images.rule import probe_image
+from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
 
@@ -23,25 +23,26 @@ class EmbeddingInput:
     """Up to `mib` MiB of embeddings for one engine."""
 
     def __init__(self, mib: int) -> None:
-        self.store = EmbeddingStore(embedding_files.make_folder(), mib << 20, time.monotonic)
+        self._folder = embedding_files.make_folder()
+        self.store = EmbeddingStore(embedding_files.FileShelf(self._folder), mib << 20, time.monotonic)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of AsyncEngineArgs."""
-        return {"ec_transfer_config": transfer_config("ec_consumer", self.store.folder)}
+        return {"ec_transfer_config": transfer_config("ec_consumer", self._folder)}
 
     @property
     def encoded(self) -> int:
         """Images that the engine has encoded itself."""
-        return embedding_files.counted(self.store.folder, embedding_files.ENCODED)
+        return embedding_files.counted(self._folder, embedding_files.ENCODED)
 
     @property
     def loaded(self) -> int:
         """Embeddings that the engine has loaded."""
-        return embedding_files.counted(self.store.folder, embedding_files.LOADED)
+        return embedding_files.counted(self._folder, embedding_files.LOADED)
 
     async def put(self, item: PromptMedia, image: EncodedImage) -> None:
         """See `Engine.put_embedding`."""
-        await self.store.put(item, _tensor(image), image.fields)
+        await self.store.put(item, tensor_of(image), image.fields)
 
     def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
         """What the model needs of the images besides their embeddings; None if it needs the pixels of any of them."""
@@ -61,18 +62,18 @@ class EmbeddingInput:
         probe = probe_image(support)
         await _generate_one(engine, support, probe)
         try:
-            tensor = embedding_files.take(self.store.folder, probe.id)
+            tensor = embedding_files.take(self._folder, probe.id)
         except FileNotFoundError:
             raise EngineUnavailable(
                 "this vLLM did not call its encoder cache connector: it cannot take the embeddings of encode workers"
             ) from None
         encoded = self.encoded
         given = PromptMedia("image", GIVEN_ID, 0, probe.tokens, probe.shape, probe.data)
-        embedding_files.write(self.store.folder, given.id, tensor)
+        embedding_files.write(self._folder, given.id, tensor)
         try:
             await _generate_one(engine, support, given)
         finally:
-            embedding_files.path_of(self.store.folder, given.id).unlink()
+            embedding_files.path_of(self._folder, given.id).unlink()
         if self.encoded != encoded or not self.loaded:
             raise EngineUnavailable(
                 "this vLLM encodes an image again although it was given its embedding: it cannot use encode workers"
@@ -89,11 +90,3 @@ async def _generate_one(engine: Any, support: ImageSupport, item: PromptMedia) -
     }
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), f"probe-{item.id}"):
         pass
-
-
-def _tensor(image: EncodedImage) -> Any:
-    import torch
-
-    if image.dtype == "bfloat16":
-        return torch.from_numpy(image.values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(image.values))

@@ -1,20 +1,17 @@
-"""The embeddings that a consumer was given, as files for its engine: each as long as a request has it, and where needed a while longer.
+"""The embeddings that a consumer was given, each as long as a request has it, and where needed a while longer.
 
-vLLM may load an item more than once for one request, so a file stays while one has it; and a request that its worker has cancelled may still be
+An engine may load one more than once for one request, so it stays while one has it; and a request that its worker has cancelled may still be
 in the engine's queue, so that it stays for `LINGER_S` then. One that a request was promised stays for `PROMISED_S`: it is on its way.
 Others are removed when their room is needed, the least recently used first.
 """
 
 import asyncio
-import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from headwater.engines.engine import EngineError, RequestRejected
-from headwater.engines.vllm.embeddings import files as embedding_files
 from headwater.schemas.messages.media import PromptMedia
 
 LINGER_S: Final = 60.0
@@ -25,6 +22,22 @@ PROMISED_S: Final = 10.0
 
 class StoreFull(EngineError):
     """All embeddings of the store are in use."""
+
+
+class Shelf(Protocol):
+    """Where the tensors of a store are, by the images' ids."""
+
+    def write(self, identifier: str, tensor: Any) -> None:
+        """Add one; called in a thread."""
+        ...
+
+    def remove(self, identifier: str) -> None:
+        """Remove one. It may be missing."""
+        ...
+
+    def close(self) -> None:
+        """Remove all."""
+        ...
 
 
 class EmbeddingGone(RequestRejected):
@@ -44,11 +57,11 @@ class _HeldEmbedding:
 
 
 class EmbeddingStore:
-    """Up to `bytes_max` bytes in `folder`. `now` is monotonic, in seconds. Used from one event loop only."""
+    """Up to `bytes_max` bytes on `shelf`. `now` is monotonic, in seconds. Used from one event loop only."""
 
-    def __init__(self, folder: Path, bytes_max: int, now: Callable[[], float]) -> None:
-        self.folder = folder
+    def __init__(self, shelf: Shelf, bytes_max: int, now: Callable[[], float]) -> None:
         self.nbytes = 0
+        self._shelf = shelf
         self._bytes_max = bytes_max
         self._now = now
         self._held: OrderedDict[str, _HeldEmbedding] = OrderedDict()
@@ -78,9 +91,7 @@ class EmbeddingStore:
         self._make_room(nbytes)
         self.nbytes += nbytes
         # Not cancelled with a request: others may have its image.
-        writing = asyncio.ensure_future(
-            asyncio.to_thread(embedding_files.write, self.folder, item.id, tensor)
-        )
+        writing = asyncio.ensure_future(asyncio.to_thread(self._shelf.write, item.id, tensor))
         self._writing[item.id] = writing
         writing.add_done_callback(partial(self._note_written, item.id, nbytes, fields))
         try:
@@ -104,7 +115,7 @@ class EmbeddingStore:
             if not held.users and held.until_s <= now:
                 del self._held[id_]
                 self.nbytes -= held.nbytes
-                embedding_files.path_of(self.folder, id_).unlink(missing_ok=True)
+                self._shelf.remove(id_)
         if self.nbytes + nbytes > self._bytes_max:
             raise StoreFull(
                 f"{len(self._held)} image embeddings with {self.nbytes} bytes are in use; {self._bytes_max} bytes are the most"
@@ -126,5 +137,5 @@ class EmbeddingStore:
                 held.until_s = max(held.until_s, self._now() + LINGER_S)
 
     def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove all embeddings."""
+        self._shelf.close()

@@ -1,10 +1,11 @@
-"""Embeddings as files in a folder that a worker shares with vLLM's engine process: safetensors, one tensor per file.
+"""Embeddings as files in a folder that a worker shares with its engine's processes: safetensors, one tensor per file.
 
 The worker and the processes of its engine are on one machine, and the folder is in memory where the system has such a one. A file
 appears whole or not at all.
 """
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +14,26 @@ TENSOR: Final = "embedding"
 SUFFIX: Final = ".safetensors"
 ENCODED: Final = "encoded"
 LOADED: Final = "loaded"
-PROBE_ID: Final = "0" * 32
-"""Of no real image: ids are hashes. A consumer writes its embedding too."""
-
 SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+class FileShelf:
+    """Embeddings of an `EmbeddingStore` as files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, identifier: str, tensor: Any) -> None:
+        """See `Shelf.write`."""
+        write(self.folder, identifier, tensor)
+
+    def remove(self, identifier: str) -> None:
+        """See `Shelf.remove`."""
+        path_of(self.folder, identifier).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """See `Shelf.close`."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def make_folder() -> Path:

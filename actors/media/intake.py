@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from headwater.actors.http.errors import NO_RETRY, ApiError
+from headwater.actors.media.decoders.formats import IMAGE_FORMATS
 from headwater.actors.media.item import MediaItem, MemoryBudget, byte_count, map_values, media_id
 from headwater.actors.media.process import PROGRAM, IntakeProcess, TaskReply
 from headwater.actors.media.request.errors import MediaCode, MediaError
@@ -181,6 +182,8 @@ class MediaIntake:
         except OSError as error:
             self._budget.give_back(size)
             raise MediaError(MediaCode.BUSY, "The edge has no memory for more media. Retry.") from error
+        if kind == "file" and reply.format in IMAGE_FORMATS:
+            kind = "image"
         found = media_id(kind, reply.dtype, reply.shape, data, processor)
         return MediaItem(
             kind, found, reply.dtype, reply.shape, data, reply.format, reply.seconds, reply.times_s

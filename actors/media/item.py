@@ -36,8 +36,9 @@ class MediaItem(NamedTuple):
     * audio: float32 (samples,), mono, at the target's rate
     * video: uint8 (frames, height, width, 3)
     * embedding: F32, F16 or BF16 (tokens, width)
+    * file: uint8 (bytes,), text in UTF-8. A file that is an image is of kind image, with the same id
 
-    `format` is the file's (`png`, `mp4`). `seconds` is the length of audio or video, `times_s` are those of the frames.
+    `format` is the file's (`png`, `mp4`, `pdf`). `seconds` is the length of audio or video, `times_s` are those of the frames.
     """
 
     kind: MediaKind

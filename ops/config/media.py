@@ -6,6 +6,7 @@ from headwater.actors.media.request.settings import (
     AudioLimits,
     EmbeddingLimits,
     FetchPolicy,
+    FileLimits,
     ImageLimits,
     IntakeSettings,
     MediaLimits,
@@ -23,8 +24,9 @@ class MediaSettings(NamedTuple):
     audio: Annotated[AudioLimits, Prefix("media-audio")] = AudioLimits()
     video: Annotated[VideoLimits, Prefix("media-video")] = VideoLimits()
     embedding: Annotated[EmbeddingLimits, Prefix("media-embedding")] = EmbeddingLimits()
+    file: Annotated[FileLimits, Prefix("media-file")] = FileLimits()
 
     @property
     def limits(self) -> MediaLimits:
         """The limits of single items by kind."""
-        return MediaLimits(self.image, self.audio, self.video, self.embedding)
+        return MediaLimits(self.image, self.audio, self.video, self.embedding, self.file)

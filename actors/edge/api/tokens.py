@@ -7,13 +7,14 @@ import msgspec
 from headwater.actors.edge.api.openai.messages import turns_of
 from headwater.actors.edge.api.openai.tools import tools_of
 from headwater.actors.edge.api.openai.types import MESSAGES_MAX, TOOLS_MAX, ChatMessage, ChatTool, TokenId
-from headwater.actors.edge.generation.images import load_images
+from headwater.actors.edge.generation.images import load_images, with_texts_of_files
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts
-from headwater.actors.edge.generation.request import GenerationRequest, PromptOptions
+from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, PromptOptions
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.http.asgi import respond
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
+from headwater.actors.media.item import MediaItem
 
 TOKENS_MAX = 1_000_000
 
@@ -60,7 +61,9 @@ class TokensApi:
         wanted = _wanted(request)
         if wanted.messages:
             plain = not self._serving.special_tokens_in_text
-            images = await load_images(wanted.messages, model, self._serving.intake)
+            known: dict[MediaPart, MediaItem] = {}
+            wanted = await with_texts_of_files(wanted, self._serving.intake, known)
+            images = await load_images(wanted.messages, model, self._serving.intake, known)
             chat = await chat_prompt(wanted, model, context, images, special_tokens_in_text=not plain)
             tokens = chat.tokens
         else:

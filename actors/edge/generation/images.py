@@ -1,7 +1,9 @@
-"""Images in conversations: fetched and decoded by the media intake, and their placeholder tokens put into the prompt."""
+"""Images and files in conversations: fetched and decoded by the media intake. Files become text or images, and placeholder tokens
+of images are put into the prompt.
+"""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -9,11 +11,14 @@ import msgspec
 import numpy as np
 
 from headwater.actors import metrics
-from headwater.actors.edge.generation.request import MediaPart, Turn
+from headwater.actors.edge.generation.media import file_text
+from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, Part, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import ID_BYTES, MediaItem
+from headwater.actors.media.request.errors import MediaCode
+from headwater.actors.media.request.source import MediaKind as SourceKind
 from headwater.actors.media.request.source import MediaSource
 from headwater.schemas.hashing import U32
 from headwater.schemas.image_tokens import count_image_tokens
@@ -22,6 +27,9 @@ from headwater.schemas.tables.card import ImageSupport
 
 IMAGES_MAX: Final = 16
 """Of one request, whatever the model takes."""
+
+FILES_MAX: Final = 16
+"""Of one request."""
 
 
 class PromptImages(NamedTuple):
@@ -55,16 +63,69 @@ async def load_images(
     support = _check_supported(parts, model, intake)
     assert intake is not None, "checked"
     found = {} if known is None else known
-    loading = {part: asyncio.ensure_future(_fetch(intake, part)) for part in {*parts} - found.keys()}
+    await _load(parts, intake, found)
+    items = tuple(found[part] for part in parts)
+    counts = (_count(support, part, item) for part, item in zip(parts, items, strict=True))
+    return PromptImages(items, tuple(counts))
+
+
+async def with_texts_of_files(
+    request: GenerationRequest, intake: MediaIntake | None, known: dict[MediaPart, MediaItem]
+) -> GenerationRequest:
+    """The request with each file replaced by its text, or by an image. Raises `ApiError` 400 naming the part at fault.
+
+    What is fetched is added to `known`, as are the images, so that nothing is fetched again.
+    """
+    files = [part for part in media_parts(request.messages) if part.kind == "file"]
+    if not files:
+        return request
+    if len(files) > FILES_MAX:
+        raise bad_request(
+            f"{len(files)} files; a request may have at most {FILES_MAX}.",
+            param=files[FILES_MAX].param,
+            code="too_many_files",
+        )
+    if intake is None:
+        raise ApiError(
+            400, "This server takes no files.", param=files[0].param, code=MediaCode.UNAVAILABLE.value
+        )
+    await _load(files, intake, known)
+    replaced = {part: _replacement(part, known[part]) for part in files}
+    known.update((new, known[part]) for part, new in replaced.items() if isinstance(new, MediaPart))
+    turns = tuple([_with_replaced(turn, replaced) for turn in request.messages])
+    return msgspec.structs.replace(request, messages=turns)
+
+
+def _replacement(part: MediaPart, item: MediaItem) -> Part:
+    if item.kind == "image":
+        return msgspec.structs.replace(part, kind="image")
+    return TextPart(file_text(part.name, str(item.data, "utf-8")))
+
+
+def _with_replaced(turn: Turn, replaced: Mapping[MediaPart, Part]) -> Turn:
+    """The turn with these parts. A file begins on a line of its own, as templates join texts with nothing between."""
+    parts: list[Part] = []
+    for part in turn.parts:
+        new = replaced.get(part, part) if isinstance(part, MediaPart) else part
+        if new is not part and isinstance(new, TextPart) and _is_within_line(parts):
+            new = TextPart("\n" + new.text)
+        parts.append(new)
+    return msgspec.structs.replace(turn, parts=tuple(parts))
+
+
+def _is_within_line(parts: Sequence[Part]) -> bool:
+    return bool(parts) and isinstance(parts[-1], TextPart) and not parts[-1].text.endswith("\n")
+
+
+async def _load(parts: Iterable[MediaPart], intake: MediaIntake, known: dict[MediaPart, MediaItem]) -> None:
+    """Add what these parts name to `known`, fetched at the same time. Raises `ApiError`."""
+    loading = {part: asyncio.ensure_future(_fetch(intake, part)) for part in {*parts} - known.keys()}
     try:
         await asyncio.gather(*loading.values())
     finally:
         for one in loading.values():
             one.cancel()
-    found.update((part, one.result()) for part, one in loading.items())
-    items = tuple(found[part] for part in parts)
-    counts = (_count(support, part, item) for part, item in zip(parts, items, strict=True))
-    return PromptImages(items, tuple(counts))
+    known.update((part, one.result()) for part, one in loading.items())
 
 
 def _check_supported(parts: Sequence[MediaPart], model: Model, intake: MediaIntake | None) -> ImageSupport:
@@ -106,13 +167,14 @@ async def _fetch(intake: MediaIntake, part: MediaPart) -> MediaItem:
 
 
 def _source(part: MediaPart) -> MediaSource:
+    kind: SourceKind = "file" if part.kind == "file" else "image"
     if part.file_id:
         raise bad_request(
             f"{part.param} names an upload, and this server has no files API.", param=part.param
         )
     if part.data:
-        return MediaSource.from_base64("image", part.data, part.param)
-    return MediaSource.from_url("image", part.url, part.param)
+        return MediaSource.from_base64(kind, part.data, part.param)
+    return MediaSource.from_url(kind, part.url, part.param)
 
 
 def _count(support: ImageSupport, part: MediaPart, item: MediaItem) -> int:

@@ -4,20 +4,23 @@ What is in base64 is not looked at: the media intake decodes it in a process of 
 """
 
 import re
+import unicodedata
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from headwater.actors.edge.generation.request import MediaKind, MediaPart
 from headwater.actors.http.errors import bad_request
 
 URL_CHARACTERS_MAX: Final = 8_192
+NAME_CHARACTERS_MAX: Final = 255
+UNNAMED: Final = "unnamed"
 
 _DATA_URL: Final = re.compile(r"data:([\w.+-]{1,64}/[\w.+-]{1,64})(?:;[\w.+-]{1,64}=[\w.+-]{1,64})*;base64,")
 
 
-def url_media(
-    kind: MediaKind, url: Any, param: str, *, detail: str = "", only_data: bool = False
-) -> MediaPart:
+def url_media(kind: MediaKind, url: Any, param: str, *, detail: str = "") -> MediaPart:
     """Media behind a URL: https:, http: or data: with base64. Raises `ApiError` 400 naming `param`."""
     if not isinstance(url, str) or not url:
         raise bad_request(f"{param} must have a URL.", param=param)
@@ -26,8 +29,6 @@ def url_media(
         if head is None:
             raise bad_request(f"{param} must be data:TYPE;base64,DATA.", param=param)
         return MediaPart(kind, param, url=url, media_type=head[1], detail=detail)
-    if only_data:
-        raise bad_request(f"{param} must be data:TYPE;base64,DATA.", param=param)
     if len(url) > URL_CHARACTERS_MAX:
         raise bad_request(f"{param} is longer than {URL_CHARACTERS_MAX} characters.", param=param)
     try:
@@ -40,8 +41,44 @@ def url_media(
     return MediaPart(kind, param, url=url, detail=detail)
 
 
+def file_media(
+    param: str, *, name: Any = None, data: Any = None, url: Any = None, file_id: Any = None
+) -> MediaPart:
+    """A file: its bytes as a data URL or as base64, or a URL. Raises `ApiError` 400 naming the field at fault."""
+    if file_id:
+        raise bad_request(
+            f"{param}.file_id names an upload, and this server has no files API. Send the file in {param}.file_data.",
+            param=f"{param}.file_id",
+        )
+    if name is not None and not isinstance(name, str):
+        raise bad_request(f"{param}.filename must be a string.", param=f"{param}.filename")
+    if url and not data:
+        part = url_media("file", url, f"{param}.file_url")
+    elif isinstance(data, str) and data.startswith("data:"):
+        part = url_media("file", data, f"{param}.file_data")
+    else:
+        part = data_media("file", data, f"{param}.file_data", media_type="")
+    return msgspec.structs.replace(part, name=name or "")
+
+
 def data_media(kind: MediaKind, data: Any, param: str, *, media_type: str, form: str = "") -> MediaPart:
     """Media as base64. Raises `ApiError` 400 naming `param` if there are none."""
     if not isinstance(data, str) or not data:
         raise bad_request(f"{param} must have base64 data.", param=param)
     return MediaPart(kind, param, data=data, media_type=media_type, format=form)
+
+
+def file_text(name: str, text: str) -> str:
+    """A file as the model sees it: its text between lines that name it."""
+    shown = shown_name(name)
+    end = "" if text.endswith("\n") else "\n"
+    return f"[File: {shown}]\n{text}{end}[End of file: {shown}]\n"
+
+
+def shown_name(name: str) -> str:
+    """A file's name on one line: without folders, control characters and brackets."""
+    base = name.replace("\\", "/").rpartition("/")[2]
+    plain = "".join(
+        one for one in base if (one not in "[]" and unicodedata.category(one)[0] not in "CZ") or one == " "
+    )
+    return plain.strip()[:NAME_CHARACTERS_MAX] or UNNAMED

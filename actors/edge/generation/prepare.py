@@ -5,9 +5,15 @@ from typing import Final, NamedTuple
 from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
 from headwater.actors.edge.generation.answer_format import AnswerFormat, answer_format
 from headwater.actors.edge.generation.events import AudioPlace, PromptDetail
-from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, load_images, of_tenant
+from headwater.actors.edge.generation.images import (
+    NO_IMAGES,
+    PromptImages,
+    load_images,
+    of_tenant,
+    with_texts_of_files,
+)
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, truncated
-from headwater.actors.edge.generation.request import GenerationRequest
+from headwater.actors.edge.generation.request import GenerationRequest, MediaPart
 from headwater.actors.edge.generation.sampling import sampling_for
 from headwater.actors.edge.generation.speech.chunks import AudioChunk, load_chunks
 from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
@@ -15,6 +21,7 @@ from headwater.actors.edge.generation.speech.recording import AudioRecording
 from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.http.errors import bad_request
 from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.item import MediaItem
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Sampling, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
@@ -113,7 +120,9 @@ async def prepare(
     media: tuple[PromptMedia, ...] = ()
     if request.messages:
         if request.has_media:
-            images = await load_images(request.messages, model, intake)
+            known: dict[MediaPart, MediaItem] = {}
+            request = await with_texts_of_files(request, intake, known)
+            images = await load_images(request.messages, model, intake, known)
         chat = await chat_prompt(
             request, model, context, images, special_tokens_in_text=special_tokens_in_text
         )

@@ -28,7 +28,8 @@ class MediaPart(msgspec.Struct, frozen=True):
     """An image, audio, video or file in a message, validated but not fetched.
 
     Either `url` (https: or data:), or base64 `data` with its `media_type`, or the `file_id` of an upload. `detail` is
-    OpenAI's hint for images, `format` its name of the audio encoding. `param` names the part in error messages.
+    OpenAI's hint for images, `format` its name of the audio encoding, `name` the name of a file. `param` names the part
+    in error messages.
     """
 
     kind: MediaKind
@@ -39,6 +40,7 @@ class MediaPart(msgspec.Struct, frozen=True):
     file_id: str = ""
     format: str = ""
     detail: str = ""
+    name: str = ""
 
 
 Part = TextPart | MediaPart

@@ -13,6 +13,10 @@ def decode(
     file: BinaryIO, kind: MediaKind, limits: MediaLimits, target: MediaTarget, out: Sink
 ) -> DecodedMedia:
     """Write the item's values to `out`. Raises `MediaError`, and ImportError without the extra `media`."""
+    if kind == "file":
+        from headwater.actors.media.decoders.document import decode_document
+
+        return decode_document(file, limits, out)
     form = check_format(file.read(HEAD_BYTES), kind)
     file.seek(0)
     if kind == "image":

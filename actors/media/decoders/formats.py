@@ -15,10 +15,10 @@ class FileFormat(NamedTuple):
     kinds: tuple[MediaKind, ...]
 
 
-PNG: Final = FileFormat("png", ("image",))
-JPEG: Final = FileFormat("jpeg", ("image",))
-WEBP: Final = FileFormat("webp", ("image",))
-GIF: Final = FileFormat("gif", ("image",))
+PNG: Final = FileFormat("png", ("image", "file"))
+JPEG: Final = FileFormat("jpeg", ("image", "file"))
+WEBP: Final = FileFormat("webp", ("image", "file"))
+GIF: Final = FileFormat("gif", ("image", "file"))
 WAV: Final = FileFormat("wav", ("audio",))
 FLAC: Final = FileFormat("flac", ("audio",))
 OGG: Final = FileFormat("ogg", ("audio",))
@@ -26,8 +26,13 @@ MP3: Final = FileFormat("mp3", ("audio",))
 MP4: Final = FileFormat("mp4", ("audio", "video"))
 WEBM: Final = FileFormat("webm", ("audio", "video"))
 SAFETENSORS: Final = FileFormat("safetensors", ("embedding",))
+PDF: Final = FileFormat("pdf", ("file",))
+TEXT: Final = FileFormat("text", ("file",))
+"""UTF-8, which begins with anything."""
 
-FORMATS: Final = (PNG, JPEG, WEBP, GIF, WAV, FLAC, OGG, MP3, MP4, WEBM, SAFETENSORS)
+FORMATS: Final = (PNG, JPEG, WEBP, GIF, WAV, FLAC, OGG, MP3, MP4, WEBM, SAFETENSORS, PDF, TEXT)
+
+IMAGE_FORMATS: Final = frozenset(one.name for one in FORMATS if "image" in one.kinds)
 
 
 def format_of(head: bytes) -> FileFormat | None:
@@ -48,6 +53,8 @@ def format_of(head: bytes) -> FileFormat | None:
         return MP4
     if head.startswith(b"\x1a\x45\xdf\xa3"):
         return WEBM
+    if head.startswith(b"%PDF-"):
+        return PDF
     if head.startswith(b"ID3") or _is_mp3_frame(head):
         return MP3
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:

@@ -63,6 +63,20 @@ class EmbeddingLimits(NamedTuple):
     ] = 16_384
 
 
+class FileLimits(NamedTuple):
+    """Limits of one file that becomes text. One that is an image has those of images too."""
+
+    bytes_max: Annotated[int, Meta(ge=1, description="maximum size of a file in a message, in bytes")] = (
+        32 * 1024 * 1024
+    )
+    fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch a file of a message")] = 10.0
+    decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and read a file of a message")] = 20
+    pages_max: Annotated[int, Meta(ge=1, description="maximum pages of a PDF")] = 500
+    text_bytes_max: Annotated[
+        int, Meta(ge=1, description="maximum text of a file of a message, in bytes of UTF-8")
+    ] = 4 * 1024 * 1024
+
+
 class MediaLimits(NamedTuple):
     """Limits of single items by kind. A model's own limits are these with fields replaced."""
 
@@ -70,6 +84,7 @@ class MediaLimits(NamedTuple):
     audio: AudioLimits = AudioLimits()
     video: VideoLimits = VideoLimits()
     embedding: EmbeddingLimits = EmbeddingLimits()
+    file: FileLimits = FileLimits()
 
 
 class FetchPolicy(NamedTuple):

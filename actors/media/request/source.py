@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-MediaKind = Literal["image", "audio", "video", "embedding"]
+MediaKind = Literal["image", "audio", "video", "embedding", "file"]
 Encoding = Literal["url", "data_url", "base64", "raw"]
 TensorType = Literal["F32", "F16", "BF16"]
 """As safetensors spells them."""

@@ -1,10 +1,14 @@
 """Images and an encode worker with the simulated engine, as `headwater up` starts them without a GPU."""
 
+import base64
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
+import anthropic
 import httpx
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 
@@ -14,6 +18,7 @@ from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.sequence import image_offset, token_at
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
+from tests.support.media.documents import pdf
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
@@ -82,3 +87,51 @@ async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: F
         await up.kill_worker("encode-0")
         for seed in (1, 3):
             assert (await ask(client, seed, before="without"))[0] == expected(seed)
+
+
+async def test_official_clients_send_files_of_which_the_model_sees_the_text(up: FleetProcess) -> None:
+    """As their documentation does: a prompt is as long as with the text written out; an unknown file is the client's error."""
+    data = base64.b64encode(pdf(["Buy milk."])).decode()
+    url = f"data:application/pdf;base64,{data}"
+    written = "[File: a.pdf]\nBuy milk.\n[End of file: a.pdf]\n"
+    given: Any = {"type": "file", "file": {"filename": "a.pdf", "file_data": url}}
+    part: Any = {"type": "input_file", "filename": "a.pdf", "file_data": url}
+    source: Any = {"type": "base64", "media_type": "application/pdf", "data": data}
+    block: Any = {"type": "document", "title": "a.pdf", "source": source}
+    async with (
+        up.client() as plain,
+        openai.AsyncOpenAI(base_url=str(plain.base_url.join("/v1")), api_key="none", max_retries=0) as client,
+        anthropic.AsyncAnthropic(base_url=str(plain.base_url), api_key="none", max_retries=0) as other,
+    ):
+
+        async def chat(content: Any) -> int:
+            messages: Any = [{"role": "user", "content": content}]
+            answer = await client.chat.completions.create(model="sim", max_tokens=2, messages=messages)
+            assert answer.usage is not None
+            return answer.usage.prompt_tokens
+
+        response = await client.responses.create(
+            model="sim", max_output_tokens=2, input=[{"role": "user", "content": [part]}]
+        )
+        assert response.usage is not None
+        message = await other.messages.create(
+            model="sim", max_tokens=2, messages=[{"role": "user", "content": [block]}]
+        )
+        expected = await chat(written)
+        assert expected > await chat("") + 10
+        cached = (message.usage.cache_read_input_tokens or 0) + (
+            message.usage.cache_creation_input_tokens or 0
+        )
+        counts = (
+            await chat([given]),
+            response.usage.input_tokens,
+            message.usage.input_tokens + cached,
+        )
+        assert counts == (expected,) * 3
+        given["file"]["file_data"] = base64.b64encode(b"PK\3\4\0").decode()
+        with pytest.raises(openai.BadRequestError, match="Convert it to one of these") as raised:
+            await chat([given])
+        assert (raised.value.code, raised.value.param) == (
+            "media_unknown_type",
+            "messages[0].content[0].file.file_data",
+        )

@@ -131,7 +131,7 @@ def _given(role: Role, blocks: Sequence[Block], param: str, names: dict[str, str
                 parts = []
             yield _tool_result(block, here, names)
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
-            parts.append(_part(block, here))
+            parts += _parts(block, here)
         else:
             raise _misplaced(block, here, "assistant" if role == "user" else "user")
     if parts or not blocks:
@@ -146,7 +146,7 @@ def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> T
             param=f"{param}.tool_use_id",
         )
     content = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
-    parts = [_part(one, f"{param}.content[{number}]") for number, one in enumerate(content)]
+    parts = [part for number, one in enumerate(content) for part in _parts(one, f"{param}.content[{number}]")]
     if block.is_error:
         parts = [TextPart(ERROR_PREFIX), *parts]
         if len(parts) > 1 and isinstance(parts[1], TextPart):
@@ -169,6 +169,14 @@ def _joined(parts: Sequence[Part]) -> Iterator[Part]:
         yield TextPart(SEPARATOR.join(texts))
 
 
+def _parts(block: Content, param: str) -> list[Part]:
+    """A block's parts: what its client says about a document precedes it."""
+    part = _part(block, param)
+    if isinstance(block, DocumentBlock) and isinstance(part, MediaPart) and block.context:
+        return [TextPart(block.context), part]
+    return [part]
+
+
 def _part(block: Content, param: str) -> Part:
     if isinstance(block, TextBlock):
         return TextPart(block.text)
@@ -186,7 +194,8 @@ def _media(block: ImageBlock | DocumentBlock, param: str) -> MediaPart:
     """An image or a file, its source checked."""
     kind, types = ("image", IMAGE_TYPES) if isinstance(block, ImageBlock) else ("file", DOCUMENT_TYPES)
     source, here = block.source, f"{param}.source"
-    part = MediaPart("image" if kind == "image" else "file", param)
+    name = (block.title or "") if isinstance(block, DocumentBlock) else ""
+    part = MediaPart("image" if kind == "image" else "file", param, name=name)
     if isinstance(source, UrlSource):
         if not source.url.startswith(("https://", "http://")):
             raise bad_request(f"{here}.url must be an http or https URL.", param=f"{here}.url")

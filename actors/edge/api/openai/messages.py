@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headwater.actors.edge.api.openai.types import ChatMessage, ContentPart, MessageCall
-from headwater.actors.edge.generation.media import data_media, url_media
+from headwater.actors.edge.generation.media import data_media, file_media, url_media
 from headwater.actors.edge.generation.request import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import bad_request
 
@@ -84,9 +84,9 @@ def _video(value: Any, param: str) -> MediaPart:
 
 def _file(value: Any, param: str) -> MediaPart:
     given = _object(value, param)
-    if isinstance(given.get("file_id"), str) and given["file_id"]:
-        return MediaPart("file", param, file_id=given["file_id"])
-    return url_media("file", given.get("file_data"), f"{param}.file_data", only_data=True)
+    return file_media(
+        param, name=given.get("filename"), data=given.get("file_data"), file_id=given.get("file_id")
+    )
 
 
 def _object(value: Any, param: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from headwater.actors.edge.api.responses.resource import new_resource
 from headwater.actors.edge.api.responses.translate import generation_request, keep_last
 from headwater.actors.edge.api.responses.types import ENCRYPTED_REASONING, CreateFields, InputFields
 from headwater.actors.edge.generation.events import GenerationResult
-from headwater.actors.edge.generation.images import load_images
+from headwater.actors.edge.generation.images import load_images, with_texts_of_files
 from headwater.actors.edge.generation.prompts import chat_prompt
 from headwater.actors.edge.generation.request import GenerationRequest, MediaPart
 from headwater.actors.edge.history.conversations import check_room
@@ -132,9 +132,11 @@ class ResponseCreator:
         context: int,
         known: dict[MediaPart, MediaItem] | None = None,
     ) -> int:
-        """Tokens of a request's prompt; images in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
+        """Tokens of a request's prompt; media in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
         special = self._serving.special_tokens_in_text
-        images = await load_images(request.messages, model, self._serving.intake, known)
+        found = {} if known is None else known
+        request = await with_texts_of_files(request, self._serving.intake, found)
+        images = await load_images(request.messages, model, self._serving.intake, found)
         chat = await chat_prompt(request, model, context, images, special_tokens_in_text=special)
         return len(chat.tokens)
 

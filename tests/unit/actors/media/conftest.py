@@ -21,6 +21,7 @@ TIGHT = TIGHT._replace(
     audio=TIGHT.audio._replace(bytes_max=400_000, fetch_s=1.0, seconds_max=2.0, channels_max=2),
     video=TIGHT.video._replace(bytes_max=400_000, fetch_s=1.0, seconds_max=2.0, pixels_max=10_000),
     embedding=TIGHT.embedding._replace(bytes_max=200_000, tokens_max=16),
+    file=TIGHT.file._replace(bytes_max=200_000, fetch_s=1.0, decode_s=1, pages_max=8, text_bytes_max=50_000),
 )
 """Small enough that an attack is a small file, and a slow server a short test."""
 

@@ -27,6 +27,7 @@ from headwater.actors.edge.api.responses.items.types import (
     RefusalContent,
     read_item,
 )
+from headwater.actors.edge.generation.media import file_media
 from headwater.actors.edge.generation.request import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import bad_request
 
@@ -158,13 +159,8 @@ def _part_of(part: Content, param: str) -> Part:
     if isinstance(part, InputFileContent):
         if not (part.file_data or part.file_url or part.file_id):
             raise bad_request(f"{param} needs file_data, file_url or file_id.", param=param)
-        return MediaPart(
-            "file",
-            param,
-            url=part.file_url or "",
-            data=part.file_data or "",
-            file_id=part.file_id or "",
-            format=part.filename or "",
+        return file_media(
+            param, name=part.filename, data=part.file_data, url=part.file_url, file_id=part.file_id
         )
     if isinstance(part, InputAudioContent):
         return MediaPart("audio", param, data=part.input_audio.data, format=part.input_audio.format)

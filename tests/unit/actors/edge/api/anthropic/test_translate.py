@@ -181,7 +181,7 @@ def test_media_are_parts_of_the_request() -> None:
         TextPart("a"),
         MediaPart("image", "messages[0].content[1]", data="aGk=", media_type="image/png"),
         MediaPart("image", "messages[0].content[2]", url="https://example.com/a.png"),
-        MediaPart("file", "messages[0].content[3]", file_id="f1"),
+        MediaPart("file", "messages[0].content[3]", file_id="f1", name="T"),
         TextPart("T\nbody\nE\nhttps://e.org\nx"),
     )
 

@@ -257,8 +257,12 @@ def test_a_prompt_counts_once_in_the_usage(edge: EdgeWorld) -> None:
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}, "image_url"),
         ({"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}, "input_audio"),
         ({"type": "video_url", "video_url": {"url": "http://a.example/x"}}, "video_url"),
-        ({"type": "file", "file": {"file_id": "f1"}}, "file"),
+        ({"type": "file", "file": {"file_id": "f1"}}, "file.file_id"),
         ({"type": "file", "file": {"file_data": "data:application/pdf;base64,aGk="}}, "file.file_data"),
+        ({"type": "file", "file": {"file_data": "data:text/plain,a"}}, "file.file_data"),
+        ({"type": "file", "file": {"file_data": "aGk=", "filename": 1}}, "file.filename"),
+        ({"type": "file", "file": {"filename": "a.txt"}}, "file.file_data"),
+        ({"type": "file", "file": "aGk="}, "file"),
         ({"type": "image_url", "image_url": {"url": "ftp://a"}}, "image_url"),
         ({"type": "image_url", "image_url": {"url": "https://"}}, "image_url"),
         ({"type": "image_url", "image_url": {"url": "http://[::1"}}, "image_url"),
@@ -274,7 +278,7 @@ def test_media_are_checked_and_refused_by_name(edge: EdgeWorld, part: dict[str, 
     """The part is named, whether it is invalid or the model takes text only."""
     error = refused(edge, messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])
     assert error["param"] == f"messages[0].content[1].{param}"
-    if "valid" not in json.dumps(part) and param in ("file", "video_url"):
+    if "valid" not in json.dumps(part) and param == "video_url":
         assert "text only" in error["message"]
 
 

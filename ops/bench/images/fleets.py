@@ -5,77 +5,24 @@ Each `--fleet` is the words of a `headwater up`; fleets run one after the other 
 
 import argparse
 import asyncio
-import os
-import re
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from headwater.ops.bench.images import vision_model
 from headwater.ops.bench.images.load import ImageLoad, ImageRun, run, show
+from headwater.ops.bench.live.up import FleetProcess, split_words
 from headwater.ops.bench.report import machine
 
-READY: Final = re.compile(r"ready at (https?://[^/]+)/v1 ")
-READY_S: Final = 400.0
-STOP_S: Final = 60.0
 
-
-class ImageFleet:
-    """`headwater up` with these words."""
-
-    def __init__(self, words: list[str], model: Path, policies: list[str], folder: Path) -> None:
-        self._log = folder / "up.log"
-        allowed = ["--client-policies", ",".join(policies)] if policies else []
-        common = ["--engine", "vllm", "--model", str(model), "--served-model-name", "vision"]
-        ports = ["--port", "0", "--nats-port", "0", "--data-dir", str(folder / "data")]
-        own, _, native = _parted(words)
-        command = [sys.executable, "-m", "headwater.ops.cli", "up", *common, *ports, *allowed, *own]
-        with self._log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [*command, "--", "--load-format", "dummy", *native],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def url(self) -> str:
-        """Where it serves, once it does. Raises RuntimeError."""
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until and self._process.poll() is None:
-            found = READY.search(self._log.read_text(errors="replace"))
-            if found:
-                return found[1]
-            time.sleep(0.5)
-        raise RuntimeError("the fleet did not start")
-
-    def last_words(self) -> str:
-        """The end of its log, and what failed before."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        failures = [line for line in lines if '"level": "error"' in line or "Error" in line]
-        return "\n".join([*failures[:40], "…", *lines[-40:]])
-
-    def stop(self) -> None:
-        """End it."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-
-
-def _parted(words: list[str]) -> tuple[list[str], str, list[str]]:
-    if "--" not in words:
-        return words, "", []
-    at = words.index("--")
-    return words[:at], "--", words[at + 1 :]
+def start_fleet(words: list[str], model: Path, policies: list[str], folder: Path) -> FleetProcess:
+    """`headwater up` with these words and this model without weights, of which clients may choose these policies."""
+    allowed = ["--client-policies", ",".join(policies)] if policies else []
+    common = ["--engine", "vllm", "--model", str(model), "--served-model-name", "vision"]
+    own, native = split_words(words)
+    return FleetProcess([*common, *allowed, *own, "--", "--load-format", "dummy", *native], folder)
 
 
 async def measure(url: str, name: str, load: ImageLoad, policies: list[str], repeats: int) -> list[ImageRun]:
@@ -117,7 +64,7 @@ def bench(options: Any) -> int:
         for number, words in enumerate(options.fleet):
             folder = Path(temporary) / str(number)
             folder.mkdir()
-            fleet = ImageFleet(shlex.split(words), model, policies, folder)
+            fleet = start_fleet(shlex.split(words), model, policies, folder)
             try:
                 url = fleet.url()
                 name = words.partition(" -- ")[0]

@@ -1,0 +1,1 @@
+"""Benchmarks of whole fleets of `headwater up`, with real engines or simulated ones."""

@@ -39,13 +39,15 @@ def order_by_regret(queries: Sequence[RouteQuery], preview: Preview) -> list[int
 def order_by_prompt(replies: Sequence[RouteReply]) -> list[int]:
     """Indices of replies in the order in which to send them: by the time that the prompt takes on its worker.
 
-    Those without such an estimate come first. Equal ones keep their order.
+    Those without such an estimate come first. Equal ones keep their order, and so do all under policies that ignore cost.
     """
     return sorted(range(len(replies)), key=lambda index: _prompt_ms(replies[index]))
 
 
 def _prompt_ms(reply: RouteReply) -> float:
-    return reply.chosen.prefill_ms if isinstance(reply, Decision) else 0.0
+    if not isinstance(reply, Decision) or reply.preferences.policy != "kv":
+        return 0.0
+    return reply.chosen.prefill_ms
 
 
 def regret(decision: Decision | RouteRefused | None) -> float:

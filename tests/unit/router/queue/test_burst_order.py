@@ -138,8 +138,15 @@ async def test_a_burst_is_answered_whole_and_in_that_order(count: int) -> None:
     assert first == sorted(first, key=float, reverse=True)
 
 
-async def test_a_burst_is_answered_shortest_prompt_first() -> None:
-    """All of it is decided before, in order of regret; a query without an estimate is answered at once."""
+@pytest.mark.parametrize(
+    ("policy", "answered"),
+    [
+        ("kv", ["refused", "short", "middle", "long"]),
+        ("least_loaded", ["long", "short", "refused", "middle"]),
+    ],
+)
+async def test_a_burst_is_answered_shortest_prompt_first(policy: str, answered: list[str]) -> None:
+    """All of it is decided before, in order of regret, and a refusal is sent at once; policies that ignore cost keep the order of arrival."""
     regrets = {"long": 9.0, "short": 1.0, "refused": 5.0, "middle": 2.0}
     prompt_ms = {"long": 300.0, "short": 20.0, "middle": 80.0}
     happened: list[str] = []
@@ -148,7 +155,7 @@ async def test_a_burst_is_answered_shortest_prompt_first() -> None:
         happened.append(f"decided {one.request}")
         if one.request not in prompt_ms:
             return RouteRefused("none")
-        made = decision(0, regrets[one.request])
+        made = decision(0, regrets[one.request], policy=policy)
         timed = msgspec.structs.replace(made.candidates[0], prefill_ms=prompt_ms[one.request])
         return msgspec.structs.replace(
             made, worker=timed.worker, epoch=timed.epoch, candidates=(timed, *made.candidates[1:])
@@ -157,14 +164,14 @@ async def test_a_burst_is_answered_shortest_prompt_first() -> None:
     async def answer(message: Message, one: RouteQuery) -> None:
         happened.append(one.request)
 
-    batcher = BurstBatcher(Handler(lambda one: decision(0, regrets[one.request]), answer, decide))
+    batcher = BurstBatcher(
+        Handler(lambda one: decision(0, regrets[one.request], policy=policy), answer, decide)
+    )
     task = asyncio.create_task(batcher.run())
     for name in regrets:
         batcher.enqueue(Message("s", b"", "r"), query(name))
     async with asyncio.timeout(10):
         await batcher.wait_drained()
     task.cancel()
-    assert happened == [
-        *(f"decided {name}" for name in ("long", "refused", "middle", "short")),
-        *("refused", "short", "middle", "long"),
-    ]
+    decided = ["long", "refused", "middle", "short"] if policy == "kv" else list(regrets)
+    assert happened == [*(f"decided {name}" for name in decided), *answered]

@@ -209,6 +209,7 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.object_subjects(subjects.blob_bucket(ns)),
             # See headwater.events.jetstream.streams.probe.
             subjects.table_subject(subjects.stored_bucket(ns), PROBE),
+            subjects.table_subject(subjects.video_bucket(ns), PROBE),
             subjects.pool_subject(ns, ANY, "load", PROBE),
             subjects.request_subject(ns, PROBE),
             subjects.route_query(ns, ANY),

@@ -129,15 +129,16 @@ class Child:
                 output.close()
 
     async def restart(self) -> None:
-        """Ask it to end, and wait until it did: who supervises it starts it again."""
-        process = self._process
-        if process is not None and process.returncode is None and not self._stopping:
-            process.send_signal(self._stop_signal)
-            await process.wait()
+        """Ask it to end, then make it: who supervises it starts it again."""
+        if not self._stopping:
+            await self._end()
 
     async def stop(self) -> None:
         """Ask it to end, then make it."""
         self._stopping = True
+        await self._end()
+
+    async def _end(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:
             return

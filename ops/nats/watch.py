@@ -31,10 +31,10 @@ async def watch_store(port: int, store: Path, restart: Callable[[], Awaitable[No
     while True:
         await asyncio.sleep(LOOK_S)
         frozen = await frozen_streams(port)
-        if not frozen:
+        if frozen == {} or (frozen is None and not reported):
             reported = False
             continue
-        if not reported:
+        if frozen and not reported:
             reported = True
             _log.error("store_not_persisting", streams=sorted(frozen), reason=next(iter(frozen.values())))
         reason = await asyncio.to_thread(why_no_room, store)
@@ -48,12 +48,15 @@ async def watch_store(port: int, store: Path, restart: Callable[[], Awaitable[No
         reported = False
 
 
-async def frozen_streams(port: int) -> dict[str, str]:
-    """Streams that take no writes any more, with the server's words; empty where it is well or does not answer."""
+async def frozen_streams(port: int) -> dict[str, str] | None:
+    """Streams that take no writes any more, with the server's words; None where it does not answer.
+
+    After a write error its health check may block for good, on the lock of a stream that waits for its store.
+    """
     try:
         document = await _get(port, "/healthz?details=true")
     except (OSError, ValueError, TimeoutError):
-        return {}
+        return None
     found = {}
     for one in document.get("errors") or ():
         kind, words = one.get("type"), str(one.get("error", ""))

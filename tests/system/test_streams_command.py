@@ -21,6 +21,7 @@ NAMESPACE = {
     "KV_HW_ns_CARD",
     "KV_HW_ns_APIKEY",
     "KV_HW_ns_SECRET",
+    "KV_HW_ns_VIDEO",
     "KV_HW_ns_STORED",
     "OBJ_HW_ns_BLOB",
 }

@@ -367,9 +367,8 @@ async def last_event_after(socket: Any) -> dict[str, Any]:
 
 NEEDS_MORE_THAN_THE_SIMULATED_MODEL = {
     "tool-calling": "writes tool calls is not known",
-    "image-input": "takes text only",
 }
-"""Checks that ask the model for something, and what is wrong without it: to call a tool, and to see."""
+"""Checks that ask the model for something, and what is wrong without it: to call a tool."""
 
 
 @pytest.mark.parametrize("name", open_responses.CHECKS)

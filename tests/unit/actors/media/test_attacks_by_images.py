@@ -65,7 +65,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "cut GIF": (lambda: encoded(picture(), "GIF")[:20], MALFORMED),
     "GIF that is a script": (lambda: b"GIF89a/*" + bytes(4) + b"*/=1;alert(1)//", MALFORMED),
     "first bytes only": (lambda: PNG[:8], MALFORMED),
-    "PDF with a JPEG in it": (lambda: b"%PDF-1.4\n" + JPEG, UNKNOWN),
+    "PDF with a JPEG in it": (lambda: b"%PDF-1.4\n" + JPEG, "media_wrong_type"),
     "ZIP with a PNG after it": (archive, UNKNOWN),
     "page with a PNG in it": (lambda: b"<!doctype html><script>alert(1)</script>" + PNG, UNKNOWN),
     "SVG that names a file": (

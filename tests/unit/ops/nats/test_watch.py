@@ -27,21 +27,32 @@ RECOVERING = {
 }
 
 
-@contextlib.asynccontextmanager
-async def monitoring(*errors: dict[str, str]) -> AsyncIterator[int]:
-    """A monitoring port whose health check has these errors."""
+class HealthCheck:
+    """A monitoring port that answers with `errors`, or accepts requests and never answers while this is None."""
 
-    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        document = {"status": "error", "errors": list(errors)} if errors else {"status": "ok"}
-        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + msgspec.json.encode(document))
-        writer.close()
+    def __init__(self, *errors: dict[str, str]) -> None:
+        self.errors: tuple[dict[str, str], ...] | None = errors
+        self.unanswered = asyncio.Event()
 
-    server = await asyncio.start_server(respond, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[int]:
+        """The port."""
+
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            if self.errors is None:
+                self.unanswered.set()
+                await reader.read()
+            else:
+                document = {"status": "error", "errors": self.errors} if self.errors else {"status": "ok"}
+                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + msgspec.json.encode(document))
+            writer.close()
+
+        server = await asyncio.start_server(respond, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
 
 
 @pytest.mark.parametrize(
@@ -55,8 +66,53 @@ async def monitoring(*errors: dict[str, str]) -> AsyncIterator[int]:
 )
 async def test_streams_that_take_no_writes(errors: tuple[dict[str, str], ...], streams: list[str]) -> None:
     """Those of a store that met a write error, or all; none of a server that still starts."""
-    async with monitoring(*errors) as port:
-        assert sorted(await frozen_streams(port)) == streams
+    async with HealthCheck(*errors).serve() as port:
+        found = await frozen_streams(port)
+        assert found is not None
+        assert sorted(found) == streams
+
+
+async def test_a_server_whose_health_check_blocks_after_a_write_error_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer is no recovery; before any write error it is no reason for a restart either."""
+    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "ANSWER_S", 0.05)
+    restarted = asyncio.Event()
+    looks = 0
+    full = "no space left on device"
+
+    def no_room(folder: Path) -> str:
+        nonlocal looks, full
+        looks += 1
+        return full
+
+    async def restart() -> None:
+        restarted.set()
+
+    monkeypatch.setattr(watch, "why_no_room", no_room)
+    check = HealthCheck()
+    check.errors = None
+    async with check.serve() as port:
+        watching = asyncio.create_task(watch_store(port, tmp_path, restart))
+        try:
+            async with asyncio.timeout(10):
+                for _ in range(3):
+                    check.unanswered.clear()
+                    await check.unanswered.wait()
+                assert looks == 0
+                check.errors = (WRITE_ERROR,)
+                while not looks:
+                    await asyncio.sleep(0.001)
+                check.errors = None
+                check.unanswered.clear()
+                await check.unanswered.wait()
+                assert not restarted.is_set()
+                full = ""
+                await restarted.wait()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 async def test_a_server_that_disabled_jetstream_is_started_again(
@@ -69,7 +125,7 @@ async def test_a_server_that_disabled_jetstream_is_started_again(
     async def restart() -> None:
         restarted.set()
 
-    async with monitoring(DISABLED) as port:
+    async with HealthCheck(DISABLED).serve() as port:
         watching = asyncio.create_task(watch_store(port, tmp_path, restart))
         try:
             await asyncio.wait_for(restarted.wait(), 10)

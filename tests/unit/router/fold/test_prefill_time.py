@@ -59,7 +59,7 @@ def test_it_follows_an_engine_that_becomes_slower() -> None:
 
 @pytest.mark.parametrize("factor", [0.25, 4.0])
 def test_a_wrong_first_sample_is_unlearned(factor: float) -> None:
-    """Four times too fast or too slow, before 40 good ones of the class; a single outlier among good ones moves it by no more than 2 %."""
+    """Four times too fast or too slow, before 40 good ones of the class; a single outlier among good ones moves it by no more than 3 %."""
     model = StepModel()
     for _ in range(5):
         model.observe(10_000, factor * seconds(10_000))
@@ -69,7 +69,7 @@ def test_a_wrong_first_sample_is_unlearned(factor: float) -> None:
     assert model.predict(10_000) / seconds(10_000) == pytest.approx(1.0, rel=0.12)
     before = model.predict(10_000)
     model.observe(10_000, 50 * before)
-    assert model.predict(10_000) / before == pytest.approx(1.0, rel=0.02)
+    assert model.predict(10_000) / before == pytest.approx(1.0, rel=0.03)
 
 
 @given(

@@ -104,7 +104,8 @@ def _tokens(draw: random.Random, count: int) -> list[int]:
 
 def _log_uniform(draw: random.Random, bounds: tuple[int, int]) -> int:
     low, high = bounds
-    return round(low * (high / low) ** draw.random())
+    drawn: float = low * (high / low) ** draw.random()
+    return round(drawn)
 
 
 def compare(nats_url: str) -> list[EstimateRow]:

@@ -109,6 +109,8 @@ async def ask_about(fleet: FleetProcess, *seeds: int, **more: Any) -> tuple[str,
 
 async def test_an_image_is_encoded_prefilled_and_decoded_apart(apart: FleetProcess, up: FleetProcess) -> None:
     """The same answer as together; an encode worker computes the embeddings."""
+    # A test that killed one of them may have run before.
+    await apart.until_whole(3)
     await until_it_encodes(apart)
     before = await encode_legs(apart)
     for seeds in ((41,), (42,), (42, 43)):

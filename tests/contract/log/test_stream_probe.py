@@ -18,6 +18,8 @@ from tests.support.ports.guarded import NS, Guarded
 from tests.support.ports.logs import batch, records_of, stored
 
 POOL = "p"
+STREAMS = 9
+"""Of a namespace with one pool."""
 
 
 async def specs(client: Client, ns: str) -> dict[str, StreamSpec]:
@@ -35,9 +37,9 @@ async def records(client: Client, spec: StreamSpec) -> list[Record]:
 async def test_every_stream_that_is_well_takes_a_probe(client: Client, unique: str) -> None:
     """Logs, tables and the object store, as often as they are asked."""
     wanted = await specs(client, unique)
-    assert len(wanted) == 8
+    assert len(wanted) == STREAMS
     for _ in range(3):
-        assert [await probe(client, unique, spec, SystemClock()) for spec in wanted.values()] == [""] * 8
+        assert [await probe(client, unique, spec, SystemClock()) for spec in wanted.values()] == [""] * STREAMS
 
 
 async def test_a_probe_of_a_log_is_an_empty_message_of_a_writer_of_its_own(
@@ -105,7 +107,7 @@ async def test_an_operator_with_least_rights_may_probe(guarded: Guarded) -> None
     """Every stream, and nothing is denied: a denial would pass for a stream that is well."""
     async with guarded.as_("operator") as operator:
         wanted = await wanted_streams(operator, NS, 1)
-        assert len(wanted) == 8
+        assert len(wanted) == STREAMS
         for spec in wanted:
             before = (await api(operator, f"STREAM.INFO.{spec.name}"))["state"]["last_seq"]
             assert await probe(operator, NS, spec, SystemClock()) == ""

@@ -39,7 +39,9 @@ async def test_every_stream_that_is_well_takes_a_probe(client: Client, unique: s
     wanted = await specs(client, unique)
     assert len(wanted) == STREAMS
     for _ in range(3):
-        assert [await probe(client, unique, spec, SystemClock()) for spec in wanted.values()] == [""] * STREAMS
+        assert [await probe(client, unique, spec, SystemClock()) for spec in wanted.values()] == [
+            ""
+        ] * STREAMS
 
 
 async def test_a_probe_of_a_log_is_an_empty_message_of_a_writer_of_its_own(

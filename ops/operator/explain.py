@@ -154,6 +154,7 @@ def describe(
     timed = any(candidate.prefill_ms for candidate in decision.candidates)
     decodes = timed and any(candidate.itl_ms for candidate in decision.candidates)
     assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
+    pulled = any(candidate.pull_blocks for candidate in decision.candidates)
     rows = [
         (
             "->" if candidate.worker == decision.worker else "",
@@ -163,11 +164,12 @@ def describe(
             *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
             f"{candidate.cached_blocks} of {decision.blocks}",
             *((candidate.assumed_blocks,) if assumed else ()),
+            *((f"{candidate.pull_blocks} in {candidate.pull_ms:.1f} ms",) if pulled else ()),
             candidate.lower_blocks,
             candidate.prefill_tokens,
             candidate.decode_blocks,
             candidate.requests,
-            *(_times(candidate, decision.weights, split) if timed else ()),
+            *(_times(candidate, decision.weights, split or pulled) if timed else ()),
             *(_decode_times(candidate, decision) if decodes else ()),
             f"{candidate.score:.2f}",
         )
@@ -181,9 +183,16 @@ def describe(
         *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
         "cached",
         *(("of those assumed",) if assumed else ()),
+        *(("pulled",) if pulled else ()),
         *("lower tier", "queued tokens", "held blocks", "requests"),
         *(
-            ("queue ms", "prefill ms", *(("transfer ms",) if split else ()), "others ms", "rest ms")
+            (
+                "queue ms",
+                "prefill ms",
+                *(("transfer ms",) if split or pulled else ()),
+                "others ms",
+                "rest ms",
+            )
             if timed
             else ()
         ),
@@ -208,6 +217,7 @@ def describe(
         *expected,
         *drawn,
         f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
+        *_pulled(decision),
     ]
     return "\n".join(lines + [f"  later: {line}" for line in after])
 
@@ -216,6 +226,17 @@ def _rest(decision: Decision) -> list[str]:
     """How many candidates the table does not have."""
     rest = decision.scored - len(decision.candidates)
     return [f"and {rest:,} more of {decision.scored:,} candidates: --all shows them"] if rest > 0 else []
+
+
+def _pulled(decision: Decision) -> list[str]:
+    """What the worker pulls, from whom, and what that takes."""
+    pull = decision.pull
+    if pull is None:
+        return []
+    return [
+        f"{decision.worker} pulls blocks {pull.first} to {pull.end - 1} of the prompt from {pull.source}.{pull.epoch}, expected to take "
+        f"{decision.chosen.pull_ms:.1f} ms, less than to compute them"
+    ]
 
 
 def why_engine(draw: EngineDraw, decision: Decision) -> str:

@@ -7,9 +7,11 @@ time. What the source has lost when the pull would begin, or the target has no r
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headwater.ops.whatif.fleet.pull import LinkQueue, PrefixPull, PullLink, choose_pull
+from headwater.ops.whatif.fleet.pull import LinkQueue, PullLink, choose_pull
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker
+from headwater.schemas.events.route import PrefixPull
+from headwater.schemas.tables.capability import PREFIX_PULL, Capability
 
 
 class ActivePull(NamedTuple):
@@ -19,6 +21,7 @@ class ActivePull(NamedTuple):
     job: SimulatedRequest
     source: SimWorker
     target: SimWorker
+    began_ns: int
     end_ns: int
 
 
@@ -28,10 +31,16 @@ class Pulls:
     def __init__(self, setup: Setup, workers: Mapping[str, SimWorker]) -> None:
         self.count = self.blocks = self.refused = 0
         self._workers = workers
+        self._chosen_by_router = setup.pull_gb_per_s > 0 and setup.pull_choice == "router"
         self._size = setup.block_size
         self._links = LinkQueue(
             PullLink(setup.pull_gb_per_s, setup.pull_latency_ms, setup.block_size * setup.kv_bytes_per_token)
         )
+
+    @property
+    def capabilities(self) -> tuple[Capability, ...]:
+        """What workers announce further if routers are to decide on pulls. Other workers that announce nothing can do everything else."""
+        return ("generate", "handoff", "kv_events", PREFIX_PULL) if self._chosen_by_router else ()
 
     def choose(
         self, job: SimulatedRequest, target: SimWorker, held: Mapping[str, tuple[int, int]], now_ns: int
@@ -70,10 +79,11 @@ class Pulls:
         self.count += 1
         self.blocks += pull.blocks
         end_ns = self._links.occupy(pull.source, target.shape.name, pull.blocks, now_ns)
-        return ActivePull(pull, job, source, target, end_ns)
+        return ActivePull(pull, job, source, target, now_ns, end_ns)
 
     def end(self, active: ActivePull, now_ns: int) -> bool:
         """The blocks have arrived, and the request joins the others. True: its worker's steps now end earlier than scheduled."""
         pull = active.pull
         active.source.unpin(active.job.hashes[pull.first : pull.end])
+        active.target.add_pull(pull.blocks * self._size, now_ns - active.began_ns)
         return active.target.receive(active.job, pull.first, pull.end, now_ns)

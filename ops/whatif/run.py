@@ -14,7 +14,7 @@ from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest, all_hashes, check_block_size
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteRefused
+from headwater.schemas.events.route import Decision, PrefixPull, RouteRefused
 from headwater.schemas.hashing import U64
 
 REPORT_NS = 1_000_000_000
@@ -114,7 +114,7 @@ class VirtualRun:
                 setup.block_size,
                 shape.blocks,
                 setup.sequences,
-                self._encoding.serving,
+                self._pulls.capabilities or self._encoding.serving,
             )
             self._routers.send(shape.name, self._joined_ns, event)
         self._encoding.join(self._joined_ns)
@@ -215,10 +215,12 @@ class VirtualRun:
             self._legs[job.name] = (job, worker, decision.pairs_with)
         self._requests[job.name] = request
         if not job.images or not self._await_embeddings(job, worker, question, decision, now_ns):
-            self._pull_and_submit(worker, job, question.hashes, now_ns)
+            self._pull_and_submit(worker, job, question.hashes, decision.pull, now_ns)
 
-    def _pull_and_submit(self, worker: SimWorker, job: SimulatedRequest, hashes: U64, now_ns: int) -> None:
-        if not self._setup.pull_gb_per_s or not self._start_pull(worker, job, hashes, now_ns):
+    def _pull_and_submit(
+        self, worker: SimWorker, job: SimulatedRequest, hashes: U64, pull: PrefixPull | None, now_ns: int
+    ) -> None:
+        if not self._setup.pull_gb_per_s or not self._start_pull(worker, job, hashes, pull, now_ns):
             self._submit(worker, job, now_ns)
 
     def _await_embeddings(
@@ -230,7 +232,7 @@ class VirtualRun:
         now_ns: int,
     ) -> bool:
         """Have encode workers encode the images of a request. False: there is nothing to wait for."""
-        waiting = WaitingRequest(job, worker, question, now_ns)
+        waiting = WaitingRequest(job, worker, question, now_ns, decision.pull)
         for active in self._encoding.begin(waiting, decision, now_ns):
             self._encodings.append(active)
             number = len(self._encodings) - 1
@@ -242,11 +244,14 @@ class VirtualRun:
         if self._encoding.deliver(active):
             waiting = active.waiting
             self._encoding_ns[waiting.job.name] = now_ns - waiting.began_ns
-            self._pull_and_submit(waiting.worker, waiting.job, waiting.question.hashes, now_ns)
+            self._pull_and_submit(waiting.worker, waiting.job, waiting.question.hashes, waiting.pull, now_ns)
 
-    def _start_pull(self, worker: SimWorker, job: SimulatedRequest, hashes: U64, now_ns: int) -> bool:
+    def _start_pull(
+        self, worker: SimWorker, job: SimulatedRequest, hashes: U64, pull: PrefixPull | None, now_ns: int
+    ) -> bool:
         """Let the request wait for a prefix from another worker. False: there is none to pull."""
-        pull = self._pulls.choose(job, worker, self._routers.holders(hashes), now_ns)
+        if self._setup.pull_choice == "simulation":
+            pull = self._pulls.choose(job, worker, self._routers.holders(hashes), now_ns)
         active = pull and self._pulls.begin(pull, job, worker, now_ns)
         if not active:
             return False

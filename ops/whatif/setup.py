@@ -152,6 +152,13 @@ class Setup(msgspec.Struct, frozen=True):
     pull_latency_ms: Annotated[
         float, Meta(ge=0, description="time of each pull in addition to its bytes")
     ] = 2.0
+    pull_choice: Annotated[
+        Literal["router", "simulation"],
+        Meta(
+            description="who decides on pulls: the router, in the cost of each worker, or the simulation, for the worker that a "
+            "router chose which knows nothing of pulls"
+        ),
+    ] = "router"
     busy_prefill_tokens: Annotated[
         int,
         Meta(

@@ -99,6 +99,7 @@ class SimWorker:
         self._prefilled: list[SimulatedRequest] = []
         self._ended: list[str] = []
         self._outputs: list[tuple[int, int]] = []
+        self._pulls: list[tuple[int, int]] = []
         self._now_ns = 0
         # The timer that a real worker measures with.
         self._timer = PrefillTimer(lambda: self._now_ns / 1e9)
@@ -137,6 +138,10 @@ class SimWorker:
         self._pulled[job.name] = job.hashes[:end]
         self.pulling -= 1
         return self._enqueue(job, now_ns)
+
+    def add_pull(self, tokens: int, took_ns: int) -> None:
+        """Note for the next report how long a pull took."""
+        self._pulls.append((tokens, max(1, took_ns // 1000)))
 
     def pin(self, blocks: list[int]) -> bool:
         """Keep these blocks until `unpin`; another worker pulls them. False: one of them is not cached."""
@@ -300,7 +305,9 @@ class SimWorker:
             step_us=self._token_ns // self._tokens // 1000 if self._tokens else 0,
             gaps=self._tokens,
             outputs=tuple(self._outputs),
+            pulls=tuple(self._pulls),
         )
+        self._pulls = []
         self._accepted, self._prefilled, self._ended, self._outputs = [], [], [], []
         self._token_ns = self._tokens = 0
         return report

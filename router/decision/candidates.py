@@ -14,18 +14,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.decision import cost
+from headwater.router.decision import cost, work
 from headwater.router.decision.context import ScoringContext
 from headwater.router.decision.engine_draw import weights_for
 from headwater.router.decision.filters import allows
 from headwater.router.fold.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
 from headwater.router.fold.worker import Traits, Worker
 from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.route import Candidate
+from headwater.schemas.events.route import Candidate, PrefixPull
 from headwater.schemas.messages.inference import Leg
 
 _LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
-"""By `cost.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
+"""By `work.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
 
 
 class Candidates(Sequence[Candidate]):
@@ -51,7 +51,7 @@ class Candidates(Sequence[Candidate]):
         self.rows = rows
         self.mixed = mixed
         self.excluded = excluded
-        self.scores: F64 = costs[rows, cost.SCORE]
+        self.scores: F64 = costs[rows, work.SCORE]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -93,6 +93,15 @@ class Candidates(Sequence[Candidate]):
         found: F64 = self._costs[self.rows, which]
         return found
 
+    def pull_of(self, chosen: Candidate) -> PrefixPull | None:
+        """What the chosen candidate pulls, and from whom."""
+        if not chosen.pull_blocks:
+            return None
+        row = next(row for row in self.rows.tolist() if self._workers[row].name == chosen.worker)
+        source = self._workers[int(self._counts[row, work.SOURCE])]
+        first = chosen.cached_blocks + chosen.lower_blocks
+        return PrefixPull(source.name, source.epoch, first, first + chosen.pull_blocks)
+
     def engines(self) -> set[str]:
         """The engines that they run."""
         return {self._workers[row].engine for row in self.rows.tolist()}
@@ -110,8 +119,8 @@ class Candidates(Sequence[Candidate]):
 
 def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
     """From a worker's row of each array."""
-    leg, cached, lower, tokens, blocks, requests, assumed, loads = counts
-    score, queue_ms, prefill_ms, transfer_ms, itl_ms = costs
+    leg, cached, lower, tokens, blocks, requests, assumed, loads, pulled, _ = counts
+    score, queue_ms, prefill_ms, transfer_ms, itl_ms, pull_ms = costs
     return Candidate(
         worker.name,
         worker.epoch,
@@ -128,6 +137,8 @@ def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candida
         prefill_ms,
         transfer_ms,
         itl_ms,
+        pulled,
+        pull_ms,
     )
 
 
@@ -136,8 +147,8 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     wanted, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
     columns.refresh_at(scoring.context.wall_ns)
     count = len(columns.names)
-    counts: I64 = np.empty((count, 8), np.int64)
-    costs: F64 = np.empty((count, 5))
+    counts: I64 = np.empty((count, 10), np.int64)
+    costs: F64 = np.empty((count, 6))
     excluded = _excluded(columns, wanted)
     allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
     if excluded:
@@ -145,23 +156,24 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     whole, legs = cost.score_workers(
         columns.table,
         (columns.classes, columns.lengths, columns.times),
+        (columns.pull_classes, columns.pull_lengths, columns.pull_times),
         allowed,
         changes,
         _slots(scoring, columns),
         _credited(scoring, columns),
         scoring.depths,
-        cost.Asked(
+        work.Asked(
             scoring.query.prompt_tokens,
             scoring.context.wall_ns,
             columns.rows.get(wanted.pinned, -2) if wanted.pinned else -1,
             wanted.leg == "decode",
             weights.estimate,
         ),
-        cost.cost_weights(weights),
+        work.cost_weights(weights),
         counts,
         costs,
     )
-    rows = counts[:, cost.LEG].nonzero()[0]
+    rows = counts[:, work.LEG].nonzero()[0]
     return Candidates(columns.workers, counts, costs, rows, mixed=bool(whole and legs), excluded=excluded)
 
 
@@ -169,7 +181,7 @@ def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
     """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
     if not candidates.mixed:
         return candidates
-    whole = candidates.quantity(cost.LEG) == cost.WHOLE
+    whole = candidates.quantity(work.LEG) == work.WHOLE
     count = int(whole.sum())
     if not count or count == len(candidates):
         return candidates

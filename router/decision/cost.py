@@ -1,83 +1,51 @@
 """Scorer: what a request would cost on a worker. Pure arithmetic.
 
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
-(disaggregated only). What others lose is added: `crowding` (delay to running requests), `arrivals` (delay to requests that come
-later), and `memory` (KV-cache pressure). By default 0 are `retain` (cached blocks evicted) and `tail` (the square of the time in the
-queue). Until the step times of all candidates are known, the unit is the work for one block.
-
-Next to the cost, `itl_ms` estimates the time between two tokens. It is recorded, and no part of the cost.
+(disaggregated only). Blocks that another worker has are pulled where they arrive sooner than they would be computed. What others lose
+is added: `crowding`, `arrivals` and `memory`, and by default 0, `retain` and `tail` (see `Weights`). Until the step times of all candidates
+are known, the unit is the work for one block. `itl_ms`, the estimated time between two tokens, is recorded, and no part of the cost.
 
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
 into it, so its costs equal those of the plain functions bit for bit. It is in this file because numba compiles a kernel again when the kernel's own file changes.
 """
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from headwater.router.decision.work import (
+    ASSUMED,
+    BLOCKS,
+    CACHED,
+    DECODE,
+    ITL_MS,
+    LEG,
+    LOADS_LORA,
+    LOWER,
+    NO_CANDIDATE,
+    PREFILL,
+    PREFILL_MS,
+    PULL_MS,
+    PULLED,
+    QUEUE_MS,
+    REQUESTS,
+    SCORE,
+    SOURCE,
+    TOKENS,
+    TRANSFER_MS,
+    WHOLE,
+    Asked,
+    CostWeights,
+    Times,
+    WorkEstimate,
+)
 from headwater.router.fold.decode_time import DecodeLine, predict_step_ms
 from headwater.router.fold.prefill_time import predict_ms
-from headwater.schemas.events.route import Weights
+from headwater.router.fold.pull_time import PRIOR, predict_pull_ms
 from headwater.schemas.jit import jitable, kernel
 
 BLOCK_FROM, BLOCK_TO = 2_048, 8_192
 """Prompt lengths, in tokens, between which the marginal time of a block is measured."""
-
-
-class CostWeights(NamedTuple):
-    """Those of `Weights` that the formula uses."""
-
-    prefill: float
-    decode: float
-    lower_tier: float
-    transfer: float
-    interference: float
-    lora_load: float
-    crowding: float
-    retain: float
-    memory: float
-    tail: float
-    arrivals: float
-
-
-@lru_cache(64)
-def cost_weights(weights: Weights) -> CostWeights:
-    """The numbers that the formula uses."""
-    return CostWeights(*[float(getattr(weights, name)) for name in CostWeights._fields])
-
-
-class Times(NamedTuple):
-    """Estimates in milliseconds.
-
-    `queue`: until the worker has computed its queued prompts; `prefill`: to compute the uncached part of this prompt;
-    `block`: to compute one block of a prompt.
-    """
-
-    queue: float
-    prefill: float
-    block: float
-
-
-class WorkEstimate(NamedTuple):
-    """What a prompt would add to a worker, and what the worker already has to do.
-
-    `cached_blocks` leading blocks of the prompt are on its GPU (`assumed_blocks` of them are credit); `lower_blocks` more
-    are on a lower tier. `prefill_tokens` are queued and not computed yet; `decode_blocks` of its `total_blocks` are held
-    by its `requests`. `times` mean something only if step times are known (`timed`).
-    """
-
-    block_size: int
-    prompt_tokens: int
-    cached_blocks: int
-    lower_blocks: int
-    prefill_tokens: int
-    decode_blocks: int
-    requests: int
-    total_blocks: int = 1
-    assumed_blocks: int = 0
-    timed: bool = False
-    times: Times = Times(0.0, 0.0, 1.0)
 
 
 @jitable
@@ -119,7 +87,14 @@ def estimate_times(
     if queued:
         # Queued prompts are computed together: the fixed time of a step is not paid for each.
         queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
-    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)
+    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size, 0.0)
+
+
+@jitable
+def saves_time(computed: Times, pulled: Times, pull_ms: float) -> bool:
+    """Is the first token there sooner with a pull of `pull_ms`? `pulled` are the times without what it brings."""
+    arrival = max(0.0, pull_ms - pulled.queue)
+    return pulled.queue + arrival + pulled.prefill < computed.queue + computed.prefill
 
 
 @jitable
@@ -154,15 +129,18 @@ def delay_of_others(
 def prefill(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of computing the uncached part of the prompt, and of the queue before it.
 
-    Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay of others is added.
+    Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay of others is added, and for each
+    block that is pulled `weights.pull` of computing it: two copies of a prefix in use take the KV cache of two workers. Without times it is `PRIOR` of that.
     """
     lower = weights.lower_tier * work.lower_blocks * block(work) if work.lower_blocks else 0.0
+    pulled = weights.pull * work.pulled_blocks * block(work)
     if not work.timed:
-        queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size
-        return weights.prefill * (queued + lower)
+        queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size - work.pulled_blocks
+        return weights.prefill * (queued + lower) + PRIOR * pulled
     queue, own = work.times.queue, work.times.prefill
     others = delay_of_others(weights.crowding, weights.arrivals, weights.retain, work.requests, queue, own)
-    return weights.prefill * (queue + own + lower) + others + weights.tail * queue * queue / 1000.0
+    waits = queue + work.times.arrival
+    return weights.prefill * (waits + own + lower) + others + pulled + weights.tail * queue * queue / 1000.0
 
 
 @jitable
@@ -207,29 +185,6 @@ def lora_load(weights: CostWeights, work: WorkEstimate, changes: float) -> float
     return weights.lora_load * changes * block(work)
 
 
-class Asked(NamedTuple):
-    """What all candidates of one query have in common, as the loop reads it.
-
-    `pinned` is the row of the only worker allowed (-1: any; -2: one that is not there). `decode`: the query is for a decode leg.
-    `estimate`: use step times where all are known.
-    """
-
-    prompt_tokens: int
-    now_ns: int
-    pinned: int
-    decode: bool
-    estimate: bool
-
-
-NO_CANDIDATE, WHOLE, PREFILL, DECODE = range(4)
-"""What a worker would do of the request, as `LEG` has it."""
-
-LEG, CACHED, LOWER, TOKENS, BLOCKS, REQUESTS, ASSUMED, LOADS_LORA = range(8)
-"""Columns of `counts`."""
-
-SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS, ITL_MS = range(5)
-"""Columns of `costs`."""
-
 _PREFILL_ROLE, _DECODE_ROLE = 1, 2
 
 
@@ -241,9 +196,38 @@ def _model_at(model: Any, at: int) -> tuple[Any, Any, int, float]:
 
 
 @jitable
+def _find_sources(
+    table: Any, allowed: Any, slots: Any, depths: Any, models: int, prompt_tokens: int
+) -> tuple[Any, Any]:
+    """By row of an engine's model: the worker that pulls can come from, -1 for none, and how many blocks of the prompt it has announced.
+
+    It is the first of those that have most.
+    """
+    sources, held = np.full(models, -1, np.int64), np.zeros(models, np.int64)
+    for row in range(table.shape[0]):
+        slot = slots[row]
+        if allowed[row] and table[row]["pulls"] and slot >= 0:
+            at = table[row]["model"]
+            blocks = min(np.int64(depths[0, slot]), max(0, prompt_tokens - 1) // table[row]["block_size"])
+            if blocks > held[at]:
+                sources[at], held[at] = row, blocks
+    return sources, held
+
+
+@jitable
 def _work(
-    table: Any, steps: Any, row: int, asked: Asked, timed: bool, slots: Any, credited: Any, depths: Any
+    table: Any,
+    steps: Any,
+    pulls: Any,
+    row: int,
+    asked: Asked,
+    timed: bool,
+    slots: Any,
+    credited: Any,
+    depths: Any,
+    remote_blocks: int,
 ) -> WorkEstimate:
+    """`remote_blocks` of the prompt can be pulled; `pulls` is the model of its engine's pulls."""
     one = table[row]
     size = one["block_size"]
     # An engine computes at least the last token itself, even of a fully cached prompt.
@@ -256,8 +240,10 @@ def _work(
     cached = max(gpu, min(credited[row], usable))
     lower = max(0, any_tier - cached)
     queued, held = one["prefill_tokens"], one["decode_blocks"]
-    times = Times(0.0, 0.0, 1.0)
+    missing = max(0, remote_blocks - cached - lower)
+    times, pulled_blocks, pull_ms = Times(0.0, 0.0, 1.0, 0.0), missing, 0.0
     if timed:
+        pulled_blocks = 0
         lengths, known, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
         held = max(held, one["used_blocks"])
@@ -272,6 +258,16 @@ def _work(
         times = estimate_times(
             lengths, known, classes, longer, one["pace"], size, uncached, queued, computed_ms
         )
+        if missing:
+            left = uncached - missing * size
+            rest = estimate_times(
+                lengths, known, classes, longer, one["pace"], size, left, queued, computed_ms
+            )
+            saved_ms = times.prefill - rest.prefill
+            taken_ms = predict_pull_ms(pulls[1], pulls[2], pulls[0], missing * size, saved_ms)
+            if saves_time(times, rest, taken_ms):
+                pulled_blocks, pull_ms = missing, taken_ms
+                times = Times(rest.queue, rest.prefill, rest.block, max(0.0, taken_ms - rest.queue))
     return WorkEstimate(
         size,
         asked.prompt_tokens,
@@ -284,6 +280,8 @@ def _work(
         cached - gpu,
         timed,
         times,
+        pulled_blocks,
+        pull_ms,
     )
 
 
@@ -297,6 +295,7 @@ def _itl_ms(one: Any, work: WorkEstimate) -> float:
 def score_workers(
     table: Any,
     model: Any,
+    pull_model: Any,
     allowed: Any,
     changes: Any,
     slots: Any,
@@ -309,20 +308,26 @@ def score_workers(
 ) -> tuple[int, int]:
     """Score the `allowed` rows of `table` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
 
-    `model` is (classes, lengths, times) of the step times; `changes` how many slots of LoRA adapters each worker must change;
+    `model` is (classes, lengths, times) of the step times, and `pull_model` of pulls; `changes` how many slots of LoRA adapters each worker must change;
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
     the whole request, and how many only a leg.
     """
-    timed, workers, decoders = asked.estimate, 0, 0
+    timed, workers, decoders, pulling = asked.estimate, 0, 0, 0
     for row in range(table.shape[0]):
         if allowed[row]:
             workers += 1
+            pulling += table[row]["pulls"]
             if table[row]["role"] != _PREFILL_ROLE:
                 decoders += 1
             if model[0][table[row]["model"]] == 0:
                 timed = False
+    # A source and a target.
+    pulling = pulling > 1 and not asked.decode
+    models = model[0].shape[0] if pulling else 0
+    sources, held = _find_sources(table, allowed, slots, depths, models, asked.prompt_tokens)
     # The same for all workers of an engine, most of which follow each other.
     at, steps = 0, _model_at(model, 0)
+    pulls = (pull_model[0][0], pull_model[1][0], pull_model[2][0])
     # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
     cheapest = np.full((3, table.shape[0] + 1), np.inf)
     if decoders < workers and not asked.decode:
@@ -331,7 +336,7 @@ def score_workers(
                 if table[row]["model"] != at:
                     at = table[row]["model"]
                     steps = _model_at(model, at)
-                work = _work(table, steps, row, asked, timed, slots, credited, depths)
+                work = _work(table, steps, pulls, row, asked, timed, slots, credited, depths, 0)
                 cost, moved = remote_decode(weights, work), transfer(weights, work)
                 pairs = table[row]["pairs"]
                 if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
@@ -346,7 +351,13 @@ def score_workers(
         if table[row]["model"] != at:
             at = table[row]["model"]
             steps = _model_at(model, at)
-        work = _work(table, steps, row, asked, timed, slots, credited, depths)
+        remote, source = 0, -1
+        if pulling and table[row]["pulls"]:
+            source = sources[at]
+            if source >= 0 and source != row and table[source]["block_size"] == table[row]["block_size"]:
+                remote = held[at]
+                pulls = (pull_model[0][at], pull_model[1][at], pull_model[2][at])
+        work = _work(table, steps, pulls, row, asked, timed, slots, credited, depths, remote)
         moved = 0.0
         between_ms = _itl_ms(table[row], work)
         if asked.decode:
@@ -381,6 +392,9 @@ def score_workers(
         costs[row, SCORE] = score
         costs[row, QUEUE_MS] = work.times.queue if timed and leg != DECODE else 0.0
         costs[row, PREFILL_MS] = work.times.prefill if timed and leg != DECODE else 0.0
-        costs[row, TRANSFER_MS] = moved if timed else 0.0
+        costs[row, TRANSFER_MS] = moved + work.times.arrival if timed else 0.0
         costs[row, ITL_MS] = between_ms
+        counts[row, PULLED] = work.pulled_blocks
+        counts[row, SOURCE] = source if work.pulled_blocks else -1
+        costs[row, PULL_MS] = work.pull_ms
     return whole, legs

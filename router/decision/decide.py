@@ -29,11 +29,11 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 4
+ALGORITHM: Final = 5
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
 change by which a recorded decision would come out otherwise.
 
-Version 4 learns prefill times in another way, so that earlier decisions cannot be made again."""
+Version 4 learned prefill times in another way, and version 5 learns the pace of workers in another way, so that earlier decisions cannot be made again."""
 
 RECOMPUTABLE: Final = frozenset({ALGORITHM})
 """The versions whose decisions this release can make again."""
@@ -167,6 +167,7 @@ def evaluate(
         digest=summary.digest,
         excluded=excluded,
         output_tokens=loads.outputs.expect(query.max_tokens),
+        pull=candidates.pull_of(chosen),
     )
     return Evaluation(decision, candidates, offered)
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.decision import cost, slo
+from headwater.router.decision import slo, work
 from headwater.router.decision.candidates import Candidates
 from headwater.router.decision.context import ScoringContext
 from headwater.router.fold.columns import F64, I64
@@ -90,7 +90,7 @@ def pick_lowest_product(choice: Choice) -> Candidate:
     """
     candidates = choice.candidates
     uncached = slo.count_uncached(candidates, _rows_of(choice), choice.scoring.query.prompt_tokens)
-    products: I64 = uncached * (candidates.quantity(cost.REQUESTS) + 1)
+    products: I64 = uncached * (candidates.quantity(work.REQUESTS) + 1)
     return _draw(choice, products == products.min())
 
 
@@ -129,7 +129,7 @@ def pick_by_session(choice: Choice) -> Candidate:
     if not session:
         return pick_lowest_cost(choice)
     candidates = choice.candidates
-    requests = candidates.quantity(cost.REQUESTS)
+    requests = candidates.quantity(work.REQUESTS)
     mean = int(requests.sum()) / len(candidates)
     bound = SESSION_SHARE_MAX * mean + SESSION_SLACK
     ranked = sorted(
@@ -148,7 +148,7 @@ def pick_pinned(choice: Choice) -> Candidate:
 def measure_loads(choice: Choice) -> F64:
     """`load_of` every candidate."""
     table = _rows_of(choice)
-    tokens, blocks = choice.candidates.quantity(cost.TOKENS), choice.candidates.quantity(cost.BLOCKS)
+    tokens, blocks = choice.candidates.quantity(work.TOKENS), choice.candidates.quantity(work.BLOCKS)
     found: F64 = (blocks + tokens / table["block_size"]) / table["total_blocks"]
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.decision import cost
+from headwater.router.decision import work
 from headwater.router.decision.candidates import Candidates
 from headwater.router.fold.columns import F64, I64
 from headwater.schemas.events.route import Weights
@@ -19,16 +19,16 @@ Flags = NDArray[np.bool_]
 def predict_ttft_ms(candidates: Candidates) -> F64:
     """Milliseconds to the first token: queue, prefill and KV transfer. All 0 until the step times of all candidates are known."""
     found: F64 = (
-        candidates.times(cost.QUEUE_MS)
-        + candidates.times(cost.PREFILL_MS)
-        + candidates.times(cost.TRANSFER_MS)
+        candidates.times(work.QUEUE_MS)
+        + candidates.times(work.PREFILL_MS)
+        + candidates.times(work.TRANSFER_MS)
     )
     return found
 
 
 def count_uncached(candidates: Candidates, table: NDArray[Any], prompt_tokens: int) -> I64:
     """Tokens of the prompt that each worker would compute; `table` has the candidates' rows."""
-    held = candidates.quantity(cost.CACHED) + candidates.quantity(cost.LOWER)
+    held = candidates.quantity(work.CACHED) + candidates.quantity(work.LOWER)
     found: I64 = prompt_tokens - held * table["block_size"]
     return found
 
@@ -39,7 +39,7 @@ def predict_itl_ms(candidates: Candidates, table: NDArray[Any]) -> F64:
     What the worker reported last grows with the number of its requests: (n + 1) / n. That is the most it can grow, as a part of each
     step does not depend on how many share it. A worker without requests has no step that this one could slow down.
     """
-    requests = candidates.quantity(cost.REQUESTS)
+    requests = candidates.quantity(work.REQUESTS)
     grown: F64 = table["step_ms"] * (requests + 1) / np.maximum(requests, 1)
     return np.where(requests > 0, grown, 0.0)
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.decision import cost
+from headwater.router.decision import work
 from headwater.router.decision.candidates import Candidates
 from headwater.router.fold.columns import F64, WorkerColumns
 from headwater.schemas.events.route import Candidate
@@ -55,10 +55,10 @@ def summarize(
         if offered is not candidates:
             wanted += offered.rows[find_lowest(offered.scores, BEST_OFFERED)].tolist()
         places.update(np.searchsorted(rows, wanted).tolist())
-        served = candidates.times(cost.PREFILL_MS) + candidates.times(cost.TRANSFER_MS)
+        served = candidates.times(work.PREFILL_MS) + candidates.times(work.TRANSFER_MS)
         places.add(int(served.argmin()))
-        places.add(int((served + candidates.times(cost.QUEUE_MS)).argmin()))
-        held = candidates.quantity(cost.CACHED) + candidates.quantity(cost.LOWER)
+        places.add(int((served + candidates.times(work.QUEUE_MS)).argmin()))
+        held = candidates.quantity(work.CACHED) + candidates.quantity(work.LOWER)
         places.add(int((held * columns.table["block_size"][rows]).argmax()))
         kept = candidates.at(sorted(places))
     return Summary(tuple(kept), len(candidates), digest_of(candidates, columns))
@@ -77,7 +77,7 @@ def find_lowest(values: F64, count: int) -> list[int]:
 def digest_of(candidates: Candidates, columns: WorkerColumns) -> bytes:
     """A digest of who the candidates are, which leg each would do, and what it would cost, to the last bit."""
     digest = blake2b(columns.keys[candidates.rows].tobytes(), digest_size=DIGEST_BYTES)
-    digest.update(candidates.quantity(cost.LEG).tobytes())
+    digest.update(candidates.quantity(work.LEG).tobytes())
     digest.update(candidates.scores.tobytes())
     return digest.digest()
 

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router.fold.prefill_time import CLASSES_MAX, StepModel
+from headwater.router.fold.pull_time import PullModel
 from headwater.router.fold.worker import DECIDED, SWAPPED_NS_MAX, UNACCEPTED_NS_MAX, Traits, Worker
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.jit import kernel
+from headwater.schemas.tables.capability import PREFIX_PULL
 
 WORKER_ROW: Final = np.dtype(
     [
@@ -42,6 +44,7 @@ WORKER_ROW: Final = np.dtype(
         ("request_ms", "f8"),
         ("block_ms", "f8"),
         ("least_ms", "f8"),
+        ("pulls", "i8"),
     ]
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
@@ -49,7 +52,7 @@ WORKER_ROW: Final = np.dtype(
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
 is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
 factor of them. When it last reported, it was `running` so many requests, of at most `max_running`, with `step_ms` between two tokens of each. The
-last four are its `DecodeLine`.
+four before the last are its `DecodeLine`. `pulls`: it can pull a prefix, and be pulled from.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2, "encode": 3}
@@ -72,6 +75,7 @@ class Fleet(Protocol):
 
     workers: dict[str, Worker]
     steps: dict[str, StepModel]
+    pulls: dict[str, PullModel]
 
 
 @kernel
@@ -93,7 +97,7 @@ class WorkerColumns:
 
     `keys` are digests of the workers' incarnations. `classes`, `lengths` and `times` are the engines' step times; `classes` is 0 where too
     little is known, and in row 0, which is that of engines without any. `kinds` are the different traits, `placements` what
-    constraints make of each.
+    constraints make of each. `pull_classes`, `pull_lengths` and `pull_times` are the engines' pulls.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -118,7 +122,7 @@ class WorkerColumns:
             self._rebuild()
         elif self.touched:
             for engine in self.taught:
-                self._copy_model(self._engines[engine], self._fleet.steps[engine])
+                self._copy_models(engine)
             for name in self.changed:
                 row = self.rows[name]
                 self._described[row] = self._describe(self.workers[row])
@@ -163,8 +167,11 @@ class WorkerColumns:
         self.times: F64 = np.zeros((models, CLASSES_MAX))
         self._overdue: I64 = np.zeros(count, np.int64)
         self._slots = (None, -1, np.zeros(0, np.int64))
-        for engine, model in self._fleet.steps.items():
-            self._copy_model(self._engines[engine], model)
+        self.pull_classes: I64 = np.zeros(models, np.int64)
+        self.pull_lengths: F64 = np.zeros((models, CLASSES_MAX))
+        self.pull_times: F64 = np.zeros((models, CLASSES_MAX))
+        for engine in self._fleet.steps:
+            self._copy_models(engine)
         self.keys: NDArray[np.uint64] = np.array([_key_of(worker) for worker in self.workers], np.uint64)
         self._described = [self._describe(worker) for worker in self.workers]
         for row in range(count):
@@ -174,11 +181,17 @@ class WorkerColumns:
         self.taught.clear()
         self.stale = False
 
-    def _copy_model(self, at: int, model: StepModel) -> None:
+    def _copy_models(self, engine: str) -> None:
+        at, model = self._engines[engine], self._fleet.steps[engine]
         count = len(model.kinds)
         self.classes[at] = count if model.learned else 0
         self.lengths[at, :count] = model.tokens
         self.times[at, :count] = model.ms
+        pulls = self._fleet.pulls.get(engine)
+        if pulls is not None:
+            count = self.pull_classes[at] = len(pulls.kinds)
+            self.pull_lengths[at, :count] = pulls.tokens
+            self.pull_times[at, :count] = pulls.ms
 
     def _describe(self, worker: Worker) -> tuple[int, ...]:
         """The fields that change only with a worker's traits: the first ones of a row."""
@@ -222,6 +235,7 @@ class WorkerColumns:
             worker.step_ms,
             max(1, worker.max_running),
             *worker.decode_model.line,
+            PREFIX_PULL in worker.capabilities,
         )
         try:
             self.table[row] = values

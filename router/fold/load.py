@@ -12,6 +12,7 @@ from headwater.router.fold.decode_time import DecodeModel
 from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
 from headwater.router.fold.output_length import OutputLengths
 from headwater.router.fold.prefill_time import StepModel, learn_pace
+from headwater.router.fold.pull_time import PullModel
 from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
 from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported, RequestsHeld
@@ -32,7 +33,7 @@ class Loads(msgspec.Struct, dict=True):
 
     `steps` are prefill times by engine, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
     worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
-    engine; empty: none are set. `outputs` are the lengths of the pool's answers.
+    engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `pulls` the times of pulled prefixes by engine.
     """
 
     workers: dict[str, Worker] = {}
@@ -42,6 +43,7 @@ class Loads(msgspec.Struct, dict=True):
     left: dict[str, int] = {}
     engine_weights: dict[str, float] = {}
     outputs: OutputLengths = msgspec.field(default_factory=OutputLengths)
+    pulls: dict[str, PullModel] = {}
 
     @property
     def columns(self) -> WorkerColumns:
@@ -154,7 +156,7 @@ class Loads(msgspec.Struct, dict=True):
             self._expect_blocks(worker, decision)
         if stage == FINISHED:
             return
-        cached = decision.chosen.cached_blocks * worker.block_size
+        cached = (decision.chosen.cached_blocks + decision.chosen.pull_blocks) * worker.block_size
         computed = stage == PREFILLED or decision.leg == "decode"
         uncached = 0 if computed else max(0, decision.prompt_tokens - cached)
         blocks = -(-decision.prompt_tokens // worker.block_size)
@@ -203,6 +205,8 @@ class Loads(msgspec.Struct, dict=True):
             worker.reported_ns = max(worker.reported_ns, wall_ns)
         if event.prefills:
             self._learn_steps(worker, event.prefills)
+        if event.pulls:
+            self._learn_pulls(worker, event.pulls)
         if event.step_us:
             step_ms = event.step_us / 1000
             worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
@@ -235,8 +239,16 @@ class Loads(msgspec.Struct, dict=True):
             if tokens > 0 and micros > 0:
                 ms = micros / 1000
                 if shared.learned:
-                    worker.pace = learn_pace(worker.pace, ms / shared.predict(tokens))
+                    observed = ms / shared.predict(tokens)
+                    worker.pace, worker.outliers = learn_pace(worker.pace, observed, worker.outliers)
                 shared.observe(tokens, ms / worker.pace)
+
+    def _learn_pulls(self, worker: Worker, pulls: tuple[tuple[int, int], ...]) -> None:
+        """Measurements (tokens, µs) of prefixes that a worker pulled."""
+        self._shared_steps(worker)
+        model = self.pulls.setdefault(worker.engine, PullModel())
+        for tokens, micros in pulls:
+            model.observe(tokens, micros / 1000)
 
     def _shared_steps(self, worker: Worker) -> StepModel:
         """The step times of the worker's engine, which the worker is about to teach."""

@@ -58,10 +58,28 @@ def predict_ms(lengths: Any, times: Any, classes: int, tokens: float) -> float:
 PACE_MEMORY = 32
 """The effective number of samples in a worker's pace."""
 
+NEW_PACE_MEMORY = 4
+NEW_PACE_OUTLIER = 2.0
+"""The same, and the clamp, once more than `OUTLIERS_MAX` samples in a row are outliers on one side: a worker that turned four times slower is known by
+ten samples instead of 220."""
 
-def learn_pace(pace: float, observed: float) -> float:
-    """A worker's pace after one more sample, which took `observed` times what the engine's step times predict."""
-    return pace + (min(max(observed, pace / OUTLIER), pace * OUTLIER) - pace) / PACE_MEMORY
+
+def learn_pace(pace: float, observed: float, outliers: int) -> tuple[float, int]:
+    """A worker's pace after one more sample, which took `observed` times what the engine's step times predict.
+
+    `outliers` in a row, negative where they were faster, came before; their number now is returned as well.
+    """
+    outliers = count_in_row(outliers, observed, pace)
+    clamp, memory = OUTLIER, PACE_MEMORY
+    if abs(outliers) > OUTLIERS_MAX:
+        clamp, memory = NEW_PACE_OUTLIER, NEW_PACE_MEMORY
+    return pace + (min(max(observed, pace / clamp), pace * clamp) - pace) / memory, outliers
+
+
+def count_in_row(outliers: int, observed: float, expected: float) -> int:
+    """How many samples in a row are above `expected` by more than `OUTLIER`, or below it (negative), after one more."""
+    side = (observed > expected * OUTLIER) - (observed < expected / OUTLIER)
+    return outliers + side if side * outliers > 0 else side
 
 
 class StepModel(msgspec.Struct):
@@ -112,9 +130,7 @@ class StepModel(msgspec.Struct):
         """Forget samples of a class whose latest ones all contradict them."""
         if self.counts[at] < TRUST:
             return
-        side = (ms > self.ms[at] * OUTLIER) - (ms < self.ms[at] / OUTLIER)
-        row = self.outliers[at]
-        self.outliers[at] = row + side if side * row > 0 else side
+        self.outliers[at] = count_in_row(self.outliers[at], ms, self.ms[at])
         if abs(self.outliers[at]) > OUTLIERS_MAX:
             self.counts[at] = max(TRUST, self.counts[at] // 2)
 

@@ -93,6 +93,8 @@ class Worker(msgspec.Struct):
     tokenizer: str = ""
     decode_model: DecodeModel = msgspec.field(default_factory=DecodeModel)
     """What its decode steps take."""
+    outliers: int = 0
+    """How many of its latest prefill times in a row were far above its pace; negative: below."""
 
     @property
     def announces(self) -> bool:

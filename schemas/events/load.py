@@ -10,7 +10,8 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     the engine, prefilled (first token generated), and ended for any reason. `cached` are cached prompt tokens, one number
     for each of `prefilled`, -1 where the engine did not report it. `prefills` are measurements: (prompt tokens computed,
     duration in µs); `step_us` is the mean time between two tokens of a request over `gaps` such times, 0 if there were none. `outputs` are
-    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit.
+    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit. `pulls` are measurements as well: (prompt
+    tokens pulled from another worker, duration in µs).
     """
 
     running: int
@@ -25,6 +26,7 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     step_us: int = 0
     gaps: int = 0
     outputs: tuple[tuple[int, int], ...] = ()
+    pulls: tuple[tuple[int, int], ...] = ()
 
 
 class RequestsHeld(Event, frozen=True, tag="load.held"):

@@ -36,7 +36,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
 
     With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
     `crowding` times the prompt's prefill time for each running request that it delays, plus the wait of requests that arrive later, of which
-    a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use. By default 0: `retain` times the
+    a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use, plus `pull` times the time to compute a block
+    for each that is pulled from another worker. By default 0: `retain` times the
     prefill time for cached blocks that it evicts, and `tail` times the square of the time in the queue, in ms²/s.
 
     `ttft_limit_ms` and `itl_limit_ms` are no weights but the limits of the policy `slo`: milliseconds to the first token, and between two.
@@ -58,6 +59,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     ttft_limit_ms: float = 500.0
     itl_limit_ms: float = 25.0
     arrivals: float = 5.0
+    pull: float = 1.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +71,9 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     `loads_lora`. Times are estimates, 0 if unknown: `queue_ms` until the worker starts this prompt, `prefill_ms` to
     compute it, `transfer_ms` to transfer its KV; `itl_ms` between two tokens with this request among those it runs. For a prefill leg, `itl_ms`
     is that of the decode worker whose cost the candidate includes.
+
+    It would pull `pull_blocks` blocks after those that it has from another worker, which takes `pull_ms`: as long as it computes queued prompts
+    that costs nothing, and the rest is in `transfer_ms`. `prefill_ms` is that of what is left to compute.
     """
 
     worker: str
@@ -86,11 +91,30 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float = 0.0
     transfer_ms: float = 0.0
     itl_ms: float = 0.0
+    pull_blocks: int = 0
+    pull_ms: float = 0.0
 
     @property
     def ttft_ms(self) -> float:
         """Estimated milliseconds from the decision to the first token."""
         return self.queue_ms + self.prefill_ms + self.transfer_ms
+
+
+class PrefixPull(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks `first` up to `end` (excluded) of a prompt, to be pulled from worker `source` in its incarnation `epoch`.
+
+    The target has the blocks before `first`. A source that restarted or evicted a block since is refused, and the blocks are computed.
+    """
+
+    source: str
+    epoch: int
+    first: int
+    end: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are pulled."""
+        return self.end - self.first
 
 
 class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
@@ -122,7 +146,7 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen one, the
     cheapest, the fastest, and the one that holds most of the prompt. Where `scored` is 0, an earlier release recorded all.
     `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record. The answer is expected
-    to have `output_tokens` tokens (0: an earlier release, which expected none).
+    to have `output_tokens` tokens (0: an earlier release, which expected none). The worker pulls the blocks of `pull` from another one.
     """
 
     number: int
@@ -154,6 +178,7 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     digest: bytes = b""
     excluded: bytes = b""
     output_tokens: int = 0
+    pull: PrefixPull | None = None
 
     @property
     def chosen(self) -> Candidate:

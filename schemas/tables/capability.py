@@ -32,9 +32,13 @@ Capability = Literal[
     "kv_events",
     "kv_dump",
     "clear_kv",
+    "prefix_pull",
 ]
 """What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request. `encode`: it computes
-image embeddings for other engines; `image_embeddings`: it takes those instead of computing them."""
+image embeddings for other engines; `image_embeddings`: it takes those instead of computing them. `prefix_pull`: it gets blocks of a prompt from
+another worker of its engine that can do so too, where a decision says so."""
+
+PREFIX_PULL: Final[Capability] = "prefix_pull"
 
 
 class Need(NamedTuple):

@@ -1,24 +1,9 @@
-"""A prefix that a worker pulls from another one instead of computing it: what it is, what it takes, and when it is worthwhile."""
+"""A prefix that a worker pulls from another one instead of computing it: what it takes, and when it is worthwhile."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-
-class PrefixPull(NamedTuple):
-    """Blocks `first` up to `end` (excluded) of a prompt, from worker `source` in its incarnation `epoch`: what a decision would name.
-
-    The target has the blocks before `first`. A source that restarted or evicted a block since has to be refused.
-    """
-
-    source: str
-    epoch: int
-    first: int
-    end: int
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks are pulled."""
-        return self.end - self.first
+from headwater.schemas.events.route import PrefixPull
 
 
 class PullLink(NamedTuple):

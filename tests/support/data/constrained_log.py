@@ -23,6 +23,7 @@ from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, Weights
 from headwater.schemas.hashing import pack_hashes
 from headwater.schemas.subjects import pool_subject
+from headwater.schemas.tables.capability import PREFIX_PULL
 from tests.support.data.queries import route_query
 from tests.support.data.story import BLOCK_SIZE, prompt
 from tests.support.worlds.clock import WALL_NS
@@ -31,7 +32,7 @@ Message = tuple[int, str, int, bytes]
 """Position, subject, nanoseconds when it was stored, data."""
 
 PAIR: Final = "sim/kv"
-CAPABILITIES: Final = ("kv_events", "logprobs", LORA_ON_DEMAND)
+CAPABILITIES: Final = ("kv_events", "logprobs", LORA_ON_DEMAND, PREFIX_PULL)
 POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
 """Those there were when the first such log was written: the same seed must draw the same ones."""
 
@@ -154,6 +155,7 @@ class ConstrainedLog:
             draw.randrange(9_000),
             self.answers.randrange(600),
             tuple((self.answers.randrange(1, 500), self.answers.randrange(500)) for _ in finished),
+            tuple((1 << self.answers.randrange(4, 12), self.answers.randrange(1, 9_000)) for _ in accepted),
         )
 
 

@@ -9,8 +9,10 @@ from headwater.router.decision import cost
 from headwater.router.decision.context import ScoringContext
 from headwater.router.decision.engine_draw import weighted_workers
 from headwater.router.decision.filters import filter_workers
+from headwater.router.decision.work import WorkEstimate, cost_weights
 from headwater.router.fold.load import Loads
 from headwater.router.fold.prefill_time import StepModel
+from headwater.router.fold.pull_time import PullModel, predict_pull_ms
 from headwater.router.fold.worker import Worker
 from headwater.schemas.events.route import Candidate
 from headwater.schemas.messages.inference import Leg
@@ -19,9 +21,9 @@ from headwater.schemas.messages.inference import Leg
 def score_candidates(scoring: ScoringContext) -> list[Candidate]:
     """See `candidates.score_candidates`."""
     wanted = scoring.constraints
-    allowed = filter_workers(weighted_workers(scoring.loads, wanted), wanted)
+    allowed = allowed_workers(scoring)
     decoders = [worker for worker in allowed if worker.role != "prefill"]
-    weights = cost.cost_weights(scoring.weights)
+    weights = cost_weights(scoring.weights)
     estimates = estimate_work(scoring, allowed)
     if wanted.leg == "decode":
         return [
@@ -55,6 +57,19 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
     return found
 
 
+def allowed_workers(scoring: ScoringContext) -> Sequence[Worker]:
+    """Those that pass the filters."""
+    return filter_workers(weighted_workers(scoring.loads, scoring.constraints), scoring.constraints)
+
+
+def source_of(scoring: ScoringContext, one: Candidate) -> str | None:
+    """Whom a candidate pulls from; None if it pulls nothing."""
+    if not one.pull_blocks:
+        return None
+    source = find_source(scoring, allowed_workers(scoring), scoring.loads.workers[one.worker])
+    return source.name if source is not None else None
+
+
 def select_legs(scoring: ScoringContext, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """See `candidates.select_legs`."""
     aggregated = [candidate for candidate in candidates if not candidate.leg]
@@ -68,21 +83,45 @@ def select_legs(scoring: ScoringContext, candidates: Sequence[Candidate]) -> Seq
     return [candidate for candidate in candidates if candidate.leg] if scoring.weights.apart else candidates
 
 
-def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[str, cost.WorkEstimate]:
+def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[str, WorkEstimate]:
     """The work at each worker. Times are given for all of them, or for none if the step times of one are unknown."""
     models = [_model(scoring.loads, worker) for worker in workers] if scoring.weights.estimate else []
     known = bool(models) and all(model.learned for model in models)
     return {
-        worker.name: _work(scoring, worker, models[number] if known else None)
+        worker.name: _work(
+            scoring, worker, models[number] if known else None, find_source(scoring, workers, worker)
+        )
         for number, worker in enumerate(workers)
     }
+
+
+def _announced(scoring: ScoringContext, worker: Worker) -> int:
+    """Leading blocks of the prompt that a worker has on its GPU, as the log says; the last one is never reused whole."""
+    slot = scoring.prefixes.slots.get(worker.name)
+    if slot is None or worker.name in scoring.cold:
+        return 0
+    usable = max(0, scoring.query.prompt_tokens - 1) // worker.block_size
+    return min(int(scoring.depths[0, slot]), usable)
+
+
+def find_source(scoring: ScoringContext, workers: Sequence[Worker], target: Worker) -> Worker | None:
+    """The worker that a prefix could be pulled from: of those with the target's engine the first one that has most."""
+    able = [one for one in workers if one.engine == target.engine and "prefix_pull" in one.capabilities]
+    if "prefix_pull" not in target.capabilities or scoring.constraints.leg == "decode" or not able:
+        return None
+    source = max(sorted(able, key=lambda one: one.name), key=lambda one: _announced(scoring, one))
+    if source is target or source.block_size != target.block_size or not _announced(scoring, source):
+        return None
+    return source
 
 
 def _model(loads: Loads, worker: Worker) -> StepModel:
     return loads.steps.get(worker.engine) or StepModel()
 
 
-def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> cost.WorkEstimate:
+def _work(
+    scoring: ScoringContext, worker: Worker, model: StepModel | None, source: Worker | None
+) -> WorkEstimate:
     # An engine computes at least the last token itself, even of a fully cached prompt.
     prompt_tokens = scoring.query.prompt_tokens
     usable = max(0, prompt_tokens - 1) // worker.block_size
@@ -94,7 +133,7 @@ def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> c
     cached = max(gpu, min(scoring.credited.get(worker.name, 0), usable))
     now_ns = scoring.context.wall_ns
     prefill_tokens, decode_blocks = worker.promised(now_ns)
-    work = cost.WorkEstimate(
+    work = WorkEstimate(
         worker.block_size,
         prompt_tokens,
         cached,
@@ -105,8 +144,9 @@ def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> c
         worker.total_blocks,
         cached - gpu,
     )
+    missing = _announced(scoring, source) - work.cached_blocks - work.lower_blocks if source else 0
     if model is None:
-        return work
+        return work._replace(pulled_blocks=max(0, missing))
     kinds = model.tokens, model.ms, len(model.kinds)
     longer = cost.longer_ms(*kinds)
     # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
@@ -120,20 +160,34 @@ def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> c
     times = cost.estimate_times(
         *kinds, longer, worker.pace, worker.block_size, uncached, prefill_tokens, computed_ms
     )
-    return work._replace(timed=True, times=times)
+    work = work._replace(timed=True, times=times)
+    if missing <= 0:
+        return work
+    left = uncached - missing * worker.block_size
+    rest = cost.estimate_times(
+        *kinds, longer, worker.pace, worker.block_size, left, prefill_tokens, computed_ms
+    )
+    pulls = scoring.loads.pulls.get(worker.engine) or PullModel()
+    pull_ms = predict_pull_ms(
+        pulls.tokens, pulls.ms, len(pulls.kinds), missing * worker.block_size, times.prefill - rest.prefill
+    )
+    arrival = max(0.0, pull_ms - rest.queue)
+    if rest.queue + arrival + rest.prefill >= times.queue + times.prefill:
+        return work
+    return work._replace(times=rest._replace(arrival=arrival), pulled_blocks=missing, pull_ms=pull_ms)
 
 
 def _candidate(
     scoring: ScoringContext,
     worker: Worker,
-    estimates: Mapping[str, cost.WorkEstimate],
+    estimates: Mapping[str, WorkEstimate],
     leg: Leg,
     score: float,
     transfer: float = 0.0,
 ) -> Candidate:
     work = estimates[worker.name]
     lora_name = scoring.constraints.lora_name
-    weights = cost.cost_weights(scoring.weights)
+    weights = cost_weights(scoring.weights)
     loads_lora = bool(lora_name) and lora_name not in worker.loras
     if loads_lora:
         # With all slots taken, another adapter must be unloaded first.
@@ -156,12 +210,14 @@ def _candidate(
         assumed_blocks=work.assumed_blocks,
         queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
         prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
-        transfer_ms=transfer if times is not None else 0.0,
+        transfer_ms=transfer + times.arrival if times is not None else 0.0,
         itl_ms=_itl_ms(worker, work),
+        pull_blocks=work.pulled_blocks,
+        pull_ms=work.pull_ms,
     )
 
 
-def _itl_ms(worker: Worker, work: cost.WorkEstimate) -> float:
+def _itl_ms(worker: Worker, work: WorkEstimate) -> float:
     return cost.itl_ms(worker.decode_model.line, work, worker.used_blocks, max(1, worker.max_running))
 
 

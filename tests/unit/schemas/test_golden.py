@@ -58,21 +58,25 @@ HASHES: list[tuple[list[int], int, int, list[int]]] = [
 GOLDEN = Path(tests.__path__[0]) / "golden"
 # The state's digest moves with what a worker is known by; the index's never does.
 LOGS = [
-    ("pool-v1.log.gz", "b401e7c28154a62fec258c8f8893990f", 18429677081767367044),
-    ("pool-v2.log.gz", "422f12126d12b143cafd9d4b5e5b4002", 11143978192293227892),
-    ("pool-v2-decided.log.gz", "7045e8ad580311b33166d82baf69f472", 8743994246817469863),
-    ("pool-v2-constraints.log.gz", "7045e8ad580311b33166d82baf69f472", 8743994246817469863),
-    ("pool-v2-summary.log.gz", "7045e8ad580311b33166d82baf69f472", 8743994246817469863),
-    ("pool-v2-pace.log.gz", "e05f62e3495b87edf4c408ff206c3f9e", 7615386877702289470),
-    ("pool-v2-decode.log.gz", "936eaeb6dcd50e6f28a819113bcb9a29", 7615386877702289470),
-    ("pool-v2-arrivals.log.gz", "ab3e00d73c3527866515ff265288d202", 9657791578513287112),
+    ("pool-v1.log.gz", "bd4fa50b6d7dfd07cedc6b91804d3755", 18429677081767367044),
+    ("pool-v2.log.gz", "336a56f0f82c7d3b034ef871621d8136", 11143978192293227892),
+    ("pool-v2-decided.log.gz", "f668d4f09b34f9f2c09f2ae262a95041", 8743994246817469863),
+    ("pool-v2-constraints.log.gz", "f668d4f09b34f9f2c09f2ae262a95041", 8743994246817469863),
+    ("pool-v2-summary.log.gz", "f668d4f09b34f9f2c09f2ae262a95041", 8743994246817469863),
+    ("pool-v2-pace.log.gz", "dcc30e081e6b32bda3af392fc7910dd5", 7615386877702289470),
+    ("pool-v2-decode.log.gz", "ee312dc1784e5e3b88bd782652e9e223", 7615386877702289470),
+    ("pool-v2-arrivals.log.gz", "07e5d5734b4a074f61e34d6d6e96bd26", 9657791578513287112),
+    ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
+    ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
+    ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
 ]
 # One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
-# step times of engines, with estimates of decoding, and with a weight for requests that come later.
+# step times of engines, with estimates of decoding, with a weight for requests that come later, and with prefixes that are pulled.
 ALGORITHM_1 = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 ALGORITHM_2 = "pool-v2-pace.log.gz"
 ALGORITHM_3 = "pool-v2-decode.log.gz"
 ALGORITHM_4 = "pool-v2-arrivals.log.gz"
+ALGORITHM_5 = "pool-v2-pulls.log.gz"
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -163,10 +167,12 @@ PINNED_NOW = {
     **PINNED_ENGINES,
     **json.loads((GOLDEN / "events-v2-decode.json").read_text()),
     **json.loads((GOLDEN / "events-v2-images.json").read_text()),
-    **json.loads((GOLDEN / "events-v2-arrivals.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-pulls.json").read_text()),
 }
-"""With decisions that estimate the time between tokens and weigh requests that come later, reports of the tokens that were generated, and the
+"""With decisions that estimate the time between tokens, weigh requests that come later and name a prefix to pull, reports of pulls, and the
 images of requests."""
+PINNED_ARRIVALS = json.loads((GOLDEN / "events-v2-arrivals.json").read_text())
+"""With decisions that weigh requests that come later."""
 PINNED_DECODE = json.loads((GOLDEN / "events-v2-decode.json").read_text())
 PINNED_ENCODED = json.loads((GOLDEN / "events-v2-encoded.json").read_text())
 """With images that were encoded, without the bound by which that was preferred."""
@@ -248,8 +254,9 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
         PINNED_LIMITS,
         PINNED_DECODE,
         PINNED_ENCODED,
+        PINNED_ARRIVALS,
     ],
-    ids=["appended", "constraints", "engines", "summary", "pace", "limits", "decode", "encoded"],
+    ids=["appended", "constraints", "engines", "summary", "pace", "limits", "decode", "encoded", "arrivals"],
 )
 def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
     """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues, limits of latency or estimates of
@@ -319,7 +326,8 @@ def replayed(name: str) -> tuple[int, dict[int, int]]:
 
 def test_decisions_are_recomputed() -> None:
     """All policies and constraints: the recorded decision comes out again, bit for bit."""
-    assert replayed(ALGORITHM_4) == (104, {})
+    assert replayed(ALGORITHM_5) == (104, {})
+    assert any(one.pull for one in decisions_of(ALGORITHM_5))
 
 
 def test_estimates_of_decoding_change_no_choice() -> None:
@@ -335,7 +343,12 @@ def test_estimates_of_decoding_change_no_choice() -> None:
 
 @pytest.mark.parametrize(
     ("name", "version", "count"),
-    [*((name, 1, 104) for name in ALGORITHM_1), (ALGORITHM_2, 2, 99), (ALGORITHM_3, 3, 99)],
+    [
+        *((name, 1, 104) for name in ALGORITHM_1),
+        (ALGORITHM_2, 2, 99),
+        (ALGORITHM_3, 3, 99),
+        (ALGORITHM_4, 4, 104),
+    ],
 )
 def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, version: int, count: int) -> None:
     """They fold, and are reported as decisions that this release cannot make again."""
@@ -344,6 +357,6 @@ def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, versi
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
     """Today's writers append the same events; their bytes may have fields more."""
-    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_4).read_bytes()))
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_5).read_bytes()))
     written = [event for *_, data in constrained_log(7, 240) for event in decode_batch(data).events]
     assert written == [event for *_, data in log for event in decode_batch(data).events]

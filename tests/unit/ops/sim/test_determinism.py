@@ -11,7 +11,7 @@ import tests
 from tests.support.data.story import digests
 
 ROOT = Path(tests.__path__[0]).parent
-SEED, RECORDS = 25, 600
+SEED, RECORDS = 22, 600
 
 
 def digest_elsewhere(**environment: str) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.ops.whatif.fleet.pull import LinkQueue, PrefixPull, PullLink, choose_pull
+from headwater.ops.whatif.fleet.pull import LinkQueue, PullLink, choose_pull
 from headwater.ops.whatif.pulling import Pulls
 from headwater.ops.whatif.report import as_table, report_of
 from headwater.ops.whatif.routing.routers import Routers
@@ -15,6 +15,7 @@ from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.event import Event
+from headwater.schemas.events.route import PrefixPull
 from tests.support.data.whatif_traces import conversations
 
 STEPS = StepTime((0.0, 0.1, 0.0), (0.0, 0.0, 1.0))
@@ -34,6 +35,7 @@ def setup(workers: int = 2, **others: object) -> Setup:
         kv_bytes_per_token=1_000,
         pull_gb_per_s=512 * 1_000 / PER_BLOCK_MS / 1e6,
         pull_latency_ms=5.0,
+        pull_choice="simulation",
         busy_prefill_tokens=0,
     )
     return msgspec.structs.replace(given_settings, **others)

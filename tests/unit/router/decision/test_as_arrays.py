@@ -30,9 +30,11 @@ from headwater.schemas.events.kv import BlocksStored, KvGap
 from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
+from headwater.schemas.tables.capability import PREFIX_PULL
 from tests.support.data import plain_candidates as plain
 from tests.support.data.examples import joined, record
 
+PULLS: Final = ("kv_events", PREFIX_PULL)
 NAMES: Final = [f"w{number}" for number in range(7)]
 PROMPTS: Final = [
     np.array(chain_plain([1] * (number % 4) + [number] * (number + 1), 1, 0), np.uint64)
@@ -70,7 +72,15 @@ class RandomFleet:
                 "role": draw.choice(("both", "prefill", "decode")) if self.split else "both",
                 "pairs_with": draw.choice(("", "nixl", "nixl", "file")),
                 "capabilities": draw.choice(
-                    ((), (), ("kv_events", "guided"), (LORA_ON_DEMAND,), (LORA_ON_DEMAND,), ("split_only",))
+                    (
+                        (),
+                        ("kv_events", "guided"),
+                        (LORA_ON_DEMAND,),
+                        ("split_only",),
+                        PULLS,
+                        PULLS,
+                        (*PULLS, LORA_ON_DEMAND),
+                    )
                 ),
                 "lora_slots": draw.choice((0, 1, 2)),
                 "tier": draw.choice(("", "", "gold")),
@@ -138,6 +148,9 @@ class RandomFleet:
             step_us=draw.choice((0, 9_000, 24_000, 60_000)),
             gaps=draw.choice((0, 1, 90, 7_000)),
             outputs=tuple((draw.randrange(500), draw.randrange(500)) for _ in range(2)),
+            pulls=tuple(
+                (1 << draw.randrange(10), draw.randrange(20_000)) for _ in range(draw.choice((0, 0, 1, 4)))
+            ),
         )
         self.tell(name, self.epochs[name], report)
 
@@ -237,6 +250,9 @@ def test_every_decision_equals_the_plain_one(seed: int) -> None:
         found = score_candidates(scoring)
         expected, choice = chosen_plainly(scoring, query.request)
         assert encoded(found) == encoded(expected)
+        for one in found:
+            pull = found.pull_of(one)
+            assert (pull.source if pull else None) == plain.source_of(scoring, one)
         if expected:
             offered = select_legs(scoring, found)
             picked = POLICIES[query.preferences.policy](Choice(scoring, offered, seed_of(query.request)))

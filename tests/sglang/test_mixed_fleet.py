@@ -158,8 +158,7 @@ async def test_explain_shows_both_candidates(mixed: Mixed) -> None:
     prompt = [200 + (position * 7) % 900 for position in range(160)]
     async with mixed.up.client() as client:
         first = await complete(client, prompt, SGLANG, max_tokens=2)
-        known = await mixed.up.blocks()
-        assert known >= 5
+        await mixed.up.until_indexed(5)
         again = await complete(client, [*prompt, 77], max_tokens=2)
         assert again.headers["x-headwater-worker"].startswith(SGLANG)
         assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 160

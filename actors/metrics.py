@@ -259,7 +259,7 @@ MEDIA_SECONDS = Histogram(
     ["kind"],
     buckets=_LONG_SECONDS,
 )
-MEDIA_FETCHED_BYTES = Counter("headwater_worker_media_bytes_total", "Bytes of images fetched from edges")
+MEDIA_FETCHED_BYTES = Counter("headwater_worker_media_bytes_total", "Bytes of media fetched from edges")
 MEDIA_LOADS = Counter(
     "headwater_worker_media_loads_total",
     "Images that requests needed, by where they were: cache or edge",

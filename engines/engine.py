@@ -17,7 +17,7 @@ from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
 from headwater.schemas.tables.card import (
     ImageGenerationSupport,
-    ImageSupport,
+    MediaSupport,
     SpeechSupport,
     VideoGenerationSupport,
 )
@@ -89,8 +89,8 @@ class EngineInfo(NamedTuple):
     `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model,
     dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
     parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
-    the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `images` says how the model takes
-    images, None if it does not; `speech` how it transcribes, `image_generation` which images it generates, `video_generation` which
+    the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `media` says how the model takes
+    images, videos and audio in prompts; `speech` how it transcribes, `image_generation` which images it generates, `video_generation` which
     videos.
     """
 
@@ -108,7 +108,7 @@ class EngineInfo(NamedTuple):
     vocabulary: int = 0
     logprobs_max: int = 20
     default_sampling: Mapping[str, float] = {}
-    images: ImageSupport | None = None
+    media: MediaSupport = MediaSupport()
     speech: SpeechSupport | None = None
     image_generation: ImageGenerationSupport | None = None
     video_generation: VideoGenerationSupport | None = None

@@ -17,7 +17,7 @@ hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status,
 hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
-hw.<ns>.edge.<edge>.media                 core NATS    queries of workers for images of the edge's requests
+hw.<ns>.edge.<edge>.media                 core NATS    queries of workers for media of the edge's requests
 hw.<ns>.usage.<edge>                      core NATS    what an edge's clients use of their rate limits, for the other edges
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool sends it
 _INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; no other client may read them
@@ -106,7 +106,7 @@ def request_subject(ns: str, edge: str) -> str:
 
 
 def edge_media(ns: str, edge: str) -> str:
-    """Queries for pieces of the images of an edge's requests."""
+    """Queries for pieces of the media of an edge's requests."""
     return _ours(ns, "edge", _token("edge", edge), "media")
 
 

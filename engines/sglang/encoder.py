@@ -15,14 +15,15 @@ from headwater.engines.embeddings.encoder import ImageEncoder
 from headwater.engines.embeddings.tensors import encoded_image
 from headwater.engines.engine import EncodedImage, EngineDied, EngineError, EngineInfo, EngineUnavailable
 from headwater.engines.heap import freeze_heap
-from headwater.engines.images.prompt import image_of
-from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of
+from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
+from headwater.engines.media.prompt import image_of
 from headwater.engines.sglang.config import cli_arguments, disaggregation, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embeddings.input import fields_in
 from headwater.engines.sglang.images import PER_PROMPT
 from headwater.engines.sglang.process import import_sglang
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import MediaSupport
 
 HOST = "127.0.0.1"
 
@@ -77,7 +78,7 @@ class SglangEncoder(ImageEncoder):
             1,
             int(model.context_len),
             version=version,
-            images=support,
+            media=MediaSupport(support),
         )
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:

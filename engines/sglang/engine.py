@@ -29,9 +29,9 @@ from headwater.engines.engine import (
 )
 from headwater.engines.handoff_params import Unusable
 from headwater.engines.heap import freeze_heap
-from headwater.engines.images.rule import placeholder_of
 from headwater.engines.kv_events import endpoints
 from headwater.engines.kv_events.sentinels import ImageSentinels
+from headwater.engines.media.image_rule import placeholder_of
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
@@ -53,6 +53,7 @@ from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.card import MediaSupport
 
 INPUT_MARGIN: Final = 4
 """Tokens of a request beyond SGLang's longest prompt: prompt and answer together may be this much longer."""
@@ -143,7 +144,7 @@ class SglangEngine(SglangControl):
             tasks=() if generates else self._pooling.tasks,
             processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
             vocabulary=int(self._manager.model_config.vocab_size),
-            images=self._images.support if self._images is not None else None,
+            media=MediaSupport(self._images.support if self._images is not None else None),
             default_sampling=default_sampling(self._manager.model_config.get_default_sampling_params()),
         )
 

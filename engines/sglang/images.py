@@ -18,14 +18,14 @@ from typing import Any, Final
 import structlog
 from msgspec.structs import replace
 
-from headwater.engines.images.prompt import check_images, image_of
-from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of, probe_image
 from headwater.engines.kv_events.sentinels import ImageSentinels
+from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of, probe_image
+from headwater.engines.media.prompt import check_media, image_of
 from headwater.engines.sglang.config.signatures import Signatures
 from headwater.engines.sglang.embeddings.counter import ID_DIGITS
 from headwater.engines.sglang.embeddings.input import GivenEmbedding, request_data, separate
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, MediaSupport
 
 PER_PROMPT: Final = 999
 """Images of a prompt, where SGLang has no limit; as vLLM's default."""
@@ -59,8 +59,8 @@ class SglangImages:
         _check_and_name_items(processor)
 
     def check(self, tokens: Sequence[int], media: Sequence[PromptMedia]) -> None:
-        """See `check_images`."""
-        check_images(tokens, media, self.support)
+        """See `check_media`."""
+        check_media(tokens, media, MediaSupport(images=self.support))
 
     def probe_image(self) -> PromptMedia:
         """The image of `probe_prompt`."""
@@ -112,7 +112,7 @@ async def learn_images(
         return None
     model = config["model_path"]
     if not signatures.has("MultimodalDataItem", "pad_values"):
-        _log.warning("images_not_served", model=model, reason=TOO_OLD)
+        _log.warning("media_not_served", kind="image", model=model, reason=TOO_OLD)
         return None
     try:
         prompts = {size: await _expand(processor, size) for size in PROBES}
@@ -124,12 +124,14 @@ async def learn_images(
             found={size: _count(tokens, placeholder) for size, tokens in prompts.items()},
         )
         if support is None:
-            _log.warning("images_not_served", model=model, reason="its image tokens follow no known rule")
+            _log.warning(
+                "media_not_served", kind="image", model=model, reason="its image tokens follow no known rule"
+            )
             return None
         images = SglangImages(processor, support, sentinels, prompts[PROBES[0]])
         await _rehearse(images, processor, prompts)
     except Exception as error:  # other models' processors fail in any way: such a model serves text
-        _log.warning("images_not_served", model=model, reason=f"{type(error).__name__}: {error}")
+        _log.warning("media_not_served", kind="image", model=model, reason=f"{type(error).__name__}: {error}")
         return None
     return images
 

@@ -23,6 +23,19 @@ IMAGE_PIXELS_MAX: Final = 1_280 * IMAGE_SIDE**2
 
 IMAGES_PER_PROMPT: Final = 16
 
+VIDEO_FRAMES: Final = 16
+FRAME_PIXELS_MAX: Final = 256 * IMAGE_SIDE**2
+"""Two frames of a video have 4 to 256 tokens."""
+
+VIDEOS_PER_PROMPT: Final = 4
+
+AUDIO_RATE_HZ: Final = 16_000
+AUDIO_STRIDE: Final = 640
+"""Samples that one token of audio stands for: Qwen2-Audio's."""
+
+AUDIO_SAMPLES_MAX: Final = 30 * AUDIO_RATE_HZ
+AUDIO_PER_PROMPT: Final = 16
+
 EMBEDDING_WIDTH: Final = 64
 """Values of float32 per token of an image's embedding."""
 

@@ -28,7 +28,7 @@ class SimEncoder(ImageEncoder):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Raises `EngineUnavailable` for a model without images."""
         settings = self._settings
-        if settings.images is None:
+        if settings.media.images is None:
             raise EngineUnavailable(f"{settings.model} takes no images that could be encoded apart from it")
         return EngineInfo(
             settings.model,
@@ -36,7 +36,7 @@ class SimEncoder(ImageEncoder):
             self._blocks,
             settings.sequences_max,
             settings.context_length,
-            images=settings.images,
+            media=settings.media,
         )
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:

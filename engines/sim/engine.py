@@ -23,7 +23,7 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.images.prompt import check_images
+from headwater.engines.media.prompt import check_media
 from headwater.engines.sim.control import SimControl
 from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
@@ -66,10 +66,9 @@ class SimEngine(SimControl):
         super().__init__(settings)
         if settings.split_only:
             self.capabilities |= {"split_only"}
-        if settings.images is not None:
-            self.capabilities |= {"images"}
-            if settings.reads_embeddings:
-                self.capabilities |= {"image_embeddings"}
+        self.capabilities |= settings.media.capabilities
+        if settings.media.images is not None and settings.reads_embeddings:
+            self.capabilities |= {"image_embeddings"}
         self._handoff = handoff or SimHandoff(settings.model, clock)
         self.choreography = self._handoff.choreography
         self._fetches: dict[str, asyncio.Task[None]] = {}
@@ -97,7 +96,7 @@ class SimEngine(SimControl):
             lora_slots=settings.lora_slots,
             lora_rank_max=settings.lora_rank_max,
             tasks=("embed",),
-            images=settings.images,
+            media=settings.media,
         )
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
@@ -117,8 +116,7 @@ class SimEngine(SimControl):
             )
         if -(-need // self._settings.block_size) > self._settings.total_blocks:
             raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
-        if self._settings.images is not None:
-            check_images(tokens, request.media, self._settings.images)
+        check_media(tokens, request.media, self._settings.media)
         seed = seed_of(request, self._contents(request.media)) + hashing.seed(request.lora_name)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
@@ -136,14 +134,14 @@ class SimEngine(SimControl):
             asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
 
     def _contents(self, media: tuple[PromptMedia, ...]) -> list[int]:
-        """What the images of a prompt show: of their pixels, or of their embeddings if these were put here."""
+        """What the media of a prompt show: of their values, or of images' embeddings if these were put here."""
         found = []
         for item in media:
             content = content_of(embedding_of(item)) if item.data else self._images.content(item.id)
             if content is None or content < 0:
                 # Real engines end on such a request.
                 raise RequestRejected(
-                    f"image {item.id} came without its pixels, and its embedding is not here"
+                    f"{item.kind} {item.id} came without its data, and its embedding is not here"
                 )
             found.append(content)
         return found

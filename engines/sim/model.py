@@ -3,12 +3,12 @@
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.sim.defaults import IMAGE_PIXELS_MAX, IMAGE_PIXELS_MIN, IMAGE_SIDE, IMAGES_PER_PROMPT
-from headwater.schemas.tables.card import ImageSupport
+from headwater.engines.sim import defaults
+from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
 CONTEXT_LENGTH = 131_072
 EOS = "<|im_end|>"
-IMAGE = "<|image|>"
+IMAGE, VIDEO, AUDIO = "<|image|>", "<|video|>", "<|audio|>"
 
 SENTENCES = (
     "The headwater is where the stream begins. "
@@ -21,7 +21,7 @@ TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] or [] %}"
-    "{{ '<|image|>' if part['type'] == 'image' else part['text'] }}"
+    "{{ part['text'] if part['type'] == 'text' else '<|' + part['type'] + '|>' }}"
     "{% endfor %}{% endif %}"
     "{{ '<|im_end|>' + '\n' }}"
     "{% endfor %}"
@@ -36,7 +36,10 @@ def tokenizer() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(
-        [AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", EOS, IMAGE)]
+        [
+            AddedToken(text, special=True)
+            for text in ("<|endoftext|>", "<|im_start|>", EOS, IMAGE, VIDEO, AUDIO)
+        ]
     )
     return made
 
@@ -55,16 +58,43 @@ def sim_model_files(name: str) -> ModelFiles:
 
 
 def image_support() -> ImageSupport:
-    """How the simulated model takes images: one token per square of `IMAGE_SIDE` pixels, as Qwen2-VL does."""
-    placeholder = tokenizer().token_to_id(IMAGE)
-    assert placeholder is not None, "one of its special tokens"
-    return ImageSupport(
-        placeholder=placeholder,
-        per_prompt=IMAGES_PER_PROMPT,
-        side=IMAGE_SIDE,
-        pixels_min=IMAGE_PIXELS_MIN,
-        pixels_max=IMAGE_PIXELS_MAX,
+    """How the simulated model takes images: one token per square of 28 pixels, as Qwen2-VL does."""
+    return _squares(IMAGE, defaults.IMAGES_PER_PROMPT, defaults.IMAGE_PIXELS_MAX)
+
+
+def media_support() -> MediaSupport:
+    """How the simulated model takes media: images and videos as Qwen2-VL does, with smaller frames, and audio as Qwen2-Audio does."""
+    videos = VideoSupport(
+        frame=_squares(VIDEO, defaults.VIDEOS_PER_PROMPT, defaults.FRAME_PIXELS_MAX),
+        per_prompt=defaults.VIDEOS_PER_PROMPT,
+        frames=defaults.VIDEO_FRAMES,
+        group=2,
     )
+    audio = AudioSupport(
+        placeholder=_token(AUDIO),
+        per_prompt=defaults.AUDIO_PER_PROMPT,
+        rate_hz=defaults.AUDIO_RATE_HZ,
+        samples_max=defaults.AUDIO_SAMPLES_MAX,
+        stride=defaults.AUDIO_STRIDE,
+        offset=defaults.AUDIO_STRIDE // 2 - 1,
+    )
+    return MediaSupport(image_support(), videos, audio)
+
+
+def _squares(token: str, per_prompt: int, pixels_max: int) -> ImageSupport:
+    return ImageSupport(
+        placeholder=_token(token),
+        per_prompt=per_prompt,
+        side=defaults.IMAGE_SIDE,
+        pixels_min=defaults.IMAGE_PIXELS_MIN,
+        pixels_max=pixels_max,
+    )
+
+
+def _token(text: str) -> int:
+    number = tokenizer().token_to_id(text)
+    assert number is not None, "one of its special tokens"
+    return number
 
 
 def script(files: ModelFiles | None = None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from headwater.engines.sim.scheduler import Limits
 from headwater.engines.sim.step_time import StepTime
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import MediaSupport
 
 
 class SimSettings(NamedTuple):
@@ -33,8 +33,8 @@ class SimSettings(NamedTuple):
     lora_rank_max: int = 64
     split_only: bool = False
     """Serves only the legs of split requests, as SGLang's engines for prefill and decode do."""
-    images: ImageSupport | None = None
-    """None: it takes text only."""
+    media: MediaSupport = MediaSupport()
+    """What its prompts may have next to text."""
     reads_embeddings: bool = False
     """Takes the embeddings of encode workers."""
     embedding_tokens: int = EMBEDDING_TOKENS

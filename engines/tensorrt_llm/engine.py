@@ -40,6 +40,7 @@ from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.tables.card import MediaSupport
 
 FIRST_ANSWER_S_MAX: Final = 600.0
 STOP_S_MAX: Final = 30.0
@@ -112,7 +113,7 @@ class TensorRtEngine(TensorRtControl):
             lora_rank_max=int(lora.get("max_lora_rank") or 0),
             processors=tuple(self._settings.processors) if "processors" in self.capabilities else (),
             vocabulary=self._settings.vocabulary,
-            images=self._images.support if self._images is not None else None,
+            media=MediaSupport(self._images.support if self._images is not None else None),
         )
         return self._info
 

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from headwater.engines.images.prompt import check_images, collapse_placeholders, image_of
-from headwater.engines.images.rule import PROBES, black_image, fitting_rule, placeholder_of
+from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
+from headwater.engines.media.prompt import check_media, collapse_placeholders, image_of
 from headwater.engines.tensorrt_llm.config.recorded import INPUT_PROCESSOR
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, MediaSupport
 
 IMAGES_MAX: Final = 16
 """Of a prompt: TensorRT-LLM states no limit."""
@@ -45,7 +45,7 @@ class TensorRtImages:
 
     def inputs(self, tokens: list[int], media: Sequence[PromptMedia]) -> Any:
         """A prompt as TensorRT-LLM takes it. Raises `RequestRejected` where images and placeholders do not match."""
-        check_images(tokens, media, self.support)
+        check_media(tokens, media, MediaSupport(images=self.support))
         if not media:
             return tokens
         for item in media:
@@ -54,7 +54,7 @@ class TensorRtImages:
         while len(self._tokens) > REMEMBERED:
             self._tokens.popitem(last=False)
         return {
-            "prompt_token_ids": collapse_placeholders(tokens, media, self.support.placeholder),
+            "prompt_token_ids": collapse_placeholders(tokens, media),
             "multi_modal_data": {"image": [image_of(item) for item in media]},
             "multi_modal_uuids": {"image": [item.id for item in media]},
         }
@@ -92,7 +92,7 @@ def image_handling(llm: Any) -> TensorRtImages | None:
         return None
     missing = [name for name in INPUT_PROCESSOR if not hasattr(processor, name)]
     if missing:
-        _log.warning("images_not_served", reason=f"its input processor has no {missing[0]}")
+        _log.warning("media_not_served", kind="image", reason=f"its input processor has no {missing[0]}")
         return None
     try:
         found = {
@@ -106,9 +106,9 @@ def image_handling(llm: Any) -> TensorRtImages | None:
         inner = getattr(processor.processor, "image_processor", None)  # type: ignore[union-attr]
         support = fitting_rule(config, inner, placeholder=placeholder, limit=IMAGES_MAX, found=found)
     except Exception as error:  # other models' processors fail in any way: such a model serves text
-        _log.warning("images_not_served", reason=f"{type(error).__name__}: {error}")
+        _log.warning("media_not_served", kind="image", reason=f"{type(error).__name__}: {error}")
         return None
     if support is None or len(expanded) != tokens or len(set(expanded)) != 1:
-        _log.warning("images_not_served", reason="its image tokens follow no known rule")
+        _log.warning("media_not_served", kind="image", reason="its image tokens follow no known rule")
         return None
     return TensorRtImages(support, int(expanded[0]))

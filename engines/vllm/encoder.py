@@ -12,15 +12,15 @@ from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.encoder import ImageEncoder
 from headwater.engines.embeddings.tensors import encoded_image
 from headwater.engines.engine import EncodedImage, EngineError, EngineInfo, EngineUnavailable
-from headwater.engines.images.prompt import image_of
-from headwater.engines.images.rule import probe_image
+from headwater.engines.media.image_rule import probe_image
+from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
-from headwater.engines.vllm.images import image_support
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch
+from headwater.engines.vllm.media import image_support
 from headwater.engines.vllm.rejections import rejection_of
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, MediaSupport
 
 PROCESSOR_CACHE_GIB: Final = 0.25
 
@@ -60,7 +60,7 @@ class VllmEncoder(ImageEncoder):
             int(config.scheduler_config.max_num_seqs),
             int(config.model_config.max_model_len),
             version=version,
-            images=self._support,
+            media=MediaSupport(self._support),
         )
 
     def _complete(self, arguments: dict[str, Any]) -> None:

@@ -27,9 +27,9 @@ from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
 from headwater.engines.vllm.embeddings.input import EmbeddingInput
-from headwater.engines.vllm.images import image_prompt, image_support
 from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch
 from headwater.engines.vllm.lora import Loras
+from headwater.engines.vllm.media import media_prompt, media_support
 from headwater.engines.vllm.operations import VllmControl
 from headwater.engines.vllm.rank import of_engine
 from headwater.engines.vllm.rejections import rejection_of
@@ -40,7 +40,7 @@ from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import ImageSupport, SpeechSupport
+from headwater.schemas.tables.card import MediaSupport, SpeechSupport
 
 API_LOGPROBS_MAX = 20
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
@@ -66,7 +66,7 @@ class VllmEngine(VllmControl):
         self.ranks = settings.ranks
         self._folder = self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
-        self._images: ImageSupport | None = None
+        self._media = MediaSupport()
         self._embeddings: EmbeddingInput | None = None
         self._speech: SpeechSupport | None = None
 
@@ -87,12 +87,11 @@ class VllmEngine(VllmControl):
         self.capabilities = capabilities(config, tasks, self._settings.processors, self._engine)
         if "handoff" in self.capabilities:
             self._handoffs = handoff.VllmHandoffs(config)
-        self._images = image_support(config)
-        if self._images is not None:
-            self.capabilities |= {"images"}
-            if self._embeddings is not None:
-                await self._embeddings.verify(self._engine, self._images)
-                self.capabilities |= {"image_embeddings"}
+        self._media = media_support(config)
+        self.capabilities |= self._media.capabilities
+        if self._media.images is not None and self._embeddings is not None:
+            await self._embeddings.verify(self._engine, self._media.images)
+            self.capabilities |= {"image_embeddings"}
         if "transcription" in self.capabilities:
             self._speech = speech_support(config)
         lora = config.lora_config
@@ -117,7 +116,7 @@ class VllmEngine(VllmControl):
             processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
             vocabulary=int(config.model_config.get_vocab_size()),
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
-            images=self._images,
+            media=self._media,
             speech=self._speech,
             default_sampling=default_sampling(config.model_config.get_diff_sampling_param()),
         )
@@ -204,7 +203,7 @@ class VllmEngine(VllmControl):
         """A prompt as vLLM takes it. Raises `RequestRejected`."""
         if self._speech is not None:
             return speech_prompt(tokens, request, self._speech)
-        prompt = image_prompt(tokens, request.media, self._images, self._fields_of(request.media))
+        prompt = media_prompt(tokens, request.media, self._media, self._fields_of(request.media))
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         return prompt

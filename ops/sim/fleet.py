@@ -54,7 +54,7 @@ SETTINGS: Final = SimSettings(
     sequences_max=16,
     step_time=StepTime((0.0, 0.05, 20.0), (0.0, 0.0, 30.0), (0.0, 4.0, 40.0)),
     script=SCRIPT,
-    images=model.image_support(),
+    media=model.media_support(),
     embedding_tokens=64,
 )
 """Small caches, so that blocks and embeddings are evicted and sequences preempted within a minute."""

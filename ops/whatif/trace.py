@@ -14,7 +14,7 @@ from headwater.engines.sim.model import image_support
 from headwater.engines.sim.scheduled import ImageSpan
 from headwater.ops.config.errors import ConfigError
 from headwater.schemas.hashing import U64
-from headwater.schemas.image_tokens import count_image_tokens
+from headwater.schemas.tables.media_tokens import count_image_tokens
 
 TRACE_BLOCK = 512
 """Tokens per id of a Mooncake trace."""

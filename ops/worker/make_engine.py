@@ -17,7 +17,7 @@ from headwater.engines.sglang.config.arguments import SglangSettings
 from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
 from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.model import image_support, script, sim_model_files
+from headwater.engines.sim.model import media_support, script, sim_model_files
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.engines.vllm.config import checks, cli_arguments
 from headwater.engines.vllm.config.arguments import VllmSettings
@@ -25,6 +25,7 @@ from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import SimOptions, WorkerSettings
 from headwater.ops.worker import default_model, model_check, parsers, plan, tensorrt_llm
 from headwater.schemas.clock import SystemClock
+from headwater.schemas.tables.card import MediaSupport
 
 DEMO_NAME = "smollm2-135m-instruct"
 
@@ -150,7 +151,7 @@ def sim_settings(worker: WorkerSettings, options: SimOptions, files: ModelFiles)
         step_time=ZERO if options.step_time == "zero" else StepTime(),
         script=script(files),
         eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
-        images=None if worker.model else image_support(),
+        media=MediaSupport() if worker.model else media_support(),
         reads_embeddings=worker.reads_embeddings and worker.role in ("both", "prefill"),
         embedding_tokens=(worker.embeddings_mib << 20) // (4 * EMBEDDING_WIDTH),
     )

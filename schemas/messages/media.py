@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable
 from math import prod
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.transfer import Offer
 
-MediaKind = Literal["image", "audio"]
-
-VALUE_BYTES: Final[dict[MediaKind, int]] = {"image": 1, "audio": 4}
+VALUE_BYTES: Final[dict[PromptMediaKind, int]] = {"image": 1, "video": 1, "audio": 4, "recording": 4}
 """Bytes of one value."""
 
 
@@ -30,12 +29,12 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     """An item of media in a prompt, decoded.
 
     `id` is 32 hexadecimal digits over what the model sees; equal ids are equal content. Its `tokens` placeholder tokens are in the prompt
-    from position `start` on. An image has `shape` (height, width, 3), uint8 RGB. Audio has `shape` (samples,), float32 mono at the rate of the model,
-    and no placeholder tokens: it is to be transcribed, and its tokens are all those of the prompt. `data` is empty in messages: a
-    worker that does not have the item yet fetches it from the edge. With an `embedding` it need not.
+    from position `start` on. An image has `shape` (height, width, 3), uint8 RGB; a video (frames, height, width, 3). Audio has `shape` (samples,), float32 mono
+    at the rate of the model. A recording is audio without placeholder tokens: it is to be transcribed, and its tokens are all those of the prompt.
+    `data` is empty in messages: a worker that does not have the item yet fetches it from the edge. With an `embedding` it need not.
     """
 
-    kind: MediaKind
+    kind: PromptMediaKind
     id: str
     start: int
     tokens: int
@@ -52,10 +51,13 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
 def media_features(media: Iterable[PromptMedia]) -> dict[str, tuple[PromptMedia, ...]]:
     """The media of a prompt as the features that capabilities are needed for: see `headwater.schemas.tables.capability.NEEDS`."""
     items = tuple(media)
-    return {
-        "images": tuple([item for item in items if item.kind == "image"]),
-        "recordings": tuple([item for item in items if item.kind == "audio"]),
+    fields: dict[str, PromptMediaKind] = {
+        "images": "image",
+        "videos": "video",
+        "audio": "audio",
+        "recordings": "recording",
     }
+    return {name: tuple([item for item in items if item.kind == kind]) for name, kind in fields.items()}
 
 
 class MediaQuery(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,8 @@ from typing import Any, Final, Literal, NamedTuple
 Capability = Literal[
     "generate",
     "images",
+    "videos",
+    "audio",
     "encode",
     "image_embeddings",
     "transcription",
@@ -35,8 +37,9 @@ Capability = Literal[
     "prefix_pull",
 ]
 """What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request. `encode`: it computes
-image embeddings for other engines; `image_embeddings`: it takes those instead of computing them. `prefix_pull`: it gets blocks of a prompt from
-another worker of its engine that can do so too, where a decision says so."""
+image embeddings for other engines; `image_embeddings`: it takes those instead of computing them. `images`, `videos` and `audio` are what
+prompts may have; `transcription` is of recordings. `prefix_pull`: it gets blocks of a prompt from another worker of its engine that can do so
+too, where a decision says so."""
 
 PREFIX_PULL: Final[Capability] = "prefix_pull"
 
@@ -63,6 +66,8 @@ NEEDS: Final = (
     Need("leg", "", "handoff", ""),
     Need("cache_salt", "", "cache_salt", "cache_salt"),
     Need("images", (), "images", "messages"),
+    Need("videos", (), "videos", "messages"),
+    Need("audio", (), "audio", "messages"),
     Need("recordings", (), "transcription", "file"),
 )
 """Features that not every engine has."""

@@ -1,13 +1,19 @@
 """Model cards and LoRA cards: what an edge needs to serve a model. KV bucket, one key per pool and per LoRA adapter."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import msgspec
+
+from headwater.schemas.media_kind import PromptMediaKind
+from headwater.schemas.tables.capability import Capability
 
 
 class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
     """How a model takes images: up to `per_prompt`, each as a run of tokens with the id `placeholder`.
 
     An image has `tokens` tokens of any size, or, if that is 0, one for each square of `side` pixels after it was resized to
-    between `pixels_min` and `pixels_max` pixels: see `headwater.schemas.image_tokens`.
+    between `pixels_min` and `pixels_max` pixels: see `headwater.schemas.tables.media_tokens`.
     """
 
     placeholder: int
@@ -16,6 +22,69 @@ class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
     side: int = 0
     pixels_min: int = 0
     pixels_max: int = 0
+
+
+class VideoSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model takes videos: up to `per_prompt`, each sampled to at most `frames` frames, as a run of tokens with the id `frame.placeholder`.
+
+    Each `group` of frames that follow each other has as many tokens as an image of their size by the rule of `frame`; the last group may have fewer.
+    """
+
+    frame: ImageSupport
+    per_prompt: int
+    frames: int
+    group: int = 1
+
+    @property
+    def placeholder(self) -> int:
+        """The id of its tokens."""
+        return self.frame.placeholder
+
+
+class AudioSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model hears audio within a conversation: up to `per_prompt` recordings of up to `samples_max` samples, `rate_hz` of them per second.
+
+    One is a run of (samples + `offset`) // `stride` tokens with the id `placeholder`.
+    """
+
+    placeholder: int
+    per_prompt: int
+    rate_hz: int
+    samples_max: int
+    stride: int
+    offset: int = 0
+
+
+class MediaSupport(NamedTuple):
+    """The kinds of media that a model takes in prompts, and how; None for those that it does not take."""
+
+    images: ImageSupport | None = None
+    videos: VideoSupport | None = None
+    audio: AudioSupport | None = None
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Those that an engine has for these kinds."""
+        found: dict[Capability, object] = {"images": self.images, "videos": self.videos, "audio": self.audio}
+        return frozenset([name for name, support in found.items() if support is not None])
+
+    @property
+    def placeholders(self) -> dict[PromptMediaKind, int]:
+        """The token id that stands for an item, by the kinds that the model takes."""
+        return {kind: support.placeholder for kind, support in self._by_kind()}
+
+    @property
+    def limits(self) -> dict[PromptMediaKind, int]:
+        """How many items a prompt may have, by kind."""
+        return {kind: support.per_prompt for kind, support in self._by_kind()}
+
+    def _by_kind(self) -> Iterator[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]]:
+        if self.images is not None:
+            yield "image", self.images
+        if self.videos is not None:
+            yield "video", self.videos
+        if self.audio is not None:
+            yield "audio", self.audio
 
 
 class SpeechSupport(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +190,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     response_template: str = ""
     """Describes the formats, where a parser is `response_template`."""
     images: ImageSupport | None = None
-    """None: the model takes text only."""
+    """None: the model takes no images."""
+    videos: VideoSupport | None = None
+    """None: the model takes no videos."""
+    audio: AudioSupport | None = None
+    """None: the model takes no audio in conversations."""
     speech: SpeechSupport | None = None
     """None: the model transcribes no speech."""
     image_generation: ImageGenerationSupport | None = None
@@ -130,6 +203,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """None: the model generates no videos."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
+
+    @property
+    def media(self) -> MediaSupport:
+        """The media that its prompts may have."""
+        return MediaSupport(self.images, self.videos, self.audio)
 
 
 class LoraCard(msgspec.Struct, frozen=True, kw_only=True):

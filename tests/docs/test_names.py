@@ -23,7 +23,7 @@ FOREIGN_FLAGS = {
     "--backend",
     # vLLM's own
     "--enable-lora", "--generation-config", "--max-num-batched-tokens", "--max-num-seqs", "--override-generation-config",
-    "--pipeline-parallel-size", "--tensor-parallel-size",
+    "--media-io-kwargs", "--pipeline-parallel-size", "--tensor-parallel-size",
     # SGLang's own
     "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
     "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
-from tests.support.engines import tiny_vision_model
+from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.processes.restarted import KeptProcess, kept_sglang_worker
 from tests.support.sglang.environment import PYTHON

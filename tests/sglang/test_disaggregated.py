@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from tests.sglang.saga_kills import kill_in_every_state, pause_during_handoff
 from tests.support.clients.encoding import encode_legs, until_it_encodes
-from tests.support.clients.image_chat import ask
+from tests.support.clients.media_chat import ask
 from tests.support.clients.pictures import picture_url
-from tests.support.engines import tiny_vision_model
-from tests.support.engines.vision_reference import reference_answers
+from tests.support.engines.multimodal import tiny_vision_model
+from tests.support.engines.multimodal.vision_reference import reference_answers
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
     REFUSALS,

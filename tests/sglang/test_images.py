@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from tests.sglang.conftest import MODEL, SGLANG, VLLM, Mixed
-from tests.support.clients.image_chat import ask, ask_again
+from tests.support.clients.media_chat import ask, ask_again
 from tests.support.clients.pictures import picture_url
-from tests.support.engines.vision_reference import reference_answers
+from tests.support.engines.multimodal.vision_reference import reference_answers
 
 pytestmark = [
     pytest.mark.vllm,

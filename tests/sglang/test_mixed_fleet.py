@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.sglang.conftest import MODEL, SGLANG, VLLM, Mixed, ready
-from tests.support.clients.image_chat import content
+from tests.support.clients.media_chat import content
 from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import command_line, descendants
 

@@ -212,8 +212,11 @@ class Transport(asyncio.Transport):
 async def started_fleet(clock: Any) -> Any:
     """One edge, one router, one worker of a model for text, all ready."""
     module = load("ops.sim.fleet")
-    # Before images were known there was no such field.
-    text = {"settings": module.SETTINGS._replace(images=None)} if "images" in module.SETTINGS._fields else {}
+    # Before media were known there was no such field.
+    settings = module.SETTINGS
+    text = (
+        {"settings": settings._replace(media=type(settings.media)())} if "media" in settings._fields else {}
+    )
     processes = (["engine-0"], ["router-0"], ["edge-0"])
     fleet = module.SimFleet(clock, random.Random(0), lambda *_, **__: None, *processes, **text)
     for name in fleet.names:

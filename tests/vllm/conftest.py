@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.engines import tiny_vision_model
+from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes.fleet import FleetProcess, fleet
 
 MODEL = "tiny"

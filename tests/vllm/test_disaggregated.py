@@ -11,8 +11,11 @@ import pytest
 import pytest_asyncio
 
 from tests.support.clients.encoding import encode_legs, until_it_encodes
+from tests.support.clients.media_chat import content as media_content
 from tests.support.clients.pictures import picture_url
-from tests.support.engines import tiny_vision_model
+from tests.support.engines.multimodal import tiny_vision_model
+from tests.support.media.images import data_url
+from tests.support.media.recordings import film
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
     REFUSALS,
@@ -91,12 +94,12 @@ async def test_prompts_have_the_same_tokens(first: tuple[list[Tokens], int], tog
     assert handed_over >= PROMPTS * 0.8
 
 
-async def ask_about(fleet: FleetProcess, *seeds: int, **more: Any) -> tuple[str, str]:
-    """What a fleet answers about some pictures, and the worker that prefilled the prompt."""
-    content = [
-        *({"type": "image_url", "image_url": {"url": picture_url(seed)}} for seed in seeds),
-        {"type": "text", "text": "What is this?"},
-    ]
+async def ask_about(
+    fleet: FleetProcess, *seeds: int, video: bytes | None = None, **more: Any
+) -> tuple[str, str]:
+    """What a fleet answers about some pictures and a video, and the worker that prefilled the prompt."""
+    urls = [*map(picture_url, seeds), *([data_url(video, "video/mp4")] if video is not None else ())]
+    content = media_content(*urls, "What is this?")
     request = {"model": "tiny", "temperature": 0, "max_tokens": 12, "ignore_eos": True, **more}
     async with fleet.client() as client:
         answer = await client.post(
@@ -125,6 +128,20 @@ async def test_an_image_is_encoded_prefilled_and_decoded_apart(apart: FleetProce
     # Another tenant's cache: nothing of the first one's is used, and nothing tells that the image was seen before.
     assert (await ask_about(apart, 41, cache_salt="tenant"))[0] == (await ask_about(apart, 41))[0]
     assert (await encode_legs(apart) - before)["cached"] == legs["cached"]
+
+
+async def test_a_video_is_encoded_where_it_is_prefilled(apart: FleetProcess, up: FleetProcess) -> None:
+    """Also next to an image, as a request has all its embeddings or none; what is handed over is bound to the video."""
+    before = await encode_legs(apart)
+    for seeds, first in (((), 0), ((), 90), ((47,), 0)):
+        video = film(8, size=(112, 112), first=first)
+        (whole, _), (split, prefilled) = (
+            await ask_about(up, *seeds, video=video),
+            await ask_about(apart, *seeds, video=video),
+        )
+        assert split == whole
+        assert prefilled == "prefill-0"
+    assert await encode_legs(apart) == before
 
 
 async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProcess, up: FleetProcess) -> None:

@@ -7,7 +7,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.support.clients.image_chat import ask, ask_again
+from tests.support.clients.media_chat import ask, ask_again
 from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import FleetProcess
 

@@ -7,9 +7,11 @@ import msgspec
 from headwater.actors.edge.api.openai.messages import turns_of
 from headwater.actors.edge.api.openai.tools import tools_of
 from headwater.actors.edge.api.openai.types import MESSAGES_MAX, TOOLS_MAX, ChatMessage, ChatTool, TokenId
-from headwater.actors.edge.generation.images import load_images, with_texts_of_files
+from headwater.actors.edge.generation.messages.files import with_texts_of_files
+from headwater.actors.edge.generation.messages.load import load_media
+from headwater.actors.edge.generation.messages.turn import MediaPart
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts
-from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, PromptOptions
+from headwater.actors.edge.generation.request import GenerationRequest, PromptOptions
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.http.asgi import respond
 from headwater.actors.http.decoding import decode_body
@@ -62,9 +64,10 @@ class TokensApi:
         if wanted.messages:
             plain = not self._serving.special_tokens_in_text
             known: dict[MediaPart, MediaItem] = {}
-            wanted = await with_texts_of_files(wanted, self._serving.intake, known)
-            images = await load_images(wanted.messages, model, self._serving.intake, known)
-            chat = await chat_prompt(wanted, model, context, images, special_tokens_in_text=not plain)
+            turns = await with_texts_of_files(wanted.messages, self._serving.intake, known)
+            wanted = msgspec.structs.replace(wanted, messages=turns)
+            loaded = await load_media(wanted.messages, model, self._serving.intake, known)
+            chat = await chat_prompt(wanted, model, context, loaded, special_tokens_in_text=not plain)
             tokens = chat.tokens
         else:
             [tokens] = await text_prompts(wanted, model, context)

@@ -17,7 +17,7 @@ _query = msgspec.msgpack.Decoder(MediaQuery)
 
 
 class MediaHolder:
-    """Decoded images by id, each as long as a request has it."""
+    """Decoded media by id, each as long as a request has it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -42,7 +42,7 @@ class MediaHolder:
                     self._held[id_] = held, users - 1
 
     async def on_query(self, message: Message) -> None:
-        """Reply with a piece of an image."""
+        """Reply with a piece of an item."""
         query = _query.decode(message.data)
         held = self._held.get(query.id)
         piece = MediaPiece(False)

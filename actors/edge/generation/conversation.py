@@ -5,14 +5,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.edge.generation.request import (
-    GenerationRequest,
-    MediaPart,
-    Part,
-    TextPart,
-    ToolCall,
-    Turn,
-)
+from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.request import GenerationRequest
 
 
 def template_messages(turns: Sequence[Turn], *, developer: bool = True) -> list[dict[str, Any]]:

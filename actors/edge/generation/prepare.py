@@ -2,18 +2,17 @@
 
 from typing import Final, NamedTuple
 
+import msgspec
+
 from headwater.actors.edge.access.salts import NO_SALT, CacheSalt
 from headwater.actors.edge.generation.answer_format import AnswerFormat, answer_format
 from headwater.actors.edge.generation.events import AudioPlace, PromptDetail
-from headwater.actors.edge.generation.images import (
-    NO_IMAGES,
-    PromptImages,
-    load_images,
-    of_tenant,
-    with_texts_of_files,
-)
+from headwater.actors.edge.generation.messages.files import with_texts_of_files
+from headwater.actors.edge.generation.messages.load import NO_MEDIA, LoadedMedia, load_media
+from headwater.actors.edge.generation.messages.placeholders import of_tenant
+from headwater.actors.edge.generation.messages.turn import MediaPart
 from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, truncated
-from headwater.actors.edge.generation.request import GenerationRequest, MediaPart
+from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
 from headwater.actors.edge.generation.speech.chunks import AudioChunk, load_chunks
 from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
@@ -43,9 +42,9 @@ class Prepared(NamedTuple):
     format: AnswerFormat
     guide_param: str
     salt: CacheSalt = NO_SALT
-    images: PromptImages = NO_IMAGES
+    loaded: LoadedMedia = NO_MEDIA
     media: tuple[PromptMedia, ...] = ()
-    """Where the images are in the prompt; a request with images has one."""
+    """Where the loaded media are in the prompt; a request with media has one."""
     chunks: tuple[AudioChunk, ...] = ()
     """The recording that is transcribed, in pieces: one for each prompt."""
 
@@ -61,8 +60,8 @@ class Prepared(NamedTuple):
     @property
     def held(self) -> list[tuple[str, memoryview]]:
         """Id and data of all media: what workers may fetch."""
-        images = zip(self.media, self.images.items, strict=True)
-        return [(place.id, item.data) for place, item in images] + [
+        loaded = zip(self.media, self.loaded.items, strict=True)
+        return [(place.id, item.data) for place, item in loaded] + [
             (chunk.id, chunk.data) for chunk in self.chunks
         ]
 
@@ -105,7 +104,7 @@ async def prepare(
 ) -> Prepared:
     """Check a request against its model, and encode its prompts. Raises `ApiError` 400.
 
-    `context`: tokens that prompt and answer may have together, for this client. `intake` decodes images; None: there are none to be had.
+    `context`: tokens that prompt and answer may have together, for this client. `intake` decodes media; None: there are none to be had.
     """
     if request.recording is not None:
         return await _transcription(request, request.recording, model, context, salt, intake)
@@ -116,15 +115,16 @@ async def prepare(
     if max(1, len(request.prompts)) * max(request.choices, request.best_of) > CHOICES_MAX:
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
     read_as = answer_format(request, model.card, model.response_template)
-    images = NO_IMAGES
+    loaded = NO_MEDIA
     media: tuple[PromptMedia, ...] = ()
     if request.messages:
         if request.has_media:
             known: dict[MediaPart, MediaItem] = {}
-            request = await with_texts_of_files(request, intake, known)
-            images = await load_images(request.messages, model, intake, known)
+            turns = await with_texts_of_files(request.messages, intake, known)
+            request = msgspec.structs.replace(request, messages=turns)
+            loaded = await load_media(request.messages, model, intake, known)
         chat = await chat_prompt(
-            request, model, context, images, special_tokens_in_text=special_tokens_in_text
+            request, model, context, loaded, special_tokens_in_text=special_tokens_in_text
         )
         prompts, media, read_as = [chat.tokens], chat.media, read_as.after(chat.text)
     else:
@@ -132,7 +132,7 @@ async def prepare(
     if salt.value:
         media = of_tenant(media, salt.value)
     if media and request.prompt_options.truncate_tokens is not None:
-        raise bad_request("A prompt with images cannot be truncated.", param="truncate_prompt_tokens")
+        raise bad_request("A prompt with media cannot be truncated.", param="truncate_prompt_tokens")
     prompts = truncated(prompts, request, context)
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise bad_request("The prompt has no tokens.", param=request.param)
@@ -141,7 +141,7 @@ async def prepare(
     guide_param = "tool_choice" if read_as.guide else request.guide_param
     longest = max(len(prompt) for prompt in prompts)
     sampling = sampling_for(request, model, context, longest, guide, guide_param)
-    return Prepared(request, model, prompts, sampling, read_as, guide_param, salt, images, media)
+    return Prepared(request, model, prompts, sampling, read_as, guide_param, salt, loaded, media)
 
 
 async def _transcription(

@@ -9,8 +9,10 @@ import numpy as np
 
 from headwater.actors.edge.generation.answer_format import tool_definition
 from headwater.actors.edge.generation.conversation import template_messages, template_variables
-from headwater.actors.edge.generation.images import NO_IMAGES, PromptImages, expand_placeholders
-from headwater.actors.edge.generation.request import GenerationRequest, TextPart, Turn
+from headwater.actors.edge.generation.messages.load import NO_MEDIA, LoadedMedia
+from headwater.actors.edge.generation.messages.placeholders import expand_placeholders
+from headwater.actors.edge.generation.messages.turn import TextPart, Turn
+from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.fill_in_middle import fill_in_middle
@@ -37,10 +39,10 @@ async def text_prompts(request: GenerationRequest, model: Model, context: int) -
         ]
     else:
         found = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
-    if model.card.images is not None:
+    if _takes_media(model):
         for tokens in found:
-            # Such a model ends on a placeholder without an image.
-            expand_placeholders(tokens, NO_IMAGES, model, request.param)
+            # Such a model ends on a placeholder without an item.
+            expand_placeholders(tokens, NO_MEDIA, model, request.param)
     return found
 
 
@@ -89,7 +91,7 @@ async def tokens_of(model: Model, entry: str | list[int], param: str, *, special
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as `text` and as token ids, and where its images are among these."""
+    """A conversation as `text` and as token ids, and where its media are among these."""
 
     text: str
     tokens: U32
@@ -100,11 +102,11 @@ async def chat_prompt(
     request: GenerationRequest,
     model: Model,
     context: int,
-    images: PromptImages = NO_IMAGES,
+    loaded: LoadedMedia = NO_MEDIA,
     *,
     special_tokens_in_text: bool = False,
 ) -> ChatPrompt:
-    """The rendered conversation, with its `images`. `context` as in `text_prompts`. Raises `ApiError` 400."""
+    """The rendered conversation, with its `loaded` media. `context` as in `text_prompts`. Raises `ApiError` 400."""
     template = model.template
     if template is None:
         raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
@@ -125,9 +127,14 @@ async def chat_prompt(
         _check_length(model, context, text, request.param)
     special = bool(request.prompt_options.add_special_tokens)
     tokens = await literal.encode(text, add_special_tokens=special)
-    if model.card.images is None:
+    if not _takes_media(model):
         return ChatPrompt(text, tokens)
-    return ChatPrompt(text, *expand_placeholders(tokens, images, model, request.param))
+    return ChatPrompt(text, *expand_placeholders(tokens, loaded, model, request.param))
+
+
+def _takes_media(model: Model) -> bool:
+    card = model.card
+    return card.images is not None or card.videos is not None or card.audio is not None
 
 
 def _render(request: GenerationRequest, template: ChatTemplate, literal: LiteralText, mark: bool) -> str:

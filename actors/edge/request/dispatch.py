@@ -266,7 +266,9 @@ class ChoiceMessages:
         """Have encode workers encode the images of a leg that is going to be sent; returns what is to be recorded."""
         self._sent_media = self._media
         decision = self._decision
-        if not self._media or attempt.leg == "decode" or decision is None:
+        # A request has the embeddings of all its media or of none, and encode workers compute those of images.
+        are_images = all(item.kind == "image" for item in self._media)
+        if not self._media or not are_images or attempt.leg == "decode" or decision is None:
             return []
         # Imported for requests with images only: a prompt of text takes a short way through the edge.
         from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders

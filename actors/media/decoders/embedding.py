@@ -25,7 +25,7 @@ def decode_embedding(
 ) -> DecodedMedia:
     """Write values of shape (tokens, width) to `out`, in their own type. Raises `MediaError`."""
     try:
-        tensors = deserialize(file.read())  # type: ignore[no-untyped-call]
+        tensors = deserialize(file.read())  # type: ignore[no-untyped-call]  # as published
     except SafetensorError as error:
         raise malformed(form, "it cannot be read") from error
     if len(tensors) != 1:

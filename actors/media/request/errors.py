@@ -26,6 +26,7 @@ class MediaCode(StrEnum):
     TOO_LARGE = "media_too_large"
     UNKNOWN_TYPE = "media_unknown_type"
     WRONG_TYPE = "media_wrong_type"
+    NOT_TAKEN = "media_not_taken"
     MALFORMED = "media_malformed"
     TOO_MANY_PIXELS = "media_too_many_pixels"
     TOO_LONG = "media_too_long"

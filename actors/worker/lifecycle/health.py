@@ -302,5 +302,5 @@ class EngineHealth:
 def silence(speech: SpeechSupport) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
     """The canary of a model that transcribes."""
     prompt, samples = (speech.start, speech.no_timestamps), round(SILENCE_S * speech.rate_hz)
-    data = bytes(samples * VALUE_BYTES["audio"])
-    return prompt, (PromptMedia("audio", "silence", 0, len(prompt), (samples,), data),)
+    data = bytes(samples * VALUE_BYTES["recording"])
+    return prompt, (PromptMedia("recording", "silence", 0, len(prompt), (samples,), data),)

@@ -12,7 +12,7 @@ from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.model_files import ModelFiles
 from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables.card import MediaSupport, ModelCard
 
 _log = structlog.get_logger("headwater.worker")
 
@@ -57,7 +57,7 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         vocabulary=info.vocabulary,
         logprobs_max=info.logprobs_max,
         default_sampling=dict(info.default_sampling),
-        images=info.images,
+        **info.media._asdict(),
         speech=info.speech,
         image_generation=info.image_generation,
         video_generation=info.video_generation,
@@ -83,10 +83,12 @@ def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
     """
     engines = {**(present.engines if present is not None else {}), card.engine: card.capabilities}
     either = {capability for capabilities in engines.values() for capability in capabilities}
-    images = card.images
-    if images is None and present is not None and "images" in either:
-        images = present.images
-    return replace(card, engines=engines, capabilities=tuple(sorted(either)), images=images)
+    known = {name: getattr(card, name) for name in MediaSupport._fields}
+    if present is not None:
+        known |= {
+            name: getattr(present, name) for name, own in known.items() if own is None and name in either
+        }
+    return replace(card, engines=engines, capabilities=tuple(sorted(either)), **known)
 
 
 async def _store_artifact(ports: Ports, data: bytes) -> str:

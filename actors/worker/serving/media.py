@@ -1,4 +1,4 @@
-"""Images of prompts at a worker: fetched from the edge that has the request, and kept for the next one that has them."""
+"""Media of prompts at a worker: fetched from the edge that has the request, and kept for the next one that has them."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,7 +17,7 @@ PIECE_BYTES: Final = 1 << 20
 PIECES_AT_ONCE: Final = 4
 PIECE_TIMEOUT_S: Final = 2.0
 LOAD_S_MAX: Final = 4.0
-"""That all images of a request may take: less than the edge waits for the reply."""
+"""That all media of a request may take: less than the edge waits for the reply."""
 
 CACHE_BYTES: Final = 256 << 20
 
@@ -28,11 +28,11 @@ _log = structlog.get_logger("headwater.worker.media")
 
 
 class MediaMissing(Exception):
-    """An image cannot be fetched: its edge is gone, or does not answer."""
+    """An item of media cannot be fetched: its edge is gone, or does not answer."""
 
 
 class MediaCache:
-    """Decoded images by id, the least recently used dropped beyond `bytes_max`. An image that several requests have is fetched once."""
+    """Decoded media by id, the least recently used dropped beyond `bytes_max`. An item that several requests have is fetched once."""
 
     def __init__(self, bus: Bus, ns: str, bytes_max: int = CACHE_BYTES) -> None:
         self._bus = bus

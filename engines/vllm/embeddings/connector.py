@@ -14,7 +14,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from headwater.engines.embeddings import files as embedding_files
-from headwater.engines.images.rule import PROBE_ID
+from headwater.engines.media.image_rule import PROBE_ID
 
 FOLDER = "folder"
 

@@ -10,8 +10,8 @@ from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingStore
 from headwater.engines.embeddings.tensors import tensor_of
 from headwater.engines.engine import EncodedImage, EngineUnavailable
-from headwater.engines.images.prompt import image_of
-from headwater.engines.images.rule import probe_image
+from headwater.engines.media.image_rule import probe_image
+from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.model import image_support
 from headwater.engines.sim.sequence import image_offset
-from headwater.schemas.image_tokens import count_image_tokens
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.media_tokens import count_image_tokens
 
 SIDES: Final = (56, 84, 140)
 """Pixels: of 4, 9 and 25 tokens."""

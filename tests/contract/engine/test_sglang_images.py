@@ -13,7 +13,7 @@ from headwater.engines.engine import EncodedImage, EngineError, RequestRejected
 from headwater.engines.sglang.embeddings.input import SglangEmbeddings
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
-from tests.support.engines import tiny_vision_model
+from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.ports.engines import EngineCase, sglang_engine, started
 from tests.support.ports.waiting import eventually
 from tests.support.sglang.encoding import encoded_apart
@@ -61,9 +61,9 @@ def image(start: int, seed: int = 1, id_: str = "") -> PromptMedia:
 
 def spanned(case: EngineCase, images: int = 1) -> list[int]:
     """The tokens of images next to each other, within those of a beginning and an end."""
-    assert case.info.images is not None
+    assert case.info.media.images is not None
     # Their ids follow each other.
-    pad = case.info.images.placeholder
+    pad = case.info.media.images.placeholder
     begin, end = pad - 2, pad - 1
     return [begin, *[pad] * TOKENS * images, end]
 

@@ -15,6 +15,7 @@ from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import MediaSupport
 from tests.support.tensorrt_llm.double import World, installed
 from tests.support.tensorrt_llm.images import PLACEHOLDER, SUPPORT, InputProcessor
 
@@ -28,7 +29,7 @@ SIZE = 32
 @pytest.fixture
 def world() -> Iterator[World]:
     """The double with a model that takes images."""
-    made = World(step_time=ZERO, images=SUPPORT)
+    made = World(step_time=ZERO, media=MediaSupport(SUPPORT))
     made.input_processor = InputProcessor()
     with installed(made):
         yield made
@@ -70,7 +71,7 @@ async def answer(case: EngineCase, request: Any) -> Answer:
 async def test_images_are_expanded_as_edges_count_them_and_name_their_blocks(world: World) -> None:
     """One, two of a prompt, next to each other and within one block; the answer is of each, and the same image is reused."""
     async with started(engine(world)) as case:
-        assert case.info.images == SUPPORT
+        assert case.info.media.images == SUPPORT
         assert "images" in case.engine.capabilities
         one = asked(case, picture(1, 40))
         first = await answer(case, one)
@@ -106,7 +107,7 @@ async def test_what_would_end_tensorrt_llm_is_rejected(world: World) -> None:
     }
     async with started(engine(world, role="prefill", overrides=transceiver)) as case:
         assert "images" not in case.engine.capabilities
-        assert case.info.images is None
+        assert case.info.media.images is None
 
 
 @pytest.mark.parametrize("flaw", ["expand_prompt_token_ids_for_mm", "get_num_tokens_per_image", "rule"])
@@ -123,7 +124,7 @@ async def test_a_model_whose_prompts_cannot_be_predicted_serves_text(
             assert "images" not in case.engine.capabilities
             with pytest.raises(RequestRejected, match="images"):
                 case.submit(asked(case, picture(1, 40)))
-    assert [one["event"] for one in logs if one["event"] == "images_not_served"] == ["images_not_served"]
+    assert [one["kind"] for one in logs if one["event"] == "media_not_served"] == ["image"]
 
 
 async def test_blocks_with_images_of_no_request_are_not_indexed(world: World) -> None:

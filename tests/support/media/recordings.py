@@ -61,16 +61,21 @@ def recording(form: str, codec: str, seconds: float, rate_hz: int = RATE_HZ) -> 
 
 
 def film(
-    frames: int, form: str = "mp4", codec: str = "mpeg4", size: tuple[int, int] = (32, 16), per_s: int = 10
+    frames: int,
+    form: str = "mp4",
+    codec: str = "mpeg4",
+    size: tuple[int, int] = (32, 16),
+    per_s: int = 10,
+    first: int = 0,
 ) -> bytes:
-    """A video whose frame n is gray of brightness 8 n, with a white left half."""
+    """A video whose frame n is gray of brightness `first` + 8 n, with a white left half."""
     out = io.BytesIO()
     with av.open(out, "w", format=form) as container:
         stream = container.add_stream(codec, rate=per_s)
         assert isinstance(stream, av.VideoStream)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         for number in range(frames):
-            pixels = np.full((size[1], size[0], 3), 8 * number % 256, np.uint8)
+            pixels = np.full((size[1], size[0], 3), (first + 8 * number) % 256, np.uint8)
             pixels[:, : size[0] // 2] = 255
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode(None))

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from headwater.engines.engine import EncodedImage, EngineInfo
 from headwater.schemas.messages.media import PromptMedia
-from tests.support.engines import tiny_vision_model
+from tests.support.engines.multimodal import tiny_vision_model
 
 TIMEOUT_S = 200
 
@@ -38,7 +38,7 @@ async def _encode(images: list[PromptMedia]) -> list[EncodedImage]:
     model = str(tiny_vision_model.ensure())
     encoder = SglangEncoder(SglangSettings(model, "tiny", "encode-0", max_model_len=1024, role="encode"))
     info: EngineInfo = await encoder.start()
-    assert info.images is not None
+    assert info.media.images is not None
     found = [await encoder.encode(one) for one in images]
     again = await encoder.encode(images[0])
     assert again.cached

@@ -1,4 +1,4 @@
-"""Images and an encode worker with the simulated engine, as `headwater up` starts them without a GPU."""
+"""Images, videos, audio and an encode worker with the simulated engine, as `headwater up` starts them without a GPU."""
 
 import base64
 import re
@@ -17,8 +17,11 @@ from headwater.engines.sim import model
 from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.sequence import image_offset, token_at
 from headwater.schemas.messages.media import PromptMedia
+from tests.support.clients.media_chat import MediaAnswer
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 from tests.support.media.documents import pdf
+from tests.support.media.images import data_url
+from tests.support.media.recordings import film, recording, tone, wav
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
@@ -87,6 +90,65 @@ async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: F
         await up.kill_worker("encode-0")
         for seed in (1, 3):
             assert (await ask(client, seed, before="without"))[0] == expected(seed)
+
+
+async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
+    """As their documentation does: their tokens are the rule's, equal content is cached, and no encode worker is asked for them.
+
+    The same tone as WAV and FLAC is one item; another one, or the same one elsewhere, is not.
+    """
+    sounds = {
+        "wav": wav(tone(2.0, 16_000), 16_000),
+        "flac": recording("flac", "flac", 2.0, 16_000),
+        "mp3": recording("mp3", "libmp3lame", 2.0, 16_000),
+    }
+    async with (
+        up.client() as plain,
+        openai.AsyncOpenAI(base_url=str(plain.base_url.join("/v1")), api_key="none", max_retries=0) as client,
+    ):
+
+        async def ask(*parts: Any, **more: Any) -> MediaAnswer:
+            content = [*parts, {"type": "text", "text": "What is this?"}]
+            messages: Any = [{"role": "user", "content": content}]
+            fields: dict[str, Any] = {"model": "sim", "max_tokens": 12, "seed": SEED, "messages": messages}
+            return MediaAnswer(await client.chat.completions.with_raw_response.create(**fields, **more))
+
+        def heard(form: str) -> dict[str, Any]:
+            data = base64.b64encode(sounds[form]).decode()
+            return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+
+        def seen(first: int) -> dict[str, Any]:
+            url = data_url(film(20, size=(112, 112), first=first), "video/mp4")
+            return {"type": "video_url", "video_url": {"url": url}}
+
+        before = await legs(plain)
+        words = (await ask()).tokens
+        sound = await ask(heard("wav"))
+        assert (sound.tokens, sound.cached) == (words + 50, 0)
+        same, other = await ask(heard("flac")), await ask(heard("mp3"))
+        # The words before it are less than a block of 16; the one with the end of the sound has what follows, too.
+        assert same.cached == (words + 50) // 16 * 16
+        assert same.text == sound.text != other.text
+        assert (other.tokens, other.cached) == (words + 50, 0)
+        video = await ask(seen(0), picture := {"type": "image_url", "image_url": {"url": picture_url(7)}})
+        # 16 of 20 frames, two of which have 16 tokens.
+        assert (video.tokens, video.cached) == (words + 8 * 16 + TOKENS, 0)
+        assert (await ask(seen(0), picture)).cached == video.tokens // 16 * 16
+        assert (await ask(seen(9), picture)).cached == 0
+        assert (await ask(picture, seen(0))).cached == 0
+        assert (await ask(seen(0), picture, extra_body={"cache_salt": "another tenant"})).cached == 0
+        assert await legs(plain) == before
+        with pytest.raises(openai.BadRequestError, match="sim takes at most 4 in a request") as raised:
+            await ask(*[seen(0)] * 5)
+        assert raised.value.code == "too_many_videos"
+        spoken: Any = [{"role": "user", "content": [heard("wav")]}]
+        response = await client.responses.create(model="sim", max_output_tokens=2, input=spoken)
+        assert response.usage is not None
+        assert response.usage.input_tokens == sound.tokens - len("What is this?")
+        video_part: Any = {"type": "input_video", "video_url": "data:video/mp4;base64,AAAA"}
+        with pytest.raises(openai.BadRequestError, match="'input_video' is not supported") as raised:
+            await client.responses.create(model="sim", input=[{"role": "user", "content": [video_part]}])
+        assert raised.value.param == "input[0].content[0].type"
 
 
 async def test_official_clients_send_files_of_which_the_model_sees_the_text(up: FleetProcess) -> None:

@@ -28,7 +28,7 @@ from headwater.actors.edge.api.anthropic.types import (
     ToolUseBlock,
     UrlSource,
 )
-from headwater.actors.edge.generation.request import MediaPart, Part, Role, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.messages.turn import MediaPart, Part, Role, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import ApiError, bad_request
 
 BILLING_PREFIX: Final = "x-anthropic-billing-header"

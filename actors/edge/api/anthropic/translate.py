@@ -15,6 +15,7 @@ from headwater.actors.edge.api.anthropic.types import (
     ToolName,
 )
 from headwater.actors.edge.api.openai.types import STOP_CHARACTERS_MAX, STOPS_MAX
+from headwater.actors.edge.generation.messages.turn import Turn
 from headwater.actors.edge.generation.request import (
     DEFAULT_PROMPT_OPTIONS,
     DEFAULT_TOOL_CHOICE,
@@ -25,7 +26,6 @@ from headwater.actors.edge.generation.request import (
     SamplingFields,
     Tool,
     ToolChoice,
-    Turn,
 )
 from headwater.actors.edge.guided.structured_output import json_schema_guide
 from headwater.actors.http.errors import bad_request

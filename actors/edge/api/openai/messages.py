@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headwater.actors.edge.api.openai.types import ChatMessage, ContentPart, MessageCall
-from headwater.actors.edge.generation.media import data_media, file_media, url_media
-from headwater.actors.edge.generation.request import MediaPart, Part, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.messages.media_parts import audio_media, file_media, url_media
+from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import bad_request
 
 
@@ -67,11 +67,7 @@ def _image(value: Any, param: str) -> MediaPart:
 
 
 def _audio(value: Any, param: str) -> MediaPart:
-    given = _object(value, param)
-    form = given.get("format")
-    if not isinstance(form, str) or not form.isalnum() or len(form) > 16:
-        raise bad_request(f"{param}.format names the encoding, such as wav or mp3.", param=f"{param}.format")
-    return data_media("audio", given.get("data"), param, media_type=f"audio/{form}", form=form)
+    return audio_media(_object(value, param), param)
 
 
 def _audio_url(value: Any, param: str) -> MediaPart:

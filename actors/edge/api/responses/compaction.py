@@ -10,7 +10,8 @@ from headwater.actors.edge.api.responses.resource import usage_document
 from headwater.actors.edge.api.responses.translate import ENDPOINT, ID_PREFIX
 from headwater.actors.edge.api.responses.types import CompactFields
 from headwater.actors.edge.generation.events import GenerationResult
-from headwater.actors.edge.generation.request import GenerationRequest, Hints, SamplingFields, TextPart, Turn
+from headwater.actors.edge.generation.messages.turn import TextPart, Turn
+from headwater.actors.edge.generation.request import GenerationRequest, Hints, SamplingFields
 
 SUMMARY_TOKENS_MAX: Final = 2_048
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from headwater.actors.edge.api.responses.encoder import ResponsesEncoder
 from headwater.actors.edge.api.responses.framing import Framing, server_sent
 from headwater.actors.edge.api.responses.items.stored import listed
@@ -19,9 +21,11 @@ from headwater.actors.edge.api.responses.resource import new_resource
 from headwater.actors.edge.api.responses.translate import generation_request, keep_last
 from headwater.actors.edge.api.responses.types import ENCRYPTED_REASONING, CreateFields, InputFields
 from headwater.actors.edge.generation.events import GenerationResult
-from headwater.actors.edge.generation.images import load_images, with_texts_of_files
+from headwater.actors.edge.generation.messages.files import with_texts_of_files
+from headwater.actors.edge.generation.messages.load import load_media
+from headwater.actors.edge.generation.messages.turn import MediaPart
 from headwater.actors.edge.generation.prompts import chat_prompt
-from headwater.actors.edge.generation.request import GenerationRequest, MediaPart
+from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.history.conversations import check_room
 from headwater.actors.edge.history.responses import StoredResponse
 from headwater.actors.edge.model.catalog import Model
@@ -135,9 +139,10 @@ class ResponseCreator:
         """Tokens of a request's prompt; media in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
         special = self._serving.special_tokens_in_text
         found = {} if known is None else known
-        request = await with_texts_of_files(request, self._serving.intake, found)
-        images = await load_images(request.messages, model, self._serving.intake, found)
-        chat = await chat_prompt(request, model, context, images, special_tokens_in_text=special)
+        turns = await with_texts_of_files(request.messages, self._serving.intake, found)
+        request = msgspec.structs.replace(request, messages=turns)
+        loaded = await load_media(request.messages, model, self._serving.intake, found)
+        chat = await chat_prompt(request, model, context, loaded, special_tokens_in_text=special)
         return len(chat.tokens)
 
     async def _truncate(self, request: GenerationRequest, model: Model, room: int) -> GenerationRequest:

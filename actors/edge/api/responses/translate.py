@@ -9,13 +9,8 @@ from headwater.actors.edge.api.responses.items.tools import ToolSet, tools_of
 from headwater.actors.edge.api.responses.items.turns import turns_of
 from headwater.actors.edge.api.responses.items.types import Item
 from headwater.actors.edge.api.responses.types import LOGPROBS, CreateFields, InputFields, TextFormat
-from headwater.actors.edge.generation.request import (
-    GenerationRequest,
-    Hints,
-    Reasoning,
-    SamplingFields,
-    Turn,
-)
+from headwater.actors.edge.generation.messages.turn import Turn
+from headwater.actors.edge.generation.request import GenerationRequest, Hints, Reasoning, SamplingFields
 from headwater.actors.edge.guided.json_schema import check_schema
 from headwater.actors.edge.guided.structured_output import VALUE_BYTES_MAX, too_large
 from headwater.actors.http.errors import bad_request

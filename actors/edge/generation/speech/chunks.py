@@ -27,7 +27,7 @@ class AudioChunk(NamedTuple):
 
     def media(self, prompt_tokens: int) -> PromptMedia:
         """As the media of a prompt: what the decoder makes of each token depends on the audio, so it overlaps all of them."""
-        return PromptMedia("audio", self.id, 0, prompt_tokens, (self.samples,))
+        return PromptMedia("recording", self.id, 0, prompt_tokens, (self.samples,))
 
 
 async def load_chunks(
@@ -57,7 +57,7 @@ async def _decode(intake: MediaIntake, recording: AudioRecording, rate_hz: int) 
 
 
 def _chunk(item: MediaItem, begin: int, end: int, rate_hz: int) -> AudioChunk:
-    width = VALUE_BYTES["audio"]
+    width = VALUE_BYTES["recording"]
     data = item.data[begin * width : end * width]
     whole = end - begin == item.shape[0]
     return AudioChunk(

@@ -38,5 +38,5 @@ async def test_these_serve_text_only(
         )
     assert found is None
     assert [(one["event"], one["reason"].startswith(reason)) for one in logs] == (
-        [("images_not_served", True)] if reason else []
+        [("media_not_served", True)] if reason else []
     )

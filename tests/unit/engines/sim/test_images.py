@@ -18,17 +18,20 @@ from headwater.engines.sim.model import image_support
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.schemas import hashing
 from headwater.schemas.hashing import unpack_hashes
-from headwater.schemas.image_tokens import count_image_tokens
 from headwater.schemas.messages.encode import embedding_hashes
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables.media_tokens import count_image_tokens
 from tests.support.worlds.clock import SkippingClock
 
 SUPPORT = image_support()
 SIDE = 140
 TOKENS = 25
 """Of an image of 140 x 140 pixels."""
-SETTINGS = SimSettings(images=SUPPORT, reads_embeddings=True, script=tuple(range(300, 400)), step_time=ZERO)
+SETTINGS = SimSettings(
+    media=MediaSupport(images=SUPPORT), reads_embeddings=True, script=tuple(range(300, 400)), step_time=ZERO
+)
 START = 10
 
 
@@ -154,21 +157,21 @@ async def test_blocks_are_named_by_images_as_the_edge_names_them() -> None:
 
 
 async def test_what_would_end_a_real_engine_is_rejected() -> None:
-    """No pixels and no embedding; half of the pixels; a placeholder without an image; a model without images."""
+    """No data and no embedding; half of the pixels; a placeholder without an image; a model without images."""
     async with running() as (engine, _):
         cases = (
-            (request(picture(1, pixels=False)), "without its pixels"),
+            (request(picture(1, pixels=False)), "without its data"),
             (request(msgspec.structs.replace(picture(1), data=b"half")), "came with 4"),
             (msgspec.structs.replace(request(picture(1)), media=()), "without an image"),
         )
         for asked, message in cases:
             with pytest.raises(RequestRejected, match=message):
                 engine.submit(asked, print)
-    async with running(SETTINGS._replace(images=None)) as (engine, clock):
+    async with running(SETTINGS._replace(media=MediaSupport())) as (engine, clock):
         with pytest.raises(RequestRejected, match="images"):
             engine.submit(request(picture(1)), print)
         with pytest.raises(EngineUnavailable, match="takes no images"):
-            await SimEncoder(SETTINGS._replace(images=None), clock).start()
+            await SimEncoder(SETTINGS._replace(media=MediaSupport()), clock).start()
     async with running(SETTINGS._replace(reads_embeddings=False)) as (engine, _):
         with pytest.raises(RequestRejected, match="image_embeddings"):
             await engine.put_embedding(picture(1), EncodedImage(embedding_of(picture(1)), "float32"))

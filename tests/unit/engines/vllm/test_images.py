@@ -3,11 +3,11 @@
 import pytest
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.vllm.images import image_prompt
+from headwater.engines.vllm.media import media_prompt
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, MediaSupport
 
-SUPPORT = ImageSupport(placeholder=9, per_prompt=4, tokens=3)
+SUPPORT = MediaSupport(images=ImageSupport(placeholder=9, per_prompt=4, tokens=3))
 
 
 def image(id_: str, start: int, data: bytes = bytes(range(12))) -> PromptMedia:
@@ -17,14 +17,14 @@ def image(id_: str, start: int, data: bytes = bytes(range(12))) -> PromptMedia:
 
 def test_each_image_has_one_placeholder_its_pixels_and_its_id() -> None:
     """VLLM repeats the placeholder itself."""
-    prompt = image_prompt([1, 9, 9, 9, 2, 9, 9, 9], [image("a", 1), image("b", 5)], SUPPORT)
+    prompt = media_prompt([1, 9, 9, 9, 2, 9, 9, 9], [image("a", 1), image("b", 5)], SUPPORT)
     assert prompt["prompt_token_ids"] == [1, 9, 2, 9]
     assert prompt["multi_modal_uuids"] == {"image": ["a", "b"]}
     first = prompt["multi_modal_data"]["image"][0]
     assert first.size == (2, 2)
     assert first.getpixel((1, 0)) == (3, 4, 5)
-    assert image_prompt([1, 2], [], SUPPORT) == {"prompt_token_ids": [1, 2]}
-    assert image_prompt([1, 9], [], None) == {"prompt_token_ids": [1, 9]}
+    assert media_prompt([1, 2], [], SUPPORT) == {"prompt_token_ids": [1, 2]}
+    assert media_prompt([1, 9], [], MediaSupport()) == {"prompt_token_ids": [1, 9]}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_each_image_has_one_placeholder_its_pixels_and_its_id() -> None:
     [
         ([1, 9], [], "has the token 9, which stands for an image, without an image"),
         ([9, 9, 9, 9], [image("a", 0)], "without an image"),
-        ([1, 9, 9, 9], [image("a", 0)], "tokens 0 to 3 of the prompt are no image's"),
+        ([1, 9, 9, 9], [image("a", 0)], "tokens 0 to 3 of the prompt are not those of an image"),
         ([9, 9, 9], [image("a", 0, b"short")], "an image of 12 bytes came with 5"),
     ],
 )
@@ -41,4 +41,4 @@ def test_prompts_that_vllm_would_end_on_are_rejected(
 ) -> None:
     """By this request alone."""
     with pytest.raises(RequestRejected, match=message):
-        image_prompt(tokens, media, SUPPORT)
+        media_prompt(tokens, media, SUPPORT)

@@ -24,7 +24,7 @@ SUPPORT = SpeechSupport(
     prompt_max=8,
 )
 SAMPLES = np.linspace(-1, 1, 1_000, dtype=np.float32)
-ITEM = PromptMedia("audio", "id", 0, 2, SAMPLES.shape, SAMPLES.tobytes())
+ITEM = PromptMedia("recording", "id", 0, 2, SAMPLES.shape, SAMPLES.tobytes())
 
 
 def asked(*media: PromptMedia) -> GenerateRequest:

@@ -27,8 +27,8 @@ from headwater.actors.edge.api.responses.items.types import (
     RefusalContent,
     read_item,
 )
-from headwater.actors.edge.generation.media import file_media
-from headwater.actors.edge.generation.request import MediaPart, Part, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.messages.media_parts import audio_media, file_media
+from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import bad_request
 
 CUSTOM_INPUT: Final = "input"
@@ -163,5 +163,5 @@ def _part_of(part: Content, param: str) -> Part:
             param, name=part.filename, data=part.file_data, url=part.file_url, file_id=part.file_id
         )
     if isinstance(part, InputAudioContent):
-        return MediaPart("audio", param, data=part.input_audio.data, format=part.input_audio.format)
+        return audio_media(part.input_audio, f"{param}.input_audio")
     return TextPart(part.refusal if isinstance(part, RefusalContent) else part.text)

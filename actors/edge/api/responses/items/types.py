@@ -59,17 +59,10 @@ class InputFileContent(msgspec.Struct, tag="input_file"):
     filename: str | None = None
 
 
-class AudioData(msgspec.Struct):
-    """Audio in base64, and its encoding."""
-
-    data: str
-    format: str
-
-
 class InputAudioContent(msgspec.Struct, tag="input_audio"):
-    """Audio."""
+    """Audio: its base64 and encoding."""
 
-    input_audio: AudioData
+    input_audio: dict[str, Any]
 
 
 Content = (

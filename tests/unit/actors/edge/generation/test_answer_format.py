@@ -5,7 +5,8 @@ import json
 import pytest
 
 from headwater.actors.edge.generation.answer_format import answer_format
-from headwater.actors.edge.generation.request import GenerationRequest, TextPart, Tool, ToolChoice, Turn
+from headwater.actors.edge.generation.messages.turn import TextPart, Turn
+from headwater.actors.edge.generation.request import GenerationRequest, Tool, ToolChoice
 from headwater.actors.edge.parsing.events import collect
 from headwater.actors.edge.parsing.formats.response_template import load_response_template
 from headwater.actors.http.errors import ApiError

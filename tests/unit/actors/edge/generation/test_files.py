@@ -13,9 +13,10 @@ from headwater.actors.edge.api.anthropic.types import InputMessage
 from headwater.actors.edge.api.openai.messages import turns_of as openai_turns
 from headwater.actors.edge.api.openai.types import ChatMessage
 from headwater.actors.edge.api.responses.items.turns import turns_of as responses_turns
-from headwater.actors.edge.generation.images import FILES_MAX, load_images, with_texts_of_files
-from headwater.actors.edge.generation.media import shown_name
-from headwater.actors.edge.generation.request import GenerationRequest, MediaPart, TextPart, Turn
+from headwater.actors.edge.generation.messages.files import FILES_MAX, with_texts_of_files
+from headwater.actors.edge.generation.messages.load import load_media
+from headwater.actors.edge.generation.messages.media_parts import shown_name
+from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, Turn
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
@@ -59,8 +60,7 @@ def text_part(text: str) -> dict[str, Any]:
 
 async def loaded(turns: tuple[Turn, ...], intake: MediaIntake | None, **known: Any) -> tuple[Turn, ...]:
     """The turns with their files replaced."""
-    request = GenerationRequest(model="m", param="messages", messages=turns)
-    return (await with_texts_of_files(request, intake, known.get("known", {}))).messages
+    return await with_texts_of_files(turns, intake, known.get("known", {}))
 
 
 SHOWN = f"[File: notes.md]\n{NOTES}\n[End of file: notes.md]\n"
@@ -109,11 +109,11 @@ async def test_a_file_that_is_an_image_is_an_image(intake: MediaIntake) -> None:
     image = replaced[0].parts[0]
     assert isinstance(image, MediaPart)
     assert image.kind == "image"
-    images = await load_images(replaced, model(), intake, known)
-    direct = await load_images(chat({"type": "image_url", "image_url": {"url": url}}), model(), intake)
+    images = await load_media(replaced, model(), intake, known)
+    direct = await load_media(chat({"type": "image_url", "image_url": {"url": url}}), model(), intake)
     assert (images.tokens, images.items[0].id) == (direct.tokens, direct.items[0].id)
     with pytest.raises(ApiError, match=r"takes text only; .*file_data is of kind image"):
-        await load_images(replaced, model(images=None), intake, known)
+        await load_media(replaced, model(images=None), intake, known)
 
 
 async def test_known_files_are_not_read_again(intake: MediaIntake) -> None:

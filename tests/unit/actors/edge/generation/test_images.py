@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 
 from headwater.actors.edge.generation.conversation import template_messages
-from headwater.actors.edge.generation.images import (
-    NO_IMAGES,
-    PromptImages,
-    expand_placeholders,
-    load_images,
-    of_tenant,
-)
-from headwater.actors.edge.generation.request import MediaPart, TextPart, Turn
+from headwater.actors.edge.generation.messages.load import NO_MEDIA, LoadedMedia, load_media
+from headwater.actors.edge.generation.messages.placeholders import expand_placeholders, of_tenant
+from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.request.dispatch import TokenSequence
 from headwater.actors.http.errors import ApiError
@@ -70,14 +65,14 @@ async def test_images_are_decoded_in_order_and_known_ones_are_not_fetched_again(
     turn = Turn(role="user", parts=(part(picture_url(1)), TextPart("and"), part(picture_url(2), 2)))
     known: dict[MediaPart, MediaItem] = {}
     try:
-        images = await load_images([turn], model(), intake, known)
+        images = await load_media([turn], model(), intake, known)
     finally:
         await intake.close()
     assert images.tokens == (56, 56)
     assert [(one.width, one.height) for one in images.items] == [(WIDTH, HEIGHT)] * 2
     assert images.items[0].id != images.items[1].id
     # The intake is closed: it could fetch nothing.
-    assert await load_images([turn], model(), intake, known) == images
+    assert await load_media([turn], model(), intake, known) == images
 
 
 @pytest.mark.parametrize(
@@ -95,18 +90,18 @@ async def test_what_a_model_does_not_take_is_refused_by_name(
     """Before anything is fetched."""
     intake = MediaIntake()
     with pytest.raises(ApiError, match=message) as raised:
-        await load_images([Turn(role="user", parts=parts)], model(**fields), intake)
+        await load_media([Turn(role="user", parts=parts)], model(**fields), intake)
     assert raised.value.status == 400
     assert raised.value.param == f"messages[0].content[{param}].image_url"
     with pytest.raises(ApiError, match="takes text only"):
-        await load_images([Turn(role="user", parts=(part("https://a"),))], model(), None)
+        await load_media([Turn(role="user", parts=(part("https://a"),))], model(), None)
 
 
 def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
     """The others stay as they are, and the places are those in the new prompt."""
     found, media = expand_placeholders(
         tokens(1, PLACEHOLDER, 2, 3, PLACEHOLDER),
-        PromptImages((item("a"), item("b")), (3, 2)),
+        LoadedMedia((item("a"), item("b")), (3, 2)),
         model(),
         "messages",
     )
@@ -114,21 +109,21 @@ def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
     assert found.dtype == np.uint32
     assert [(one.id, one.start, one.tokens) for one in media] == [("a", 1, 3), ("b", 6, 2)]
     plain = tokens(1, 2, 3)
-    assert expand_placeholders(plain, NO_IMAGES, model(), "messages") == (plain, ())
+    assert expand_placeholders(plain, NO_MEDIA, model(), "messages") == (plain, ())
     # What has a meaning for other models only.
-    assert expand_placeholders(tokens(PLACEHOLDER), NO_IMAGES, model(images=None), "prompt")[1] == ()
+    assert expand_placeholders(tokens(PLACEHOLDER), NO_MEDIA, model(images=None), "prompt")[1] == ()
 
 
 @pytest.mark.parametrize(
     ("given", "images", "message"),
     [
-        (tokens(1, PLACEHOLDER), NO_IMAGES, "without an image"),
-        (tokens(1, 2), PromptImages((item("a"),), (3,)), "made 0 places for 1 images"),
-        (tokens(PLACEHOLDER, PLACEHOLDER), PromptImages((item("a"),), (3,)), "made 2 places for 1 images"),
+        (tokens(1, PLACEHOLDER), NO_MEDIA, "without an image"),
+        (tokens(1, 2), LoadedMedia((item("a"),), (3,)), "made 0 places for 1 images"),
+        (tokens(PLACEHOLDER, PLACEHOLDER), LoadedMedia((item("a"),), (3,)), "made 2 places for 1 images"),
     ],
 )
 def test_places_without_images_and_images_without_places(
-    given: U32, images: PromptImages, message: str
+    given: U32, images: LoadedMedia, message: str
 ) -> None:
     """Neither reaches an engine."""
     with pytest.raises(ApiError, match=message):

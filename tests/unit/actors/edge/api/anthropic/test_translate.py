@@ -15,15 +15,8 @@ from headwater.actors.edge.api.anthropic.types import (
     decode_count,
     decode_messages,
 )
-from headwater.actors.edge.generation.request import (
-    GenerationRequest,
-    MediaPart,
-    Reasoning,
-    TextPart,
-    ToolCall,
-    ToolChoice,
-    Turn,
-)
+from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.request import GenerationRequest, Reasoning, ToolChoice
 from headwater.actors.edge.request.fields import ReservedFields
 from headwater.actors.http.errors import ApiError
 

@@ -50,7 +50,7 @@ def test_workers_get_samples_by_name_and_the_fields_as_sampling(edge: EdgeWorld)
     assert answer.document == {"text": ANSWER, "usage": {"type": "duration", "seconds": 1}}
     (given,) = edge.given
     (item,) = given.media
-    assert (item.kind, item.shape, item.data) == ("audio", (16_000,), b"")
+    assert (item.kind, item.shape, item.data) == ("recording", (16_000,), b"")
     assert (given.sampling.temperature, given.sampling.seed) == (0.5, 7)
     assert given.sampling.max_tokens == edge.context - len(given.tokens) // 4
     ask(edge)

@@ -202,8 +202,8 @@ def test_the_middle_is_filled_in_where_the_model_can(edge: EdgeWorld) -> None:
     complete(edge, model="coder", prompt="def f(<|fim_suffix|>", suffix="  return x")
     found = prompt_of(edge)
     marks = [found[0], found[-1]]
-    assert marks == [260, 262]
-    assert found.count(261) == 1
+    assert marks == [262, 264]
+    assert found.count(263) == 1
     assert refused(edge, COMPLETIONS, suffix="x")["param"] == "suffix"
     assert refused(edge, COMPLETIONS, model="coder", prompt=[1], suffix="x")["param"] == "suffix"
 

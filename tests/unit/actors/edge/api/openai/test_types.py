@@ -18,7 +18,7 @@ from headwater.actors.edge.api.openai.types import (
     decode_completion,
 )
 from headwater.actors.edge.generation.conversation import template_messages
-from headwater.actors.edge.generation.request import TextPart
+from headwater.actors.edge.generation.messages.turn import TextPart
 from headwater.actors.edge.generation.sampling import sampling_of
 from headwater.actors.edge.request.settings import ReasoningField
 from headwater.actors.http.errors import ApiError

@@ -1,4 +1,4 @@
-"""Questions about images through OpenAI's own client, and what the fleet's headers say of the answers."""
+"""Questions about images, videos and audio through OpenAI's own client, and what the fleet's headers say of the answers."""
 
 import asyncio
 from typing import Any, Final
@@ -10,16 +10,23 @@ ANSWER_TOKENS: Final = 8
 
 
 def content(*parts: str) -> list[Any]:
-    """The content of a message: data URLs are images, the rest is text."""
-    return [
-        {"type": "image_url", "image_url": {"url": part}}
-        if part.startswith("data:")
-        else {"type": "text", "text": part}
-        for part in parts
-    ]
+    """The content of a message: data URLs are images, videos or audio, the rest is text."""
+    return [_part(part) for part in parts]
 
 
-class ImageAnswer:
+def _part(part: str) -> dict[str, Any]:
+    head, _, data = part.partition(",")
+    if head.startswith("data:image/"):
+        return {"type": "image_url", "image_url": {"url": part}}
+    if head.startswith("data:video/"):
+        return {"type": "video_url", "video_url": {"url": part}}
+    if head.startswith("data:audio/"):
+        form = head.removeprefix("data:audio/").removesuffix(";base64")
+        return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+    return {"type": "text", "text": part}
+
+
+class MediaAnswer:
     """An answer: its text, the worker that gave it, the prompt's tokens and those that the engine found cached."""
 
     def __init__(self, raw: Any) -> None:
@@ -31,9 +38,9 @@ class ImageAnswer:
         self.cached = answer.usage.prompt_tokens_details.cached_tokens
 
 
-async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more: Any) -> ImageAnswer:
+async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more: Any) -> MediaAnswer:
     """Ask about some parts, of this worker if one is named; `more` are fields of the request."""
-    return ImageAnswer(
+    return MediaAnswer(
         await client.chat.completions.with_raw_response.create(
             model=MODEL,
             temperature=0,
@@ -45,7 +52,7 @@ async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more:
     )
 
 
-async def ask_again(client: openai.AsyncOpenAI, *parts: str, worker: str, **more: Any) -> ImageAnswer:
+async def ask_again(client: openai.AsyncOpenAI, *parts: str, worker: str, **more: Any) -> MediaAnswer:
     """Ask this worker what it has answered before, until the router expects its blocks: it learns of them by events, a little later."""
     async with asyncio.timeout(30):
         while not (answer := await ask(client, *parts, worker=worker, **more)).expected:

@@ -3,12 +3,14 @@
 import pytest
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.images.prompt import check_images, image_of
+from headwater.engines.media.prompt import check_media, image_of
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import ImageSupport, MediaSupport
 
-FIXED = ImageSupport(placeholder=9, per_prompt=2, tokens=3)
-BY_SIZE = ImageSupport(placeholder=9, per_prompt=2, side=28, pixels_min=28 * 28, pixels_max=28 * 28 * 64)
+FIXED = MediaSupport(images=ImageSupport(placeholder=9, per_prompt=2, tokens=3))
+BY_SIZE = MediaSupport(
+    images=ImageSupport(placeholder=9, per_prompt=2, side=28, pixels_min=28 * 28, pixels_max=28 * 28 * 64)
+)
 
 
 def image(start: int, shape: tuple[int, ...] = (2, 2, 3), data: bytes = b"") -> PromptMedia:
@@ -18,9 +20,9 @@ def image(start: int, shape: tuple[int, ...] = (2, 2, 3), data: bytes = b"") -> 
 
 def test_prompts_with_all_of_their_images_are_accepted() -> None:
     """Also next to each other, and without any."""
-    check_images([1, 2], [], FIXED)
-    check_images([1, 9, 9, 9, 9, 9, 9], [image(1), image(4)], FIXED)
-    check_images([1, 9, 9, 9], [image(1, (28, 84, 3))], BY_SIZE)
+    check_media([1, 2], [], FIXED)
+    check_media([1, 9, 9, 9, 9, 9, 9], [image(1), image(4)], FIXED)
+    check_media([1, 9, 9, 9], [image(1, (28, 84, 3))], BY_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -28,9 +30,9 @@ def test_prompts_with_all_of_their_images_are_accepted() -> None:
     [
         ([1, 9], [], FIXED, "has the token 9, which stands for an image, without an image"),
         ([9, 9, 9, 9], [image(0)], FIXED, "without an image"),
-        ([1, 9, 9, 9], [image(0)], FIXED, "tokens 0 to 3 of the prompt are no image's"),
-        ([9, 9, 9, 1], [image(0), image(0)], FIXED, "tokens 0 to 3 of the prompt are no image's"),
-        ([9, 9], [image(0)], FIXED, "tokens 0 to 3 of the prompt are no image's"),
+        ([1, 9, 9, 9], [image(0)], FIXED, "tokens 0 to 3 of the prompt are not those of an image"),
+        ([9, 9, 9, 1], [image(0), image(0)], FIXED, "tokens 0 to 3 of the prompt are not those of an image"),
+        ([9, 9], [image(0)], FIXED, "tokens 0 to 3 of the prompt are not those of an image"),
         ([9] * 9, [image(0), image(3), image(6)], FIXED, "3 images; at most 2 are possible"),
         (
             [9, 9, 9],
@@ -42,11 +44,11 @@ def test_prompts_with_all_of_their_images_are_accepted() -> None:
     ],
 )
 def test_other_prompts_are_rejected(
-    tokens: list[int], media: list[PromptMedia], support: ImageSupport, message: str
+    tokens: list[int], media: list[PromptMedia], support: MediaSupport, message: str
 ) -> None:
     """By what is wrong with them."""
     with pytest.raises(RequestRejected, match=message):
-        check_images(tokens, media, support)
+        check_media(tokens, media, support)
 
 
 def test_pixels_have_to_be_all_there() -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headwater.actors.edge.generation.request import MediaKind, MediaPart
+from headwater.actors.edge.generation.messages.turn import MediaKind, MediaPart
 from headwater.actors.http.errors import bad_request
 
 URL_CHARACTERS_MAX: Final = 8_192
@@ -21,7 +21,7 @@ _DATA_URL: Final = re.compile(r"data:([\w.+-]{1,64}/[\w.+-]{1,64})(?:;[\w.+-]{1,
 
 
 def url_media(kind: MediaKind, url: Any, param: str, *, detail: str = "") -> MediaPart:
-    """Media behind a URL: https:, http: or data: with base64. Raises `ApiError` 400 naming `param`."""
+    """Media behind a URL: https:, http:, file: or data: with base64. Which of them are accepted, the media intake decides. Raises `ApiError` 400 naming `param`."""
     if not isinstance(url, str) or not url:
         raise bad_request(f"{param} must have a URL.", param=param)
     if url.startswith("data:"):
@@ -33,7 +33,7 @@ def url_media(kind: MediaKind, url: Any, param: str, *, detail: str = "") -> Med
         raise bad_request(f"{param} is longer than {URL_CHARACTERS_MAX} characters.", param=param)
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        valid = parts.scheme == "file" or (parts.scheme in ("http", "https") and bool(parts.hostname))
     except ValueError:
         valid = False
     if not valid:
@@ -66,6 +66,15 @@ def data_media(kind: MediaKind, data: Any, param: str, *, media_type: str, form:
     if not isinstance(data, str) or not data:
         raise bad_request(f"{param} must have base64 data.", param=param)
     return MediaPart(kind, param, data=data, media_type=media_type, format=form)
+
+
+def audio_media(value: Any, param: str) -> MediaPart:
+    """OpenAI's `input_audio`: base64 and the name of its encoding. Raises `ApiError` 400 naming the field at fault."""
+    given = value if isinstance(value, dict) else {}
+    form = given.get("format")
+    if not isinstance(form, str) or not form.isalnum() or len(form) > 16:
+        raise bad_request(f"{param}.format names the encoding, such as wav or mp3.", param=f"{param}.format")
+    return data_media("audio", given.get("data"), param, media_type=f"audio/{form}", form=form)
 
 
 def file_text(name: str, text: str) -> str:

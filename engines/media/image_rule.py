@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from headwater.schemas.image_tokens import count_image_tokens
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.media_tokens import count_image_tokens
 
 PROBES: Final = ((64, 64), (120, 500), (900, 333), (2_000, 1_500))
 """Heights and widths of the images whose tokens are counted at the start."""
@@ -16,9 +16,9 @@ PROBE_ID: Final = "0" * 32
 """Of no real image: ids are hashes."""
 
 
-def placeholder_of(config: Any) -> int | None:
-    """The token id that stands for an image, in a model's configuration."""
-    for name in ("image_token_id", "image_token_index"):
+def placeholder_of(config: Any, kind: str = "image") -> int | None:
+    """The token id that stands for an item of this kind, in a model's configuration."""
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
         token = getattr(config, name, None)
         if token is not None:
             return int(token)

@@ -1,11 +1,12 @@
-"""Placeholder tokens of images by their size, and the digests by which blocks with images are told apart."""
+"""Placeholder tokens of media by their shape, and the digests by which blocks with media are told apart."""
 
+import msgspec
 import pytest
 
 from headwater.engines.kv_events.wire import multimodal
 from headwater.schemas.hashing import media_digests
-from headwater.schemas.image_tokens import count_image_tokens
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
+from headwater.schemas.tables.media_tokens import count_audio_tokens, count_image_tokens, count_media_tokens
 
 GRID = ImageSupport(placeholder=7, per_prompt=4, side=28, pixels_min=4 * 28 * 28, pixels_max=64 * 28 * 28)
 
@@ -53,3 +54,39 @@ def test_digests_depend_on_the_item_and_where_it_is() -> None:
     assert sum(digest for _, digest in one) != sum(digest for _, digest in other)
     # An item that ends with a block does not reach into the next one.
     assert [block for block, _ in media_digests([("a" * 32, 0, 16)], 16)] == [0]
+
+
+HEARING = AudioSupport(
+    placeholder=8, per_prompt=1, rate_hz=16_000, samples_max=480_000, stride=640, offset=319
+)
+
+
+@pytest.mark.parametrize(
+    ("samples", "tokens"),
+    [(321, 1), (400, 1), (960, 1), (961, 2), (16_000, 25), (48_000, 75), (480_000, 750)],
+)
+def test_tokens_of_audio(samples: int, tokens: int) -> None:
+    """What vLLM 0.32 made of Qwen2-Audio's placeholder."""
+    assert count_media_tokens(MediaSupport(audio=HEARING), "audio", (samples,)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"), [(320, "0.02 s is too short: at least 0.0201 s"), (480_001, "at most 30 s")]
+)
+def test_audio_that_a_model_cannot_hear(samples: int, message: str) -> None:
+    """Shorter than one token, or longer than it listens: the rest would be cut off."""
+    with pytest.raises(ValueError, match=message):
+        count_audio_tokens(HEARING, samples)
+
+
+def test_a_model_has_only_the_kinds_that_it_takes() -> None:
+    """Each counted by its own rule; capabilities, limits and placeholders are of these kinds."""
+    videos = VideoSupport(frame=msgspec.structs.replace(GRID, placeholder=5), per_prompt=2, frames=8, group=2)
+    support = MediaSupport(images=GRID, videos=videos)
+    assert count_media_tokens(support, "image", (56, 56, 3)) == 4
+    assert count_media_tokens(support, "video", (3, 56, 56, 3)) == 8
+    with pytest.raises(ValueError, match="the model takes no audio clips"):
+        count_media_tokens(support, "audio", (16_000,))
+    assert support.capabilities == {"images", "videos"}
+    assert support.limits == {"image": GRID.per_prompt, "video": 2}
+    assert support.placeholders == {"image": GRID.placeholder, "video": 5}

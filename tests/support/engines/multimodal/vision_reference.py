@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.clients.image_chat import ANSWER_TOKENS
-from tests.support.engines import tiny_vision_model
+from tests.support.clients.media_chat import ANSWER_TOKENS
+from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes import zygote
 
-RUN = "from tests.support.engines.vision_reference import main; main()"
+RUN = "from tests.support.engines.multimodal.vision_reference import main; main()"
 TIMEOUT_S = 120
 
 
 async def reference_answers(folder: Path, *questions: Sequence[str]) -> list[str]:
-    """The text of the greedy answer to each question: parts as in `image_chat.ask`. A file with them is written to `folder`."""
+    """The text of the greedy answer to each question: parts as in `media_chat.ask`. A file with them is written to `folder`."""
     file = folder / "questions.json"
     file.write_text(json.dumps(questions))
     # Forked from the process that has imported PyTorch.

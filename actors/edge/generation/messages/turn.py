@@ -1,0 +1,59 @@
+"""Messages of a conversation as requests have them, whichever API they came through."""
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+MediaKind = Literal["image", "audio", "video", "file"]
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class MediaPart(msgspec.Struct, frozen=True):
+    """An image, audio, video or file in a message, validated but not fetched.
+
+    Either `url` (https: or data:), or base64 `data` with its `media_type`, or the `file_id` of an upload. `detail` is
+    OpenAI's hint for images, `format` its name of the audio encoding, `name` the name of a file. `param` names the part
+    in error messages.
+    """
+
+    kind: MediaKind
+    param: str
+    url: str = ""
+    data: str = ""
+    media_type: str = ""
+    file_id: str = ""
+    format: str = ""
+    detail: str = ""
+    name: str = ""
+
+
+Part = TextPart | MediaPart
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model made in an earlier turn. `arguments` is JSON text as the client sent it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a conversation. `reasoning` is what the model thought before an assistant's content; `call_id` belongs to role tool."""
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    name: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    reasoning: str = ""
+
+    def text(self) -> str:
+        """All text parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))

@@ -1,0 +1,167 @@
+"""Images, videos and audio for vLLM: how a model takes them, learned by letting vLLM's own processor expand some, and a request's as it wants them.
+
+vLLM expands one placeholder token per item by itself. The requests of this project have the expanded ones, since their number is part of
+the prompt's block hashes; so each run is collapsed again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import structlog
+
+from headwater.engines.media.audio_rule import fitting_audio_rule
+from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
+from headwater.engines.media.prompt import check_media, collapse_placeholders, image_of, values_of
+from headwater.engines.media.video_rule import black_video, fitting_video_rule, probes
+from headwater.schemas.media_kind import PromptMediaKind
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
+
+FRAMES: Final = 32
+"""To which a video is sampled, unless vLLM's `media_io_kwargs` say otherwise: its own default."""
+
+Learn = Callable[[Any, Any, int, int], Any]
+"""The rule of a kind, None if none fits: of vLLM's model configuration, its processor, the placeholder's id, and the limit per prompt."""
+
+_log = structlog.get_logger("headwater.vllm")
+
+
+def media_support(config: Any) -> MediaSupport:
+    """How the model takes media. Kinds are left out that it does not take, or whose prompts cannot be predicted exactly: requests with them
+    are rejected, as a wrong count of tokens would name wrong blocks.
+
+    `config` is vLLM's `VllmConfig`.
+    """
+    return MediaSupport(
+        image_support(config), _learned(config, "video", _video_rule), _learned(config, "audio", _audio_rule)
+    )
+
+
+def image_support(config: Any) -> ImageSupport | None:
+    """How the model takes images: see `media_support`."""
+    support: ImageSupport | None = _learned(config, "image", _image_rule)
+    return support
+
+
+def _learned(config: Any, kind: PromptMediaKind, learn: Learn) -> Any:
+    model = config.model_config
+    # What an encoder of its own reads is no part of a prompt: such a model transcribes.
+    if not model.is_multimodal_model or getattr(model, "is_encoder_decoder", False):
+        return None
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    processor = MULTIMODAL_REGISTRY.create_processor(model)
+    limit = processor.info.allowed_mm_limits.get(kind, 0)
+    placeholder = placeholder_of(model.hf_config, kind)
+    if not limit or placeholder is None:
+        return None
+    try:
+        support = learn(model, processor, placeholder, int(limit))
+    except Exception as error:  # other models' processors fail in any way: such a model serves what remains
+        _log.warning(
+            "media_not_served", kind=kind, model=model.model, reason=f"{type(error).__name__}: {error}"
+        )
+        return None
+    if support is None:
+        _log.warning(
+            "media_not_served", kind=kind, model=model.model, reason="their tokens follow no known rule"
+        )
+    return support
+
+
+def _image_rule(model: Any, processor: Any, placeholder: int, limit: int) -> ImageSupport | None:
+    found = {size: _expanded(processor, placeholder, "image", black_image(*size)) for size in PROBES}
+    image_processor = processor.info.get_image_processor()
+    return fitting_rule(model.hf_config, image_processor, placeholder=placeholder, limit=limit, found=found)
+
+
+def _video_rule(model: Any, processor: Any, placeholder: int, limit: int) -> VideoSupport | None:
+    own = getattr(model.multimodal_config, "media_io_kwargs", None) or {}
+    frames = int(own.get("video", {}).get("num_frames", FRAMES))
+    # Without a number vLLM would take all frames of a video.
+    frames = frames if frames > 0 else FRAMES
+    return fitting_video_rule(
+        model.hf_config,
+        processor.info.get_hf_processor().video_processor,
+        placeholder=placeholder,
+        limit=limit,
+        frames=frames,
+        found={
+            size: _expanded(processor, placeholder, "video", black_video(size)) for size in probes(frames)
+        },
+    )
+
+
+def _audio_rule(model: Any, processor: Any, placeholder: int, limit: int) -> AudioSupport | None:
+    features = processor.info.get_feature_extractor()
+    rate_hz = int(features.sampling_rate)
+
+    def count(samples: int) -> int:
+        silence = np.zeros(samples, np.float32)
+        try:
+            return _expanded(processor, placeholder, "audio", (silence, rate_hz))
+        except ValueError:
+            # Too short to be heard.
+            return 0
+
+    return fitting_audio_rule(
+        count,
+        placeholder=placeholder,
+        limit=limit,
+        rate_hz=rate_hz,
+        window_s=float(features.chunk_length),
+        hop=int(features.hop_length),
+    )
+
+
+def _expanded(processor: Any, placeholder: int, kind: PromptMediaKind, item: Any) -> int:
+    """How many placeholder tokens vLLM makes of one for an item; -1 if it makes others too."""
+    from vllm.multimodal.processing import ProcessorInputs, TimingContext
+
+    inputs = ProcessorInputs([placeholder], processor.info.parse_mm_data({kind: [item]}))
+    tokens = processor.apply(inputs, TimingContext(enabled=False))["prompt_token_ids"]
+    return len(tokens) if set(tokens) == {placeholder} else -1
+
+
+def media_prompt(
+    tokens: list[int],
+    media: Sequence[PromptMedia],
+    support: MediaSupport,
+    fields: Sequence[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """A prompt as vLLM takes it: one placeholder token per item, the items and their ids.
+
+    With `fields`, one for each image, these take the place of the images: vLLM has their embeddings.
+
+    Raises `RequestRejected` for placeholder tokens without an item: models end on them.
+    """
+    check_media(tokens, media, support)
+    prompt: dict[str, Any] = {"prompt_token_ids": collapse_placeholders(tokens, media)}
+    if not media:
+        return prompt
+    kinds = {item.kind: [one for one in media if one.kind == item.kind] for item in media}
+    if fields:
+        prompt["multi_modal_data"] = {"image": _stacked(fields)}
+    else:
+        prompt["multi_modal_data"] = {
+            kind: [_item(one, support) for one in items] for kind, items in kinds.items()
+        }
+    prompt["multi_modal_uuids"] = {kind: [one.id for one in items] for kind, items in kinds.items()}
+    return prompt
+
+
+def _item(item: PromptMedia, support: MediaSupport) -> Any:
+    """An item as vLLM takes it: an image of Pillow, an array of frames, or samples with their rate."""
+    if item.kind == "image":
+        return image_of(item)
+    if item.kind == "audio" and support.audio is not None:
+        return values_of(item), support.audio.rate_hz
+    return values_of(item)
+
+
+def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of several images as vLLM takes them: each as one tensor with a row per image."""
+    import torch
+
+    return {name: torch.tensor([one[name] for one in fields]) for name in fields[0]}

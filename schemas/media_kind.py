@@ -1,0 +1,19 @@
+"""Kinds of media in prompts, and their names in messages for people."""
+
+from typing import Final, Literal
+
+PromptMediaKind = Literal["image", "video", "audio", "recording"]
+
+ONE: Final[dict[PromptMediaKind, str]] = {
+    "image": "an image",
+    "video": "a video",
+    "audio": "an audio clip",
+    "recording": "a recording",
+}
+SEVERAL: Final[dict[PromptMediaKind, str]] = {
+    "image": "images",
+    "video": "videos",
+    "audio": "audio clips",
+    "recording": "recordings",
+}
+"""In messages for people."""

@@ -1,11 +1,12 @@
-"""A prompt with images as vLLM takes it."""
+"""A prompt with images, videos and audio as vLLM takes it."""
 
+import numpy as np
 import pytest
 
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm.media import media_prompt
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport, MediaSupport
+from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
 SUPPORT = MediaSupport(images=ImageSupport(placeholder=9, per_prompt=4, tokens=3))
 
@@ -42,3 +43,33 @@ def test_prompts_that_vllm_would_end_on_are_rejected(
     """By this request alone."""
     with pytest.raises(RequestRejected, match=message):
         media_prompt(tokens, media, SUPPORT)
+
+
+def test_videos_are_frames_and_audio_has_its_rate() -> None:
+    """Each kind in a list of its own, in the order of the prompt; vLLM would resample audio of another rate."""
+    support = MediaSupport(
+        ImageSupport(placeholder=9, per_prompt=4, tokens=3),
+        VideoSupport(
+            frame=ImageSupport(placeholder=8, per_prompt=1, tokens=2), per_prompt=1, frames=4, group=2
+        ),
+        AudioSupport(placeholder=7, per_prompt=2, rate_hz=8_000, samples_max=80, stride=10),
+    )
+    frames, samples = (
+        np.arange(36, dtype=np.uint8).reshape(3, 2, 2, 3),
+        np.linspace(-1, 1, 20, dtype=np.float32),
+    )
+    video = PromptMedia("video", "v", 3, 4, frames.shape, frames.tobytes())
+    sounds = [
+        PromptMedia("audio", name, start, 2, samples.shape, samples.tobytes())
+        for name, start in (("x", 0), ("y", 7))
+    ]
+    tokens = [7, 7, 1, 8, 8, 8, 8, 7, 7, 9, 9, 9]
+    prompt = media_prompt(tokens, [sounds[0], video, sounds[1], image("i", 9)], support)
+    assert prompt["prompt_token_ids"] == [7, 1, 8, 7, 9]
+    assert prompt["multi_modal_uuids"] == {"audio": ["x", "y"], "video": ["v"], "image": ["i"]}
+    data = prompt["multi_modal_data"]
+    assert np.array_equal(data["video"][0], frames)
+    (heard, rate_hz), _ = data["audio"]
+    assert np.array_equal(heard, samples)
+    assert rate_hz == 8_000
+    assert data["image"][0].size == (2, 2)

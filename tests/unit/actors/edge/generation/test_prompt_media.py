@@ -1,6 +1,7 @@
 """Videos and audio in conversations: decoded to what the model takes, counted by its rules, and put where the template has them."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,10 @@ from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, 
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
+from headwater.actors.media.request.settings import FetchPolicy
+from headwater.schemas.messages.inference import Sampling
+from headwater.schemas.messages.media import media_features
+from headwater.schemas.tables.capability import required_capabilities
 from headwater.schemas.tables.card import AudioSupport, ImageSupport, VideoSupport
 from tests.support.media.images import data_url
 from tests.support.media.recordings import film, tone, wav
@@ -131,6 +136,7 @@ async def test_each_kind_has_its_own_placeholder() -> None:
         ("image", "i", 6, 1),
         ("audio", "a", 7, 3),
     ]
+    assert required_capabilities(Sampling(1), **media_features(media)) == ("images", "videos", "audio")
     for given, message in (
         (tokens(1, 9, 5, 7), "another order"),
         (tokens(1, 5, 7), "made 0 places for 1 images"),
@@ -145,9 +151,18 @@ async def test_each_kind_has_its_own_placeholder() -> None:
     assert np.array_equal(expand_placeholders(tokens(5, 7), LoadedMedia(), model(), "prompt")[0], [5, 7])
 
 
-async def test_files_of_the_server_are_for_the_intake_to_accept(intake: MediaIntake) -> None:
+async def test_files_of_the_server_are_for_the_intake_to_accept(intake: MediaIntake, tmp_path: Path) -> None:
     """By configuration; otherwise the scheme is named."""
     part = url_media("video", "file:///srv/media/a.mp4", "messages[0].content[0].video_url")
     with pytest.raises(ApiError) as raised:
         await load_media([Turn(role="user", parts=(part,))], model(**TAKEN), intake)
     assert raised.value.code == "media_scheme_not_allowed"
+    (tmp_path / "a.mp4").write_bytes(film(3, size=(56, 28)))
+    here = url_media("video", f"file://{tmp_path}/a.mp4", "messages[0].content[0].video_url")
+    allowed = MediaIntake(FetchPolicy(schemes=("https", "data", "file"), directories=(str(tmp_path),)))
+    try:
+        found = await load_media([Turn(role="user", parts=(here,))], model(**TAKEN), allowed)
+    finally:
+        await allowed.close()
+    sent = await load_media([Turn(role="user", parts=(video(3),))], model(**TAKEN), intake)
+    assert found.items[0].id == sent.items[0].id

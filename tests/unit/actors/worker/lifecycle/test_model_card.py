@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from headwater.actors.worker.lifecycle.model_card import with_engines_of
-from headwater.schemas.tables.card import ImageSupport
+from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 from tests.unit.engines.vllm.test_checks import card
 
 
@@ -33,3 +33,18 @@ def test_a_card_says_how_images_are_taken_as_long_as_one_engine_takes_them() -> 
     assert both.images == support
     neither = with_engines_of(replace(vllm, capabilities=("generate",), images=None), both)
     assert neither.images is None
+
+
+def test_each_kind_of_media_is_of_the_engine_that_takes_it() -> None:
+    """One engine takes images, another one videos and audio: the pool takes all, in whatever order they start."""
+    frame = ImageSupport(placeholder=9, per_prompt=4, tokens=3)
+    videos = VideoSupport(frame=frame, per_prompt=1, frames=8)
+    audio = AudioSupport(placeholder=8, per_prompt=1, rate_hz=16_000, samples_max=480_000, stride=640)
+    some = replace(card(), capabilities=("generate", "videos", "audio"), videos=videos, audio=audio)
+    others = replace(card(engine="sglang"), capabilities=("generate", "images"), images=frame)
+    for first, second in ((some, others), (others, some)):
+        assert with_engines_of(second, with_engines_of(first, None)).media == MediaSupport(
+            frame, videos, audio
+        )
+    without = replace(some, capabilities=("generate",), videos=None, audio=None)
+    assert with_engines_of(without, with_engines_of(some, None)).media == MediaSupport()

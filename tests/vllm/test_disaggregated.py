@@ -130,6 +130,7 @@ async def test_an_image_is_encoded_prefilled_and_decoded_apart(apart: FleetProce
     assert (await encode_legs(apart) - before)["cached"] == legs["cached"]
 
 
+@pytest.mark.soak
 async def test_a_video_is_encoded_where_it_is_prefilled(apart: FleetProcess, up: FleetProcess) -> None:
     """Also next to an image, as a request has all its embeddings or none; what is handed over is bound to the video."""
     before = await encode_legs(apart)

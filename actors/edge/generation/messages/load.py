@@ -8,7 +8,7 @@ from headwater.actors import metrics
 from headwater.actors.edge.generation.messages.turn import MediaPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.intake import DEFAULT_TARGET, MediaIntake
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request.errors import MediaCode
 from headwater.actors.media.request.settings import MediaLimits
@@ -77,7 +77,7 @@ async def fetch_parts(
     intake: MediaIntake,
     known: dict[MediaPart, MediaItem],
     limits: MediaLimits | None = None,
-    target: MediaTarget = MediaTarget(),  # noqa: B008 - it cannot be changed
+    target: MediaTarget = DEFAULT_TARGET,
 ) -> None:
     """Add what these parts name to `known`, fetched at the same time. Raises `ApiError`."""
     loading = {
@@ -130,7 +130,7 @@ def _limits(limits: MediaLimits, support: MediaSupport) -> MediaLimits:
 
 def _target(support: MediaSupport) -> MediaTarget:
     """What items are decoded to for a model. It decides about their values, and so is part of their ids."""
-    target = MediaTarget()
+    target = DEFAULT_TARGET
     if support.videos is not None:
         target = target._replace(frames=support.videos.frames)
     if support.audio is not None:

@@ -43,6 +43,13 @@ def test_other_counts_fit_no_rule(wrong: int) -> None:
     assert fitting({(1, 64, 64): 4, (2, 64, 64): 4, (3, 120, 500): wrong, (32, 900, 333): 832}) is None
 
 
+def test_equal_groups_have_equal_tokens() -> None:
+    """One frame alone is a whole group: a model that counts it otherwise fits no rule."""
+    found = {(1, 64, 64): 4, (2, 64, 64): 4, (3, 120, 500): 96, (32, 900, 333): 832}
+    assert fitting(found) is not None
+    assert fitting(found | {(1, 64, 64): 3}) is None
+
+
 def test_a_budget_of_all_frames_fits_no_rule() -> None:
     """A model that makes frames smaller the more there are: seen at the longest video."""
     found = {size: count_image_tokens(FRAME, *size[1:]) * -(-size[0] // 2) for size in probes(32)}

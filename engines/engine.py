@@ -16,6 +16,7 @@ from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
 from headwater.schemas.tables.card import (
+    EmbeddingSupport,
     ImageGenerationSupport,
     MediaSupport,
     SpeechSupport,
@@ -88,10 +89,9 @@ class EngineInfo(NamedTuple):
 
     `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model,
     dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
-    parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are
-    the model's own defaults for sampling fields (`DEFAULT_FIELDS`) that a request omits. `media` says how the model takes
-    images, videos and audio in prompts; `speech` how it transcribes, `image_generation` which images it generates, `video_generation` which
-    videos.
+    parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are the model's own
+    defaults for fields (`DEFAULT_FIELDS`) that a request omits. `media` says how it takes images, videos and audio in prompts, `speech`
+    how it transcribes, the two of generation what it generates, `image_embeddings` which embeddings of images clients may send.
     """
 
     model: str
@@ -112,6 +112,7 @@ class EngineInfo(NamedTuple):
     speech: SpeechSupport | None = None
     image_generation: ImageGenerationSupport | None = None
     video_generation: VideoGenerationSupport | None = None
+    image_embeddings: EmbeddingSupport | None = None
 
 
 class Pinned(NamedTuple):

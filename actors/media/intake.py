@@ -184,9 +184,19 @@ class MediaIntake:
             raise MediaError(MediaCode.BUSY, "The edge has no memory for more media. Retry.") from error
         if kind == "file" and reply.format in IMAGE_FORMATS:
             kind = "image"
+        if reply.grid:
+            processor = f"{processor} grid {reply.grid}"
         found = media_id(kind, reply.dtype, reply.shape, data, processor)
         return MediaItem(
-            kind, found, reply.dtype, reply.shape, data, reply.format, reply.seconds, reply.times_s
+            kind,
+            found,
+            reply.dtype,
+            reply.shape,
+            data,
+            reply.format,
+            reply.seconds,
+            reply.times_s,
+            reply.grid,
         )
 
     async def _end(self, process: IntakeProcess) -> None:

@@ -38,7 +38,8 @@ class MediaItem(NamedTuple):
     * embedding: F32, F16 or BF16 (tokens, width)
     * file: uint8 (bytes,), text in UTF-8. A file that is an image is of kind image, with the same id
 
-    `format` is the file's (`png`, `mp4`, `pdf`). `seconds` is the length of audio or video, `times_s` are those of the frames.
+    `format` is the file's (`png`, `mp4`, `pdf`). `seconds` is the length of audio or video, `times_s` are those of the frames,
+    `grid` is that of an embedding's patches (1, rows, columns), where the model has such a one.
     """
 
     kind: MediaKind
@@ -49,6 +50,7 @@ class MediaItem(NamedTuple):
     format: str
     seconds: float = 0.0
     times_s: tuple[float, ...] = ()
+    grid: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:

@@ -102,7 +102,7 @@ def _answer(
         found = decode(file, task.kind, task.limits, task.target, out)
     out.flush()
     fcntl.fcntl(out.fileno(), fcntl.F_ADD_SEALS, SEALS)
-    return Decoded(task.number, found.dtype, found.shape, found.format, found.seconds, found.times_s)
+    return Decoded(task.number, *found)
 
 
 def _limit_cpu(seconds: int) -> None:

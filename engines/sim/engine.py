@@ -25,6 +25,7 @@ from headwater.engines.engine import (
 )
 from headwater.engines.media.prompt import check_media
 from headwater.engines.sim.control import SimControl
+from headwater.engines.sim.defaults import EMBEDDING_WIDTH
 from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
 from headwater.engines.sim.image_store import ImageStore, NoRoomForImage
@@ -37,6 +38,7 @@ from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.card import EmbeddingSupport
 
 LINGER_S = 60.0
 """How long an embedding that was given stays if no request uses it."""
@@ -97,6 +99,9 @@ class SimEngine(SimControl):
             lora_rank_max=settings.lora_rank_max,
             tasks=("embed",),
             media=settings.media,
+            image_embeddings=EmbeddingSupport(width=EMBEDDING_WIDTH, dtype="float32", merge=1)
+            if settings.accepts_embeddings and settings.media.images is not None
+            else None,
         )
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:

@@ -37,6 +37,8 @@ class SimSettings(NamedTuple):
     """What its prompts may have next to text."""
     reads_embeddings: bool = False
     """Takes the embeddings of encode workers."""
+    accepts_embeddings: bool = False
+    """Takes those of clients too."""
     embedding_tokens: int = EMBEDDING_TOKENS
     """Tokens of images whose embeddings are kept."""
 

@@ -15,6 +15,7 @@ from headwater.engines.engine import (
     EncodedImage,
     EngineInfo,
     EngineLoad,
+    EngineUnavailable,
     Finish,
     RequestRejected,
     Step,
@@ -40,7 +41,7 @@ from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import MediaSupport, SpeechSupport
+from headwater.schemas.tables.card import EmbeddingSupport, MediaSupport, SpeechSupport
 
 API_LOGPROBS_MAX = 20
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
@@ -118,8 +119,19 @@ class VllmEngine(VllmControl):
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
             media=self._media,
             speech=self._speech,
+            image_embeddings=self._taken_embeddings(),
             default_sampling=default_sampling(config.model_config.get_diff_sampling_param()),
         )
+
+    def _taken_embeddings(self) -> EmbeddingSupport | None:
+        """Those that clients may send. Raises `EngineUnavailable` if they are to, and the model needs the images too."""
+        if not self._settings.accepts_embeddings:
+            return None
+        if self._embeddings is None or self._embeddings.taken is None:
+            raise EngineUnavailable(
+                f"{self._settings.name} cannot take embeddings in place of images: start it without --accept-image-embeds"
+            )
+        return self._embeddings.taken
 
     def _complete(self, arguments: dict[str, Any]) -> None:
         """Arguments that follow from other settings."""

@@ -127,6 +127,12 @@ class WorkerSettings(NamedTuple):
             description="take the embeddings of images that encode workers compute (default: with --encode-workers)"
         ),
     ] = False
+    accept_image_embeds: Annotated[
+        bool,
+        Meta(
+            description="clients may send embeddings of images in place of images (vLLM with models of Qwen2-VL's kind; the simulated engine)"
+        ),
+    ] = False
     embeddings_mib: Annotated[
         int,
         Meta(ge=16, description="MiB of image embeddings that a worker keeps, and as much to transfer them"),

@@ -32,12 +32,21 @@ DEMO_NAME = "smollm2-135m-instruct"
 NATIVE_ENGINES: Final = frozenset({"vllm", "sglang", "tensorrt_llm"})
 """Engines that load a model's weights."""
 
+TAKE_EMBEDDINGS: Final = ("vllm", "sim")
+"""Engines that take embeddings of images from clients."""
+
 PIPELINE_ENGINES: Final = frozenset({"diffusers", "sglang_diffusion"})
 """Engines that load a pipeline in diffusers' layout."""
 
 
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
+    own = settings.worker
+    if own.accept_image_embeds and (own.engine not in TAKE_EMBEDDINGS or own.role in ("prefill", "decode")):
+        raise EngineUnavailable(
+            f"--accept-image-embeds: {own.engine} workers of role {own.role} cannot take embeddings from clients; those of "
+            f"{' and '.join(TAKE_EMBEDDINGS)} that serve whole requests can"
+        )
     make_own = FACTORIES.get(settings.worker.engine, _custom)
     return make_own(settings, worker)
 
@@ -85,6 +94,7 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
         processors=vllm.logits_processors,
         embeddings_mib=own.embeddings_mib,
         reads_embeddings=own.reads_embeddings and own.role in ("both", "prefill"),
+        accepts_embeddings=own.accept_image_embeds and own.role == "both",
     )
 
 
@@ -153,6 +163,7 @@ def sim_settings(worker: WorkerSettings, options: SimOptions, files: ModelFiles)
         eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
         media=MediaSupport() if worker.model else media_support(),
         reads_embeddings=worker.reads_embeddings and worker.role in ("both", "prefill"),
+        accepts_embeddings=worker.accept_image_embeds and worker.role == "both",
         embedding_tokens=(worker.embeddings_mib << 20) // (4 * EMBEDDING_WIDTH),
     )
 

@@ -120,7 +120,9 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
         worker=settings.worker._replace(
             role=worker.role,
             engine=worker.engine,
-            reads_embeddings=settings.worker.reads_embeddings or settings.fleet.encode_workers > 0,
+            reads_embeddings=settings.worker.reads_embeddings
+            or settings.worker.accept_image_embeds
+            or settings.fleet.encode_workers > 0,
         ),
         vllm=settings.vllm._replace(nixl_port=worker.nixl_port),
         metrics=settings.metrics._replace(port=worker.metrics_port),

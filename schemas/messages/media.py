@@ -7,10 +7,13 @@ from typing import Final
 import msgspec
 
 from headwater.schemas.media_kind import PromptMediaKind
-from headwater.schemas.messages.transfer import Offer
+from headwater.schemas.messages.transfer import DType, Offer
 
 VALUE_BYTES: Final[dict[PromptMediaKind, int]] = {"image": 1, "video": 1, "audio": 4, "recording": 4}
 """Bytes of one value."""
+
+DTYPE_BYTES: Final[dict[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""The same, of embeddings that clients send."""
 
 
 class ImageEmbedding(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +28,14 @@ class ImageEmbedding(msgspec.Struct, frozen=True, array_like=True):
     fields: bytes = b""
 
 
+class ClientEmbedding(msgspec.Struct, frozen=True, array_like=True):
+    """An embedding that came from the client in place of the image: `width` values of `dtype` for each token. `fields` as in `ImageEmbedding`."""
+
+    dtype: DType
+    width: int
+    fields: bytes = b""
+
+
 class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     """An item of media in a prompt, decoded.
 
@@ -32,6 +43,7 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     from position `start` on. An image has `shape` (height, width, 3), uint8 RGB; a video (frames, height, width, 3). Audio has `shape` (samples,), float32 mono
     at the rate of the model. A recording is audio without placeholder tokens: it is to be transcribed, and its tokens are all those of the prompt.
     `data` is empty in messages: a worker that does not have the item yet fetches it from the edge. With an `embedding` it need not.
+    If an embedding is `given`, that is its data, and `shape` is that of an image which has as many tokens.
     """
 
     kind: PromptMediaKind
@@ -41,10 +53,13 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     data: bytes = b""
     embedding: ImageEmbedding | None = None
+    given: ClientEmbedding | None = None
 
     @property
     def size(self) -> int:
         """Bytes of the data."""
+        if self.given is not None:
+            return DTYPE_BYTES[self.given.dtype] * self.tokens * self.given.width
         return VALUE_BYTES[self.kind] * prod(self.shape)
 
 
@@ -57,7 +72,8 @@ def media_features(media: Iterable[PromptMedia]) -> dict[str, tuple[PromptMedia,
         "audio": "audio",
         "recordings": "recording",
     }
-    return {name: tuple([item for item in items if item.kind == kind]) for name, kind in fields.items()}
+    found = {name: tuple([item for item in items if item.kind == kind]) for name, kind in fields.items()}
+    return found | {"given_embeddings": tuple([item for item in items if item.given is not None])}
 
 
 class MediaQuery(msgspec.Struct, frozen=True, array_like=True):

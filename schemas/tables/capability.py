@@ -69,6 +69,7 @@ NEEDS: Final = (
     Need("videos", (), "videos", "messages"),
     Need("audio", (), "audio", "messages"),
     Need("recordings", (), "transcription", "file"),
+    Need("given_embeddings", (), "image_embeddings", "messages"),
 )
 """Features that not every engine has."""
 

@@ -1,7 +1,7 @@
 """Model cards and LoRA cards: what an edge needs to serve a model. KV bucket, one key per pool and per LoRA adapter."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,17 @@ class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
     side: int = 0
     pixels_min: int = 0
     pixels_max: int = 0
+
+
+class EmbeddingSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes in place of an image: its embedding, `width` values of type `dtype` for each token.
+
+    With `merge`, a token stands for a square of so many patches on each side, and the grid of patches comes with the embedding.
+    """
+
+    width: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    merge: int = 0
 
 
 class VideoSupport(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +202,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the formats, where a parser is `response_template`."""
     images: ImageSupport | None = None
     """None: the model takes no images."""
+    image_embeddings: EmbeddingSupport | None = None
+    """None: clients may send no embeddings of images."""
     videos: VideoSupport | None = None
     """None: the model takes no videos."""
     audio: AudioSupport | None = None

@@ -72,8 +72,8 @@ class Encoders:
         events: list[RequestEncoded] = []
 
         async def one(number: int, item: PromptMedia) -> PromptMedia:
-            if item.start + item.tokens <= cached:
-                # Its KV is there, so its embedding is not needed.
+            if item.given is not None or item.start + item.tokens <= cached:
+                # Its embedding is there, or its KV, so that it is not needed.
                 return item
             found, event = await self._encode(leg, number, item, tolerates)
             events.append(event)

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.actors.edge.generation.messages.load import shown_as
 from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.edge.generation.request import GenerationRequest
 
@@ -63,7 +64,9 @@ def _message(turn: Turn) -> dict[str, Any]:
 
 def _part(part: Part) -> dict[str, Any]:
     """A part of a message: an image only says where it is, since its content does not go through the template."""
-    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": part.kind}
+    return (
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": shown_as(part.kind)}
+    )
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Precomputed embeddings: one tensor in safetensors, of the type and width that the model takes, with finite values."""
+"""Precomputed embeddings: a tensor in safetensors, of the type and width that the model takes, with finite values; and its grid of patches."""
 
 from typing import Any, BinaryIO, Final
 
@@ -19,18 +19,26 @@ EXPONENTS: Final[dict[str, Any]] = {
 }
 """The bits of the exponent by type: all set in infinities and in what is no number."""
 
+GRID: Final = "image_grid_thw"
+GRID_TYPES: Final[dict[str, np.dtype[Any]]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+GRID_MAX: Final = 4_096
+
 
 def decode_embedding(
     file: BinaryIO, form: FileFormat, limits: EmbeddingLimits, expected: EmbeddingForm, out: Sink
 ) -> DecodedMedia:
     """Write values of shape (tokens, width) to `out`, in their own type. Raises `MediaError`."""
     try:
-        tensors = deserialize(file.read())  # type: ignore[no-untyped-call]  # as published
+        tensors = deserialize(file.read())  # type: ignore[no-untyped-call]  # safetensors publishes no types for it
     except SafetensorError as error:
         raise malformed(form, "it cannot be read") from error
-    if len(tensors) != 1:
-        raise _bad(f"the file has {len(tensors)} tensors in place of one")
-    _, tensor = tensors[0]
+    named = dict(tensors)
+    grid = _grid(named.pop(GRID, None)) if expected.grid else ()
+    if len(named) != 1:
+        raise _bad(
+            f"the file has {len(tensors)} tensors in place of one{f' and {GRID}' if expected.grid else ''}"
+        )
+    (tensor,) = named.values()
     dtype, shape, data = str(tensor["dtype"]), tuple(tensor["shape"]), tensor["data"]
     if dtype not in expected.dtypes:
         raise _bad(f"its type is {dtype}; accepted: {', '.join(expected.dtypes)}")
@@ -44,7 +52,19 @@ def decode_embedding(
     if ((np.frombuffer(data, bits.dtype) & bits) == bits).any():
         raise _bad("it has values that are infinite or no numbers")
     out.write(data)
-    return DecodedMedia(dtype, shape, form.name)
+    return DecodedMedia(dtype, shape, form.name, grid=grid)
+
+
+def _grid(tensor: Any) -> tuple[int, ...]:
+    """The grid of one image's patches."""
+    if tensor is None:
+        raise _bad(f"the file has no tensor {GRID}")
+    if tensor["dtype"] not in GRID_TYPES or len(tensor["data"]) != 3 * GRID_TYPES[tensor["dtype"]].itemsize:
+        raise _bad(f"{GRID} is not three whole numbers")
+    grid = tuple(np.frombuffer(tensor["data"], GRID_TYPES[tensor["dtype"]]).tolist())
+    if grid[0] != 1 or min(grid) < 1 or max(grid) > GRID_MAX:
+        raise _bad(f"{GRID} is {list(grid)}; that of an image is 1, rows and columns of at most {GRID_MAX}")
+    return grid
 
 
 def _bad(reason: str) -> MediaError:

@@ -19,3 +19,4 @@ class DecodedMedia(NamedTuple):
     format: str
     seconds: float = 0.0
     times_s: tuple[float, ...] = ()
+    grid: tuple[int, ...] = ()

@@ -40,10 +40,14 @@ class MediaSource(NamedTuple):
 
 
 class EmbeddingForm(NamedTuple):
-    """What a model expects of precomputed embeddings: one tensor of shape (tokens, `width`), or (1, tokens, `width`)."""
+    """What a model expects of a precomputed embedding: a tensor of shape (tokens, `width`), or (1, tokens, `width`).
+
+    With `grid`, a tensor `image_grid_thw` besides: 1, and the rows and columns of the image's patches.
+    """
 
     width: int
     dtypes: tuple[TensorType, ...] = ("F32", "F16", "BF16")
+    grid: bool = False
 
 
 class MediaTarget(NamedTuple):

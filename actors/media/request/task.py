@@ -37,7 +37,7 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
     """A decoded item; a sealed file descriptor with its values travels with the message.
 
     `dtype` and `shape` are those of the array. `format` is the file's: `png`, `mp4`. `seconds` is the length of audio or
-    video; `times_s` are those of sampled frames.
+    video; `times_s` are those of sampled frames; `grid` is that of an embedding's patches (1, rows, columns).
     """
 
     number: int
@@ -46,6 +46,7 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
     format: str
     seconds: float = 0.0
     times_s: tuple[float, ...] = ()
+    grid: tuple[int, ...] = ()
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+import numpy as np
 import structlog
+from msgspec.structs import replace
 
 from headwater.actors import metrics
 from headwater.actors.bus.port import Bus
@@ -15,7 +17,7 @@ from headwater.actors.worker.encoding.offers import OwnerChannel
 from headwater.engines.engine import EncodedImage, EngineError
 from headwater.engines.transfer.port import TensorTransfer
 from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
+from headwater.schemas.messages.media import ClientEmbedding, ImageEmbedding, PromptMedia
 
 READ_S_MAX: Final = 2.0
 """That all embeddings of a request may take: there is time left to fetch the images before the edge stops waiting."""
@@ -63,6 +65,13 @@ class EmbeddingReader:
             _log.debug("embedding_read_failure", exc_info=True)
         return all(self._engine.holds_embedding(item) for item in media)
 
+    async def put_given(self, media: tuple[PromptMedia, ...]) -> tuple[PromptMedia, ...]:
+        """Give the engine the embeddings that a client sent; returns the media without those. Raises `EngineError`."""
+        for item in media:
+            if item.given is not None and not self._engine.holds_embedding(item):
+                await self._engine.put_embedding(item, given_image(item, item.given))
+        return tuple([item if item.given is None else replace(item, data=b"") for item in media])
+
     async def _read(self, transfer: TensorTransfer, item: PromptMedia) -> None:
         embedding = item.embedding
         if embedding is None or self._engine.holds_embedding(item):
@@ -87,3 +96,10 @@ class EmbeddingReader:
         await self._engine.put_embedding(item, EncodedImage(values, embedding.offer.dtype, embedding.fields))
         metrics.EMBEDDINGS_READ.labels("read").inc()
         metrics.EMBEDDING_BYTES.inc(embedding.offer.nbytes)
+
+
+def given_image(item: PromptMedia, given: ClientEmbedding) -> EncodedImage:
+    """An embedding that a client sent, as engines take them."""
+    dtype = np.dtype(np.uint16 if given.dtype == "bfloat16" else given.dtype)
+    values = np.frombuffer(item.data, dtype).reshape(item.tokens, given.width)
+    return EncodedImage(values, given.dtype, given.fields)

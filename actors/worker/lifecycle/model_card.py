@@ -58,6 +58,7 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         logprobs_max=info.logprobs_max,
         default_sampling=dict(info.default_sampling),
         **info.media._asdict(),
+        image_embeddings=info.image_embeddings,
         speech=info.speech,
         image_generation=info.image_generation,
         video_generation=info.video_generation,
@@ -83,7 +84,7 @@ def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
     """
     engines = {**(present.engines if present is not None else {}), card.engine: card.capabilities}
     either = {capability for capabilities in engines.values() for capability in capabilities}
-    known = {name: getattr(card, name) for name in MediaSupport._fields}
+    known = {name: getattr(card, name) for name in (*MediaSupport._fields, "image_embeddings")}
     if present is not None:
         known |= {
             name: getattr(present, name) for name, own in known.items() if own is None and name in either

@@ -69,6 +69,10 @@ class EmbeddingSource(Protocol):
         """Read those on offer; returns whether the engine needs no pixels of these images."""
         ...
 
+    async def put_given(self, media: tuple[PromptMedia, ...]) -> tuple[PromptMedia, ...]:
+        """Give the engine the embeddings that a client sent; returns the media as the engine takes them. Raises `EngineError`."""
+        ...
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _generate = msgspec.msgpack.Decoder(GenerateRequest)
@@ -148,8 +152,10 @@ class RequestIntake:
             try:
                 if self._embeddings is None or not await self._embeddings.read(request.media):
                     media = await self.media.load(request.edge, request.media)
+                    if self._embeddings is not None:
+                        media = await self._embeddings.put_given(media)
                     request = msgspec.structs.replace(request, media=media)
-            except MediaMissing as error:
+            except (MediaMissing, EngineError) as error:
                 refused = Refused(str(error), True)
             if handoff is not None and refused is None:
                 refused, transfer = await self._claim_kv(request, handoff)

@@ -25,7 +25,8 @@ class VllmSettings(NamedTuple):
 
     `native` are vLLM's own arguments as words of a command line. `connectors` are short names in order, with their
     options. `metrics`: vLLM's Prometheus metrics are exported. `ranks` is vLLM's data_parallel_size.
-    `embeddings_mib` bounds the image embeddings that the worker keeps; with `reads_embeddings` it takes those of encode workers.
+    `embeddings_mib` bounds the image embeddings that the worker keeps; with `reads_embeddings` it takes those of encode workers, with
+    `accepts_embeddings` those of clients too.
     `processors` are logits processors that requests may use, "module:Class" by name; see
     `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs with the highest precedence.
     """
@@ -48,6 +49,7 @@ class VllmSettings(NamedTuple):
     processors: Mapping[str, str] = {}
     embeddings_mib: int = EMBEDDINGS_MIB
     reads_embeddings: bool = False
+    accepts_embeddings: bool = False
     overrides: Mapping[str, Any] = {}
 
 

@@ -15,6 +15,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 
 from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.media.image_rule import PROBE_ID
+from headwater.engines.vllm.embeddings.fields import fields_resolver
 
 FOLDER = "folder"
 
@@ -32,7 +33,7 @@ class EmbeddingConnector(ECConnectorBase):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         self._folder = Path(vllm_config.ec_transfer_config.get_from_extra_config(FOLDER, ""))
-        self._fields = _fields_resolver(vllm_config.model_config)
+        self._fields = fields_resolver(vllm_config.model_config)
         self._to_load: list[str] = []
 
     def has_cache_item(self, identifier: str) -> bool:
@@ -77,12 +78,3 @@ class EmbeddingConnector(ECConnectorBase):
         embedding_files.count(self._folder, embedding_files.ENCODED)
         if self.is_producer or mm_hash == PROBE_ID:
             embedding_files.write(self._folder, mm_hash, encoder_cache[mm_hash].detach().cpu())
-
-
-def _fields_resolver(model_config: Any) -> Any:
-    """What names a model's placeholder fields; None in releases without, whose consumers need the pixels too."""
-    try:
-        from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
-    except ImportError:
-        return None
-    return PlaceholderMetadataResolver(model_config)

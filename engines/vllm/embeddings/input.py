@@ -13,8 +13,9 @@ from headwater.engines.engine import EncodedImage, EngineUnavailable
 from headwater.engines.media.image_rule import probe_image
 from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.embeddings.config import transfer_config
-from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
+from headwater.engines.vllm.embeddings.fields import fields_resolver
+from headwater.schemas.messages.media import DTYPE_BYTES, PromptMedia
+from headwater.schemas.tables.card import EmbeddingSupport, ImageSupport
 
 GIVEN_ID: Final = "1" * 32
 
@@ -24,6 +25,8 @@ class EmbeddingInput:
 
     def __init__(self, mib: int) -> None:
         self._folder = embedding_files.make_folder()
+        self.taken: EmbeddingSupport | None = None
+        """Which embeddings of images the engine takes in place of them, once verified; None where it needs the images too."""
         self.store = EmbeddingStore(embedding_files.FileShelf(self._folder), mib << 20, time.monotonic)
 
     def arguments(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class EmbeddingInput:
             raise EngineUnavailable(
                 "this vLLM did not call its encoder cache connector: it cannot take the embeddings of encode workers"
             ) from None
+        self.taken = _taken(engine.vllm_config.model_config, tensor)
         encoded = self.encoded
         given = PromptMedia("image", GIVEN_ID, 0, probe.tokens, probe.shape, probe.data)
         embedding_files.write(self._folder, given.id, tensor)
@@ -90,3 +94,15 @@ async def _generate_one(engine: Any, support: ImageSupport, item: PromptMedia) -
     }
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), f"probe-{item.id}"):
         pass
+
+
+def _taken(model: Any, embedding: Any) -> EmbeddingSupport | None:
+    """Of a model that needs nothing but the grid of an image's patches besides its embedding, as Qwen2-VL and its successors do."""
+    fields = fields_resolver(model)
+    merge = getattr(getattr(model.hf_config, "vision_config", None), "spatial_merge_size", 0)
+    if fields is None or set(fields.fields_for("image")) != {"image_grid_thw"} or not merge:
+        return None
+    dtype = str(embedding.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        return None
+    return EmbeddingSupport(width=int(embedding.shape[1]), dtype=dtype, merge=int(merge))  # type: ignore[arg-type]  # one of its types, as just checked

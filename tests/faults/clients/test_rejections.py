@@ -5,6 +5,7 @@
 
 import pytest
 
+from headwater.engines.sim import model
 from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused
 from tests.support.processes.fleet import FleetProcess
 
@@ -16,15 +17,17 @@ pytestmark = [
 ]
 
 
+TOKENS = model.tokenizer().get_vocab_size()
+"""Of the simulated model."""
+
 OUT_OF_RANGE_OF_SIM = [
-    Case("stop token", "stop_token_ids", {"stop_token_ids": [260]}),
+    Case("stop token", "stop_token_ids", {"stop_token_ids": [TOKENS]}),
     Case("large stop token", "stop_token_ids", {"stop_token_ids": [2**32 - 1]}),
-    Case("stop token in a chat", "stop_token_ids", {"stop_token_ids": [1, 260]}, CHAT),
-    Case("bias", "logit_bias", {"logit_bias": {"260": 1}}),
+    Case("stop token in a chat", "stop_token_ids", {"stop_token_ids": [1, TOKENS]}, CHAT),
+    Case("bias", "logit_bias", {"logit_bias": {str(TOKENS): 1}}),
     Case("top_p", "top_p", {"top_p": 0}),
     Case("top_p in a chat", "top_p", {"top_p": 0.0}, CHAT),
 ]
-"""The simulated model has 260 tokens, 0 to 259."""
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE_OF_SIM, ids=lambda case: case.name)
@@ -36,6 +39,6 @@ async def test_the_edge_knows_the_vocabulary(up: FleetProcess, case: Case) -> No
 async def test_the_last_token_of_the_vocabulary_is_in_range(up: FleetProcess) -> None:
     """The bound is not one too small."""
     async with up.client() as client:
-        body = {"model": "sim", **PROMPT, "stop_token_ids": [0, 259], "top_p": 0.01}
+        body = {"model": "sim", **PROMPT, "stop_token_ids": [0, TOKENS - 1], "top_p": 0.01}
         answer = await client.post(COMPLETIONS, json=body)
         assert answer.status_code == 200, answer.text

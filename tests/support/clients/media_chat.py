@@ -40,12 +40,19 @@ class MediaAnswer:
 
 async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more: Any) -> MediaAnswer:
     """Ask about some parts, of this worker if one is named; `more` are fields of the request."""
+    return await ask_content(client, content(*parts), worker=worker, **more)
+
+
+async def ask_content(
+    client: openai.AsyncOpenAI, parts: list[Any], worker: str = "", **more: Any
+) -> MediaAnswer:
+    """The same with the parts as the request has them."""
     return MediaAnswer(
         await client.chat.completions.with_raw_response.create(
             model=MODEL,
             temperature=0,
             max_tokens=ANSWER_TOKENS,
-            messages=[{"role": "user", "content": content(*parts)}],
+            messages=[{"role": "user", "content": parts}],
             extra_body={"ignore_eos": True, **more},
             extra_headers={"x-headwater-worker": worker} if worker else {},
         )

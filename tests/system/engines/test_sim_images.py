@@ -20,6 +20,7 @@ from headwater.schemas.messages.media import PromptMedia
 from tests.support.clients.media_chat import MediaAnswer
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 from tests.support.media.documents import pdf
+from tests.support.media.embeddings import embedding_file, embedding_part
 from tests.support.media.images import data_url
 from tests.support.media.recordings import film, recording, tone, wav
 from tests.support.processes.fleet import FleetProcess, fleet
@@ -35,7 +36,8 @@ SEED = 1
 async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
     """A worker and an encode worker."""
     flags = ("--engine", "sim", "--workers", "1", "--encode-workers", "1", "--sim-step-time", "zero")
-    async with fleet(tmp_path_factory.mktemp("sim"), *flags) as made:
+    embeddings = ("--accept-image-embeds", "--media-embeddings")
+    async with fleet(tmp_path_factory.mktemp("sim"), *flags, *embeddings) as made:
         yield made
 
 
@@ -197,3 +199,35 @@ async def test_official_clients_send_files_of_which_the_model_sees_the_text(up: 
             "media_unknown_type",
             "messages[0].content[0].file.file_data",
         )
+
+
+async def test_an_embedding_answers_as_its_image_does(up: FleetProcess) -> None:
+    """Sent in place of the image, also a second time, when it is on the worker; another image's gives another answer; and errors are named."""
+    shape = (HEIGHT, WIDTH, 3)
+    pixels = np.random.default_rng(7).integers(0, 255, shape, dtype=np.uint8).tobytes()
+    values = embedding_of(PromptMedia("image", "0" * 32, 0, TOKENS, shape, pixels))
+    fields = {"model": "sim", "seed": SEED, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+
+    async with up.client() as client:
+
+        async def answer(file: bytes, before: str) -> httpx.Response:
+            parts = [{"type": "text", "text": before}, embedding_part(file)]
+            return await client.post(
+                "/v1/chat/completions", json={**fields, "messages": [{"role": "user", "content": parts}]}
+            )
+
+        good = embedding_file(values, (1, 7, 8))
+        for before in ("first", "again", "again"):
+            reply = await answer(good, before)
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["choices"][0]["message"]["content"] == expected(7)
+        other = await answer(embedding_file(values + 1, (1, 7, 8)), "first")
+        assert other.json()["choices"][0]["message"]["content"] != expected(7)
+        for bad, code in (
+            (embedding_file(values, (1, 7, 7)), "image_shape"),
+            (embedding_file(values * np.nan, (1, 7, 8)), "media_bad_embedding"),
+            (b"\x80\x04cos\nsystem\n(S'id'\ntR.", "media_unknown_type"),
+        ):
+            reply = await answer(bad, "first")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
+            assert reply.json()["error"]["param"] == "messages[0].content[1].image_embeds"

@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headwater.actors.edge.api.openai.types import ChatMessage, ContentPart, MessageCall
-from headwater.actors.edge.generation.messages.media_parts import audio_media, file_media, url_media
+from headwater.actors.edge.generation.messages.media_parts import (
+    audio_media,
+    data_media,
+    file_media,
+    url_media,
+)
 from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.http.errors import bad_request
 
@@ -66,6 +71,10 @@ def _image(value: Any, param: str) -> MediaPart:
     return url_media("image", given.get("url"), param, detail=detail)
 
 
+def _image_embeds(value: Any, param: str) -> MediaPart:
+    return data_media("embedding", value, param, media_type="")
+
+
 def _audio(value: Any, param: str) -> MediaPart:
     return audio_media(_object(value, param), param)
 
@@ -93,6 +102,7 @@ def _object(value: Any, param: str) -> dict[str, Any]:
 
 _MEDIA: Final[dict[str, Callable[[Any, str], MediaPart]]] = {
     "image_url": _image,
+    "image_embeds": _image_embeds,
     "input_audio": _audio,
     "audio_url": _audio_url,
     "video_url": _video,

@@ -46,6 +46,7 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: Any = None
+    image_embeds: Any = None
     input_audio: Any = None
     audio_url: Any = None
     video_url: Any = None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 from headwater.actors import metrics
+from headwater.actors.edge.generation.messages.embeddings import form_of, image_shape
 from headwater.actors.edge.generation.messages.turn import MediaPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
@@ -14,7 +15,7 @@ from headwater.actors.media.request.errors import MediaCode
 from headwater.actors.media.request.settings import MediaLimits
 from headwater.actors.media.request.source import MediaSource, MediaTarget
 from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables.card import MediaSupport, ModelCard
 from headwater.schemas.tables.media_tokens import count_media_tokens
 
 ITEMS_MAX: Final[Mapping[PromptMediaKind, int]] = {"image": 16, "video": 4, "audio": 16}
@@ -66,9 +67,9 @@ async def load_media(
     _check_supported(parts, model, support if intake is not None else MediaSupport())
     assert intake is not None, "checked"
     found = {} if known is None else known
-    await fetch_parts(parts, intake, found, _limits(intake.limits, support), _target(support))
+    await fetch_parts(parts, intake, found, _limits(intake.limits, support), _target(model.card))
     items = tuple([found[part] for part in parts])
-    counts = [_count(support, part, item) for part, item in zip(parts, items, strict=True)]
+    counts = [_count(model.card, part, item) for part, item in zip(parts, items, strict=True)]
     return LoadedMedia(items, tuple(counts))
 
 
@@ -94,8 +95,19 @@ async def fetch_parts(
 def _check_supported(parts: Sequence[MediaPart], model: Model, support: MediaSupport) -> None:
     """Raises `ApiError` 400 for kinds that the model does not take, and for too many items of one."""
     name, limits = model.card.name, support.limits
+    embeddings = [part for part in parts if part.kind == "embedding"]
+    if embeddings and form_of(model.card) is None:
+        raise bad_request(
+            f"{name} takes no precomputed embeddings of images; send the images.",
+            param=embeddings[0].param,
+            code=MediaCode.EMBEDDINGS_OFF.value,
+        )
+    if embeddings and any(part.kind == "image" for part in parts):
+        raise bad_request(
+            "A request has images or embeddings of images, not both.", param=embeddings[0].param
+        )
     for part in parts:
-        if part.kind not in limits:
+        if part.kind not in (*limits, "embedding"):
             taken = _listed(["text", *[SEVERAL[kind] for kind in limits]])
             raise bad_request(
                 f"{name} takes {taken}; {part.param} is of kind {part.kind}.",
@@ -103,7 +115,7 @@ def _check_supported(parts: Sequence[MediaPart], model: Model, support: MediaSup
                 code=MediaCode.NOT_TAKEN.value,
             )
     for kind, most in limits.items():
-        own = [part for part in parts if part.kind == kind]
+        own = [part for part in parts if shown_as(part.kind) == kind]
         taken_most = min(most, ITEMS_MAX[kind])
         if len(own) > taken_most:
             raise bad_request(
@@ -128,9 +140,14 @@ def _limits(limits: MediaLimits, support: MediaSupport) -> MediaLimits:
     return limits._replace(audio=audio)
 
 
-def _target(support: MediaSupport) -> MediaTarget:
+def shown_as(kind: str) -> PromptMediaKind:
+    """The kind of an item in the prompt: an embedding is that of an image."""
+    return "image" if kind == "embedding" else cast(PromptMediaKind, kind)
+
+
+def _target(card: ModelCard) -> MediaTarget:
     """What items are decoded to for a model. It decides about their values, and so is part of their ids."""
-    target = DEFAULT_TARGET
+    target, support = DEFAULT_TARGET._replace(embedding=form_of(card)), card.media
     if support.videos is not None:
         target = target._replace(frames=support.videos.frames)
     if support.audio is not None:
@@ -165,9 +182,22 @@ def _source(part: MediaPart) -> MediaSource:
     return MediaSource.from_url(part.kind, part.url, part.param)
 
 
-def _count(support: MediaSupport, part: MediaPart, item: MediaItem) -> int:
-    kind = cast(PromptMediaKind, part.kind)
+def _count(card: ModelCard, part: MediaPart, item: MediaItem) -> int:
+    kind = shown_as(part.kind)
     try:
-        return count_media_tokens(support, kind, item.shape)
+        return count_media_tokens(card.media, kind, prompt_shape(item, card))
     except ValueError as error:
         raise bad_request(f"{part.param}: {error}.", param=part.param, code=BAD_SHAPE[kind]) from error
+
+
+def prompt_shape(item: MediaItem, card: ModelCard) -> tuple[int, ...]:
+    """The shape that an item has in messages: of an embedding, that of an image with as many tokens. Raises `ValueError` if there is none."""
+    if item.kind != "embedding":
+        return item.shape
+    assert card.images is not None, "checked"
+    assert card.image_embeddings is not None, "checked"
+    shape = image_shape(item, card.images, card.image_embeddings)
+    tokens = count_media_tokens(card.media, "image", shape)
+    if tokens != item.shape[0]:
+        raise ValueError(f"the embedding has {item.shape[0]} tokens; an image of its grid has {tokens}")
+    return shape

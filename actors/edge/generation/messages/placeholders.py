@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import cast
 
 import msgspec
 import numpy as np
 
-from headwater.actors.edge.generation.messages.load import LoadedMedia
+from headwater.actors.edge.generation.messages.embeddings import given_of
+from headwater.actors.edge.generation.messages.load import LoadedMedia, prompt_shape, shown_as
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.item import ID_BYTES
@@ -26,7 +26,7 @@ def expand_placeholders(
     for token in placeholders.values():
         is_place |= tokens == token
     places = np.flatnonzero(is_place)
-    kinds = [cast(PromptMediaKind, item.kind) for item in loaded.items]
+    kinds = [shown_as(item.kind) for item in loaded.items]
     if tokens[places].tolist() != [placeholders[kind] for kind in kinds]:
         raise _unmatched(tokens[places].tolist(), loaded, placeholders, param)
     if not len(places):
@@ -35,7 +35,14 @@ def expand_placeholders(
     repeats[places] = loaded.tokens
     starts = (np.cumsum(repeats) - repeats)[places].tolist()
     media = tuple(
-        PromptMedia(kind, item.id, start, count, item.shape)
+        PromptMedia(
+            kind,
+            item.id,
+            start,
+            count,
+            prompt_shape(item, model.card),
+            given=given_of(item) if item.kind == "embedding" else None,
+        )
         for kind, item, start, count in zip(kinds, loaded.items, starts, loaded.tokens, strict=True)
     )
     return np.repeat(tokens, repeats).astype(np.uint32, copy=False), media
@@ -57,7 +64,7 @@ def of_tenant(media: Sequence[PromptMedia], salt: str) -> tuple[PromptMedia, ...
 def _unmatched(
     found: Sequence[int], loaded: LoadedMedia, placeholders: dict[PromptMediaKind, int], param: str
 ) -> ApiError:
-    places, items = Counter(found), Counter[str](item.kind for item in loaded.items)
+    places, items = Counter(found), Counter[str](shown_as(item.kind) for item in loaded.items)
     for kind, token in placeholders.items():
         count = items[kind]
         if places[token] == count:

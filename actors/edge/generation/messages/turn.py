@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-MediaKind = Literal["image", "audio", "video", "file"]
+MediaKind = Literal["image", "audio", "video", "embedding", "file"]
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -15,7 +15,7 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class MediaPart(msgspec.Struct, frozen=True):
-    """An image, audio, video or file in a message, validated but not fetched.
+    """An image, audio, video, the embedding of an image, or a file in a message, validated but not fetched.
 
     Either `url` (https: or data:), or base64 `data` with its `media_type`, or the `file_id` of an upload. `detail` is
     OpenAI's hint for images, `format` its name of the audio encoding, `name` the name of a file. `param` names the part

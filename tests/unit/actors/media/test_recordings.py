@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from headwater.actors.media.decoders.video import sample_indices
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.request.source import EmbeddingForm, MediaKind, MediaSource, MediaTarget
+from tests.support.media.embeddings import embedding_file
 from tests.support.media.images import encoded, picture
 from tests.support.media.recordings import RATE_HZ, film, recording, safetensors, tone, turned, wav
 from tests.unit.actors.media.conftest import TIGHT, rejection
@@ -196,6 +198,42 @@ async def test_an_embedding_is_one_finite_tensor_of_the_models_form(wide: MediaI
     source = MediaSource.from_bytes("embedding", make())
     error = await rejection(wide, source, target=MediaTarget(embedding=FORM))
     assert error.code == code
+
+
+GRIDDED = FORM._replace(grid=True)
+
+
+async def test_the_grid_of_an_embedding_is_part_of_its_id(wide: MediaIntake) -> None:
+    """Its positions in the prompt depend on it."""
+    ids = {}
+    for grid in ((1, 2, 6), (1, 6, 2)):
+        file = embedding_file(np.ones((3, 4), np.float32), grid)
+        item = await wide.fetch(
+            MediaSource.from_bytes("embedding", file), target=MediaTarget(embedding=GRIDDED)
+        )
+        assert (item.shape, item.grid) == ((3, 4), grid)
+        ids[grid] = item.id
+    assert len(set(ids.values())) == 2
+
+
+GRIDS: dict[str, dict[str, Any]] = {
+    "no grid": {},
+    "a grid of two numbers": {"image_grid_thw": np.array([2, 6], np.int64)},
+    "a grid of fractions": {"image_grid_thw": np.array([1, 2, 6], np.float32)},
+    "a video's grid": {"image_grid_thw": np.array([2, 2, 6], np.int64)},
+    "a negative grid": {"image_grid_thw": np.array([1, -2, -6], np.int64)},
+    "a grid of millions": {"image_grid_thw": np.array([1, 2, 6_000_000], np.int64)},
+    "a third tensor": {"image_grid_thw": np.array([1, 2, 6], np.int64), "more": np.ones(3, np.int64)},
+}
+
+
+@pytest.mark.parametrize("attack", GRIDS)
+async def test_the_grid_of_an_embedding_is_that_of_an_image(wide: MediaIntake, attack: str) -> None:
+    """Engines take their positions from it, and end on others."""
+    file = embedding_file(np.ones((3, 4), np.float32), **GRIDS[attack])
+    source = MediaSource.from_bytes("embedding", file)
+    error = await rejection(wide, source, target=MediaTarget(embedding=GRIDDED))
+    assert error.code == BAD
 
 
 async def test_embeddings_are_off_unless_switched_on_and_expected(

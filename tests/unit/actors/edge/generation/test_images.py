@@ -16,8 +16,8 @@ from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
 from headwater.schemas.hashing import U32, unpack_hashes
-from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport, ModelCard
+from headwater.schemas.messages.media import ClientEmbedding, PromptMedia
+from headwater.schemas.tables.card import EmbeddingSupport, ImageSupport, ModelCard
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 
 PLACEHOLDER = 9
@@ -175,3 +175,79 @@ def test_an_image_has_an_id_of_its_own_for_each_tenant() -> None:
     assert [msgspec.structs.replace(item, id="") for item in ours] == [
         msgspec.structs.replace(item, id="") for item in (one, two)
     ]
+
+
+EMBEDDINGS = EmbeddingSupport(width=4, dtype="float32", merge=2)
+
+
+def embedded(rows: int, grid: tuple[int, ...], id_: str = "e") -> MediaItem:
+    """A checked embedding of so many tokens."""
+    return MediaItem(
+        "embedding", id_, "F32", (rows, 4), memoryview(bytes(rows * 16)), "safetensors", grid=grid
+    )
+
+
+def embedding(number: int = 0) -> MediaPart:
+    """The part of a message."""
+    return MediaPart("embedding", f"messages[0].content[{number}].image_embeds", data="AAAA")
+
+
+async def test_an_embedding_takes_the_place_of_its_image() -> None:
+    """In the template, in the prompt, and in what workers are told: the shape of an image with as many tokens."""
+    turn = Turn(role="user", parts=(TextPart("a"), embedding(1)))
+    assert template_messages([turn])[0]["content"] == [{"type": "text", "text": "a"}, {"type": "image"}]
+    taking = model(image_embeddings=EMBEDDINGS)
+    loaded = await load_media([turn], taking, MediaIntake(), {embedding(1): embedded(6, (1, 4, 6))})
+    assert loaded.tokens == (6,)
+    found, media = expand_placeholders(tokens(1, PLACEHOLDER, 2), loaded, taking, "messages")
+    assert found.tolist() == [1, *[PLACEHOLDER] * 6, 2]
+    [one] = media
+    assert (one.kind, one.id, one.start, one.tokens, one.shape) == ("image", "e", 1, 6, (56, 84, 3))
+    assert one.given == ClientEmbedding("float32", 4, b'{"image_grid_thw":[1,4,6]}')
+    assert one.size == 6 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "item", "fields", "message", "code"),
+    [
+        (
+            (embedding(),),
+            embedded(6, (1, 4, 6)),
+            {"image_embeddings": None},
+            "no precomputed embeddings",
+            "media_embeddings_not_allowed",
+        ),
+        (
+            (embedding(),),
+            embedded(6, (1, 4, 6)),
+            {"images": None},
+            "no precomputed embeddings",
+            "media_embeddings_not_allowed",
+        ),
+        ((embedding(), part("https://a", 1)), embedded(6, (1, 4, 6)), {}, "not both", None),
+        (
+            (embedding(),),
+            embedded(5, (1, 4, 6)),
+            {},
+            "has 5 tokens; an image of its grid has 6",
+            "image_shape",
+        ),
+        ((embedding(),), embedded(6, (1, 3, 8)), {}, "not divisible by 2", "image_shape"),
+        (
+            tuple(embedding(n) for n in range(3)),
+            embedded(6, (1, 4, 6)),
+            {},
+            "3 images; vision takes at most 2",
+            "too_many_images",
+        ),
+    ],
+)
+async def test_embeddings_that_a_model_does_not_take(
+    parts: tuple[MediaPart, ...], item: MediaItem, fields: dict[str, Any], message: str, code: str | None
+) -> None:
+    """An engine would end on most of them."""
+    taking = model(**{"image_embeddings": EMBEDDINGS, **fields})
+    known = {one: item for one in parts if one.kind == "embedding"}
+    with pytest.raises(ApiError, match=message) as raised:
+        await load_media([Turn(role="user", parts=parts)], taking, MediaIntake(), known)
+    assert (raised.value.status, raised.value.code) == (400, code)

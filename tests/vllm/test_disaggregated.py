@@ -134,7 +134,7 @@ async def test_an_image_is_encoded_prefilled_and_decoded_apart(apart: FleetProce
 async def test_a_video_is_encoded_where_it_is_prefilled(apart: FleetProcess, up: FleetProcess) -> None:
     """Also next to an image, as a request has all its embeddings or none; what is handed over is bound to the video."""
     before = await encode_legs(apart)
-    for seeds, first in (((), 0), ((), 90), ((47,), 0)):
+    for seeds, first in (((), 20), ((), 120), ((47,), 20)):
         video = film(8, size=(112, 112), first=first)
         (whole, _), (split, prefilled) = (
             await ask_about(up, *seeds, video=video),

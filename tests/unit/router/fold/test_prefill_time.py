@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.router.fold.prefill_time import CLASSES_MIN, SAMPLES_MIN, StepModel
+from headwater.router.fold.prefill_time import CLASSES_MIN, SAMPLES_MIN, StepModel, learn_pace
 
 TRUE = StepTime()
 
@@ -70,6 +70,21 @@ def test_a_wrong_first_sample_is_unlearned(factor: float) -> None:
     before = model.predict(10_000)
     model.observe(10_000, 50 * before)
     assert model.predict(10_000) / before == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_worker_that_changes_its_speed_is_known_by_ten_samples(factor: float) -> None:
+    """And one that pauses twice now and then keeps its pace: two outliers in a row move it by little."""
+    pace, outliers = 1.0, 0
+    for number in range(100):
+        pace, outliers = learn_pace(pace, 30.0 if number % 10 < 2 else 1.0, outliers)
+    assert pace == pytest.approx(1.0, abs=0.05)
+    for _ in range(10):
+        pace, outliers = learn_pace(pace, factor, outliers)
+    assert pace == pytest.approx(factor, rel=0.5)
+    for _ in range(10):
+        pace, outliers = learn_pace(pace, factor, outliers)
+    assert pace == pytest.approx(factor, rel=0.21)
 
 
 @given(

@@ -67,8 +67,6 @@ LOGS = [
     ("pool-v2-decode.log.gz", "ee312dc1784e5e3b88bd782652e9e223", 7615386877702289470),
     ("pool-v2-arrivals.log.gz", "07e5d5734b4a074f61e34d6d6e96bd26", 9657791578513287112),
     ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
-    ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
-    ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
 ]
 # One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
 # step times of engines, with estimates of decoding, with a weight for requests that come later, and with prefixes that are pulled.

@@ -9,7 +9,7 @@ samples is predicted by what its engine needs, and a slow one by how slow it is.
 """
 
 from bisect import bisect_left
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -82,6 +82,28 @@ def count_in_row(outliers: int, observed: float, expected: float) -> int:
     return outliers + side if side * outliers > 0 else side
 
 
+class LengthClasses(Protocol):
+    """Classes by length, in ascending order of `kinds`: mean `tokens` and `ms` of each, and `counts` of their samples."""
+
+    kinds: list[int]
+    tokens: list[float]
+    ms: list[float]
+    counts: list[int]
+
+
+def place_sample(model: LengthClasses, tokens: int, ms: float) -> tuple[int, bool]:
+    """The index of the class of a length, and whether it is new: then it has this sample's values and counts none."""
+    kind = tokens.bit_length()
+    at = bisect_left(model.kinds, kind)
+    if at < len(model.kinds) and model.kinds[at] == kind:
+        return at, False
+    model.kinds.insert(at, kind)
+    model.tokens.insert(at, float(tokens))
+    model.ms.insert(at, ms)
+    model.counts.insert(at, 0)
+    return at, True
+
+
 class StepModel(msgspec.Struct):
     """Classes by length: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples.
 
@@ -108,13 +130,8 @@ class StepModel(msgspec.Struct):
         """Add a sample: a prompt part of `tokens` tokens took `ms`. Samples without tokens or time are ignored."""
         if tokens <= 0 or ms <= 0:
             return
-        kind = tokens.bit_length()
-        at = bisect_left(self.kinds, kind)
-        if at == len(self.kinds) or self.kinds[at] != kind:
-            self.kinds.insert(at, kind)
-            self.tokens.insert(at, float(tokens))
-            self.ms.insert(at, ms)
-            self.counts.insert(at, 0)
+        at, is_new = place_sample(self, tokens, ms)
+        if is_new:
             self.outliers.insert(at, 0)
         known = self.ms[at]
         self._count_outlier(at, ms)

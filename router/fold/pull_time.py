@@ -4,12 +4,11 @@ As for prefill times, lengths are grouped into classes, each twice as long as th
 sample is an outlier here: a congested link makes the next pulls slower too.
 """
 
-from bisect import bisect_left
 from typing import Any
 
 import msgspec
 
-from headwater.router.fold.prefill_time import predict_ms
+from headwater.router.fold.prefill_time import place_sample, predict_ms
 from headwater.schemas.jit import jitable
 
 MEMORY = 8
@@ -41,13 +40,7 @@ class PullModel(msgspec.Struct):
         """Add a sample. Those without tokens or time are ignored."""
         if tokens <= 0 or ms <= 0:
             return
-        kind = tokens.bit_length()
-        at = bisect_left(self.kinds, kind)
-        if at == len(self.kinds) or self.kinds[at] != kind:
-            self.kinds.insert(at, kind)
-            self.tokens.insert(at, float(tokens))
-            self.ms.insert(at, ms)
-            self.counts.insert(at, 0)
+        at, _ = place_sample(self, tokens, ms)
         count = self.counts[at] = min(self.counts[at] + 1, MEMORY)
         self.tokens[at] += (tokens - self.tokens[at]) / count
         self.ms[at] += (ms - self.ms[at]) / count

@@ -55,7 +55,12 @@ async def _well_again(up: FleetProcess, sent: Traffic) -> None:
         )
         assert answer.status_code == 200, answer.text
     await recorded(up, answer.headers["x-request-id"])
-    assert await stalled_s(up) == 0
+
+    async def resumed() -> bool:
+        return await stalled_s(up) == 0
+
+    # Each process notices by its own next append.
+    await until_async(resumed, "headwater_log_stalled_seconds at 0", 10)
     code, output = await up.command("streams")
     assert code == 0, output
 

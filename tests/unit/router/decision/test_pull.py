@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from headwater.ops.operator.explain import describe
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.decision.decide import (
+    DecisionContext,
+    Evaluation,
+    decide,
+    evaluate,
+    prompt_of,
+    recompute,
+)
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.kv import BlocksRemoved, BlocksStored
@@ -187,6 +194,24 @@ def test_blocks_that_the_source_has_lost_are_not_pulled(fleet: PullFleet) -> Non
 def test_a_worker_that_is_left_out_is_no_source(fleet: PullFleet) -> None:
     """The request may have failed there."""
     assert fleet.decide(exclude=("a.3",)).pull is None
+
+
+def test_of_equal_holders_the_first_by_name_is_the_source(fleet: PullFleet) -> None:
+    """Every router names the same one."""
+    event = msgspec.structs.replace(joined("c", 9), block_size=SIZE, capabilities=PULLS)
+    fleet.tell("c", event, 9)
+    fleet.tell("c", BlocksStored(0, pack_hashes(PROMPT[:80])), 9)
+    made = fleet.decide(exclude=("c.9",))
+    assert made.pull == PrefixPull("a", 3, 0, 80)
+    fleet.tell("c", BlocksStored(0, pack_hashes(PROMPT[:80])), 9)
+    state = fleet.state
+    context = DecisionContext(3, state.position, 0, WALL_NS, Weights(memory=0), False)
+    query = route_query("r-0-2", TOKENS, 10, pack_hashes(PROMPT))
+    both = evaluate(state.index, state.loads, state.cold, prompt_of(query), query, context)
+    assert isinstance(both, Evaluation)
+    [target] = [one for one in both.candidates if one.worker == "b"]
+    pull = both.candidates.pull_of(target)
+    assert pull == PrefixPull("a", 3, 0, 80)
 
 
 def test_times_of_pulls_grow_with_their_length(fleet: PullFleet) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headwater.events.errors import AccessDenied, LogUnavailable
@@ -26,13 +27,18 @@ _REFUSALS = ("authorization violation", "authentication expired", "authenticatio
 
 _log = structlog.get_logger("headwater.nats")
 
+_T = TypeVar("_T")
+
 
 class TlsNotOffered(NatsError):
     """The server does not offer TLS."""
 
 
 class Connection(Client):
-    """A client that records permission violations, and that never sends plain text where TLS is configured."""
+    """A client that records permission violations, and that never sends plain text where TLS is configured.
+
+    A task that is cancelled while it awaits `request` or `flush` is cancelled on every Python (see `_cancellable`).
+    """
 
     def __init__(self, name: str, inbox: str) -> None:
         super().__init__()
@@ -42,6 +48,21 @@ class Connection(Client):
     def logged_in(self) -> bool:
         """Does the server require authentication?"""
         return bool(self._server_info.get("auth_required"))
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """See `Client.request`."""
+        return await _cancellable(super().request(subject, payload, timeout, old_style, headers))
+
+    async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
+        """See `Client.flush`."""
+        await _cancellable(super().flush(timeout))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # Called before credentials are sent, on every reconnect too. nats-py would continue without TLS.
@@ -145,6 +166,23 @@ def without_secret(url: str) -> str:
     """`url` for display: without user, password or token."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
+
+
+async def _cancellable(call: Awaitable[_T]) -> _T:
+    """Await `call`, and raise `CancelledError` if it returned or failed although this task was cancelled while it ran.
+
+    nats-py awaits replies with `asyncio.wait_for`. On Python 3.11 it returns the result and drops a cancellation that
+    arrives in the same iteration of the loop (python/cpython#86296): the task would run on, and who cancelled it would
+    wait for it without end.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "awaited outside a task"
+    before = task.cancelling()
+    try:
+        return await call
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def _abandon(client: Client) -> None:

@@ -1,6 +1,7 @@
 """Streams on a real server: made, changed behind our back, repaired, and nothing lost on the way."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused, LogUnavailable
+from headwater.events.errors import LogRefused
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import SECOND_NS, api, publish
 from headwater.events.jetstream.streams.diff import compare
@@ -20,6 +21,7 @@ from headwater.events.jetstream.streams.spec import (
     pool_log_stream,
     table_stream,
 )
+from tests.support.ports.available import when_available
 from tests.support.servers.nats_cluster import NatsCluster
 
 MESSAGES = 20
@@ -45,7 +47,8 @@ async def fill(client: Client, spec: StreamSpec) -> None:
     """Some messages on as many subjects."""
     prefix = spec.subjects[-1].removesuffix(">")
     for number in range(MESSAGES):
-        await publish(client, f"{prefix}k{number}", b"x" * 100, {}, 5.0)
+        subject = f"{prefix}k{number}"
+        await when_available(partial(publish, client, subject, b"x" * 100, {}, 5.0))
 
 
 async def remove(client: Client, *specs: StreamSpec) -> None:
@@ -254,12 +257,12 @@ async def test_one_replica_becomes_three(tmp_path: Path) -> None:
             one, three = small_log("c"), small_log("c", 3)
             while True:
                 try:
-                    await repair(client, one)
+                    await when_available(partial(repair, client, one))
                     break
-                except (LogRefused, LogUnavailable):
+                except LogRefused:
                     await asyncio.sleep(0.1)
             await fill(client, one)
-            done = await repair(client, three)
+            done = await when_available(partial(repair, client, three))
             assert [(d.field, d.has, d.wanted) for d in done.altered] == [("num_replicas", 1, 3)]
             while not _current((await info(client, three))["cluster"], 2):
                 await asyncio.sleep(0.05)
@@ -268,7 +271,8 @@ async def test_one_replica_becomes_three(tmp_path: Path) -> None:
             assert (await repair(client, one)).whole
             assert (await info(client, one))["config"]["num_replicas"] == 3
             for spec in namespace_streams("c", 3):
-                assert (await repair(client, spec)).created
+                await when_available(partial(ensure, client, spec))
+                assert (await info(client, spec))["config"]["num_replicas"] == 3
         finally:
             await client.close()
 

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from headwater.events.jetstream.api import api
 from headwater.ops.process.sockets import free_port
+from tests.support.ports.available import when_available
 from tests.support.ports.logs import connected
 from tests.support.ports.tables import TTL_S, TableCase, jetstream_table, watching
 from tests.support.ports.waiting import eventually
@@ -27,7 +29,7 @@ async def test_entries_survive_a_kill_and_watchers_go_on(own_server: NatsServer,
     async with watching(case.other) as watcher:
         own_server.kill()
         await own_server.restart()
-        entry = await case.table.get("k")
+        entry = await when_available(partial(case.table.get, "k"))
         assert entry is not None
         assert entry.revision == revision
         assert await case.table.update("k", b"2", revision=revision) is not None
@@ -45,7 +47,7 @@ async def test_key_that_lapsed_while_the_server_was_away_is_told(
         own_server.kill()
         await _live_where_nobody_knows(own_server)
         await own_server.restart()
-        assert await case.table.get("dead") is None
+        assert await when_available(partial(case.table.get, "dead")) is None
         await eventually(lambda: watcher.state() == {"alive": b"1"}, within_s=40)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,29 +20,55 @@ of two engines do, would compile everything again each time the other had run: f
 """
 
 
+_compiled: set[Callable[..., Any]] = set()
+"""The kernels and `jitable` functions of this process, as plain functions."""
+
+
 def kernel(function: FunctionT) -> FunctionT:
     """Compile `function` on first call (machine code is cached in `CACHE`, or where NUMBA_CACHE_DIR says) without the GIL.
 
     With NUMBA_DISABLE_JIT=1 in the environment the same function runs as plain Python, which is slow but debuggable.
     """
-    with _cache_of_this_version():
+    _compiled.add(function)
+    with _cache_of(function):
         return cast(FunctionT, njit(cache=True, nogil=True)(function))
 
 
 def jitable(function: FunctionT) -> FunctionT:
-    """Compile `function` as a part of the kernels that call it; from Python it is the plain function.
-
-    numba's cache notices a changed file only by the kernel's own: keep both in one file where the function may change.
-    """
+    """Compile `function` as a part of the kernels that call it, which are defined after it; from Python it is the plain function."""
+    _compiled.add(function)
     return cast(FunctionT, register_jitable(function))
 
 
 @contextmanager
-def _cache_of_this_version() -> Iterator[None]:
-    """Numba chooses a function's cache folder when it is decorated; other packages' kernels keep theirs."""
+def _cache_of(function: Callable[..., Any]) -> Iterator[None]:
+    """Numba chooses a function's cache folder when it is decorated; other packages' kernels keep theirs.
+
+    It notices changes of the kernel's own file only. So the folder's name has a digest of the other files that it is compiled from.
+    """
     given = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = given or str(CACHE)
+    folder = Path(given) if given else CACHE
+    files = sorted({Path(one.__code__.co_filename) for one in _called(function)})
+    others = [file.read_bytes() for file in files if file != Path(function.__code__.co_filename)]
+    if others:
+        folder = folder / blake2b(b"".join(others), digest_size=8).hexdigest()
+    numba.config.CACHE_DIR = str(folder)
     try:
         yield
     finally:
         numba.config.CACHE_DIR = given
+
+
+def _called(function: Callable[..., Any]) -> set[Callable[..., Any]]:
+    """The kernels and `jitable` functions that a function calls, and those that they call."""
+    found: set[Callable[..., Any]] = set()
+    unread = [function]
+    while unread:
+        caller = unread.pop()
+        for name in caller.__code__.co_names:
+            called = caller.__globals__.get(name)
+            called = getattr(called, "py_func", called)
+            if callable(called) and called in _compiled and called not in found:
+                found.add(called)
+                unread.append(called)
+    return found

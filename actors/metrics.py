@@ -283,6 +283,10 @@ EMBEDDINGS_READ = Counter(
 EMBEDDING_BYTES = Counter(
     "headwater_worker_embedding_bytes_total", "Bytes of embeddings read from encode workers"
 )
+ORPHANS = Counter(
+    "headwater_worker_orphans_total",
+    "Requests aborted as no edge receives their tokens: it died, or a cancellation was lost",
+)
 FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
 _MODEL_TTFT_SECONDS = Histogram(

@@ -6,6 +6,7 @@ The engines differ in how they load, sleep and pool, and not in what they refuse
 from collections.abc import Collection
 
 from headwater.engines.engine import EngineError, EngineInfo, LoraAdapter, RequestRejected
+from headwater.schemas.messages.inference import EmbedRequest
 
 
 def check_adapter(adapter: LoraAdapter, loaded: Collection[str], slots: int, rank_max: int) -> None:
@@ -35,6 +36,12 @@ def check_sleep(level: int, *, asleep: bool, busy: int) -> None:
         raise EngineError("it is already asleep")
     if busy:
         raise EngineError(f"{busy} requests are running: drain or abort them before it sleeps")
+
+
+def check_text_only(request: EmbedRequest) -> None:
+    """Raises `RequestRejected` for media in prompts to pool: such an engine would pool their places."""
+    if any(request.media):
+        raise RequestRejected("this engine pools text only", param="messages")
 
 
 def check_pooling(info: EngineInfo, task: str, lengths: Collection[int]) -> None:

@@ -1,14 +1,13 @@
 """The `Engine` protocol: what a worker requires of an engine.
 
-One contract suite (tests/contract/engine) runs over every implementation. An engine lists what it can do in its
-`capabilities`, so that an unsupported request is rejected with the capability's name and not with a traceback.
-`EngineBase` rejects everything optional.
+One contract suite (tests/contract/engine) runs over every implementation. What an engine's `capabilities` lack is rejected by name; `EngineBase` has none of the optional ones.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.file_generation import FINAL, ImageRequest, VideoRequest
 from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
@@ -16,6 +15,7 @@ from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.capability import Capability, required_capabilities
 from headwater.schemas.tables.card import (
+    LOGPROBS_MAX,
     EmbeddingSupport,
     ImageGenerationSupport,
     MediaSupport,
@@ -24,8 +24,8 @@ from headwater.schemas.tables.card import (
 )
 
 Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
-"""abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran.
-fatal: the engine died of it, as far as the engine knows. rejected: no engine would accept it."""
+"""abort: the request was aborted. error: the engine failed it, another may continue. died: the engine died while it ran. fatal: the engine died of it, as far as the
+engine knows. rejected: no engine would accept it."""
 
 FAILURES: Final[frozenset[str]] = frozenset({"error", "died", "fatal"})
 """Finishes after which another engine may continue."""
@@ -34,8 +34,7 @@ DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 """Sampling fields for which a model may have defaults of its own."""
 
 Aborts = Literal["anytime", "not while fetching", "never"]
-"""When an engine can abort a request without harm to others: "not while fetching" holds for engines that leak the blocks
-of a decode leg that is aborted before it has its KV; its abort then waits for its first token."""
+"""When an engine can abort a request without harm: "not while fetching" is for those that leak the blocks of a decode leg aborted before its KV; it waits for its first token."""
 
 PauseMode = Literal["abort", "wait", "keep"]
 KvEvent = BlocksStored | BlocksRemoved | BlocksCleared | KvGap
@@ -87,11 +86,11 @@ class SplitOnly(RequestRejected):
 class EngineInfo(NamedTuple):
     """What a started engine reports of itself. `total_blocks` of `block_size` tokens each.
 
-    `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model,
-    dtype); "" if it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling
-    parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are the model's own
-    defaults for fields (`DEFAULT_FIELDS`) that a request omits. `media` says how it takes images, videos and audio in prompts, `speech`
-    how it transcribes, the two of generation what it generates, `image_embeddings` which embeddings of images clients may send.
+    `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model, dtype); "" if it cannot. `tasks` are the pooling
+    tasks that it supports. `vocabulary` bounds token ids in sampling parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token.
+    `default_sampling` are the model's own defaults for fields (`DEFAULT_FIELDS`) that a request omits. `media` says how it takes images, videos and audio in prompts,
+    `speech` how it transcribes, the two of generation what it generates, `image_embeddings` which ones clients may send. `media_settings` are those beyond the model's
+    files, as JSON, `media_tokens_max` the tokens that one item may have, by kind.
     """
 
     model: str
@@ -106,13 +105,15 @@ class EngineInfo(NamedTuple):
     tasks: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
     vocabulary: int = 0
-    logprobs_max: int = 20
+    logprobs_max: int = LOGPROBS_MAX
     default_sampling: Mapping[str, float] = {}
     media: MediaSupport = MediaSupport()
     speech: SpeechSupport | None = None
     image_generation: ImageGenerationSupport | None = None
     video_generation: VideoGenerationSupport | None = None
     image_embeddings: EmbeddingSupport | None = None
+    media_settings: str = ""
+    media_tokens_max: Mapping[PromptMediaKind, int] = {}
 
 
 class Pinned(NamedTuple):
@@ -245,10 +246,9 @@ class Engine(Protocol):
         ...
 
     async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
-        """Generate images: `emit` is called on the event loop for each denoising step and for each file.
+        """Generate images, or change those of the request: `emit` is called on the event loop for each denoising step and for each file.
 
-        Returns once the last image was emitted. Cancelling it stops the request at its next step. Raises
-        `RequestRejected`.
+        Returns once the last image was emitted. Cancelling it stops the request at its next step. Raises `RequestRejected`.
         """
         ...
 

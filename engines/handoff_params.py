@@ -27,7 +27,7 @@ class _Sealed(msgspec.Struct, frozen=True, array_like=True):
 
 def seal(params: bytes, request: GenerateRequest) -> bytes:
     """The parameters of the prefill leg `request`, for the decode leg of the same prompt."""
-    prompt = _digest(request)
+    prompt = digest_of(request)
     return msgspec.msgpack.encode(_Sealed(prompt, params, _checksum(prompt, params)))
 
 
@@ -39,12 +39,13 @@ def unseal(sealed: bytes, request: GenerateRequest | None = None) -> bytes:
         raise Unusable(f"it is damaged: {error}") from error
     if found.checksum != _checksum(found.prompt, found.params):
         raise Unusable("it is damaged: its checksum is wrong")
-    if request is not None and found.prompt != _digest(request):
+    if request is not None and found.prompt != digest_of(request):
         raise Unusable("it is another prompt's")
     return found.params
 
 
-def _digest(request: GenerateRequest) -> bytes:
+def digest_of(request: GenerateRequest) -> bytes:
+    """Digest of the prompt of a request, with all that its KV depends on."""
     return prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
 
 

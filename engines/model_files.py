@@ -1,11 +1,13 @@
-"""Files of a model's folder for tokenization: tokenizer, chat template, special tokens, limits."""
+"""Files of a model's folder for prompts: tokenizer, chat template, special tokens, limits, settings of its processor of media."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headwater.engines.engine import EngineUnavailable
 
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -13,6 +15,7 @@ class ModelFiles(NamedTuple):
     """The parts of a model that an edge uses. `chat_template` is empty for a base model.
 
     `vocabulary` is how many logits the model has, 0 if its configuration does not say. `response_template` is the JSON text of what `tokenizer_config.json` says about parsing answers, "" if nothing.
+    `media_processor` is a digest of the settings with which the model's processor turns media into its input, "" without such files.
     """
 
     tokenizer: bytes
@@ -23,6 +26,7 @@ class ModelFiles(NamedTuple):
     name: str
     response_template: str = ""
     vocabulary: int = 0
+    media_processor: str = ""
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -49,7 +53,14 @@ def read_model_files(folder: Path) -> ModelFiles:
         folder.name,
         json.dumps(template) if isinstance(template := settings.get("response_template"), dict) else "",
         int(config.get("vocab_size", 0)),
+        _media_processor(folder),
     )
+
+
+def _media_processor(folder: Path) -> str:
+    """See `ModelFiles`. How a file is written, and the order of its fields, make no difference."""
+    found = {name: settings for name in PROCESSOR_FILES if (settings := _json(folder / name))}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else ""
 
 
 def _json(path: Path) -> dict[str, Any]:

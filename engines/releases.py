@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -13,13 +13,19 @@ _log = structlog.get_logger("headwater.engine")
 Release = tuple[int, int, int]
 
 
-class Hole(NamedTuple):
+class Vulnerability(NamedTuple):
     """A published vulnerability, fixed in release `fixed`. `refused`: affected engines are not started."""
 
     cve: str
     fixed: Release
     what: str
     refused: bool = False
+
+
+SGLANG_DIFFUSION_BROKER: Final = Vulnerability(
+    "CVE-2026-3059", (0, 5, 10), "unpickles data from an open port (diffusion broker)", refused=True
+)
+"""SGLang starts that broker with its server for language models and with that for diffusion models."""
 
 
 def release(version: str) -> Release | None:
@@ -29,7 +35,13 @@ def release(version: str) -> Release | None:
 
 
 def check_release(
-    engine: str, version: str, holes: Sequence[Hole], *, allow: bool, flag: str, oldest: Release = (0, 0, 0)
+    engine: str,
+    version: str,
+    known: Sequence[Vulnerability],
+    *,
+    allow: bool,
+    flag: str,
+    oldest: Release = (0, 0, 0),
 ) -> None:
     """Log the vulnerabilities of an installed release, and whether it is older than what the adapter was written for.
 
@@ -39,15 +51,15 @@ def check_release(
     # Versions like 0.0.0 are builds from source without release number.
     if found is None or found < (0, 1, 0):
         return
-    open_ = [hole for hole in holes if found < hole.fixed]
-    for hole in open_:
-        _log.warning("vulnerable_version", engine=engine, version=version, cve=hole.cve, what=hole.what)
-    refused = [hole for hole in open_ if hole.refused]
+    open_ = [one for one in known if found < one.fixed]
+    for one in open_:
+        _log.warning("vulnerable_version", engine=engine, version=version, cve=one.cve, what=one.what)
+    refused = [one for one in open_ if one.refused]
     if refused and not allow:
-        worst = max(refused, key=lambda hole: hole.fixed)
+        worst = max(refused, key=lambda one: one.fixed)
         needed = ".".join(map(str, worst.fixed))
         raise EngineUnavailable(
-            f"{engine} {version} has known vulnerabilities ({', '.join(hole.cve for hole in refused)}; {worst.cve}: it "
+            f"{engine} {version} has known vulnerabilities ({', '.join(one.cve for one in refused)}; {worst.cve}: it "
             f"{worst.what}): install {needed} or newer, or start with {flag}"
         )
     if found < oldest:

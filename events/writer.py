@@ -159,7 +159,7 @@ class Writer:
             except LogError as error:
                 if not error.retryable:
                     raise
-                _log.warning("append_waits", subject=self.subject, reason=str(error))
+                _log.warning("append_delayed", subject=self.subject, reason=str(error))
                 await self._clock.sleep(RETRY_S)
 
     def _seal(self, events: Sequence[Event], trace: str) -> Sealed:

@@ -32,9 +32,10 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True)
 
     `pinned` is the only worker allowed. `exclude` lists incarnations to leave out, as "<worker>.<epoch>": those that just failed
     the request, and saturated ones. `leg` "decode" requires a worker that can continue a prompt computed elsewhere, by a
-    hand-off of the kind `pairs_with`. `needs` are capabilities that the engine must have, `tier` the only tier allowed.
+    hand-off of the kind `pairs_with`; with the need "encode" that is the format of embeddings. `needs` are capabilities that the engine must have, `tier` the only tier allowed.
     A tainted worker is allowed only if `tolerates` has all its taints. `engine` is the only engine allowed, whatever the
-    engine weights are. `tokenizer` is the digest of the tokenizer that the tokens so far are of.
+    engine weights are. `tokenizer` is the digest of the tokenizer that the tokens so far are of, `media_processor` that of the settings which the ids of its media
+    stand for.
     """
 
     pinned: str = ""
@@ -47,6 +48,7 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True)
     tolerates: tuple[str, ...] = ()
     engine: str = ""
     tokenizer: str = ""
+    media_processor: str = ""
 
 
 class Preferences(msgspec.Struct, frozen=True, array_like=True):

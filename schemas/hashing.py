@@ -139,6 +139,11 @@ def media_digest(id_: str, offset: int) -> int:
     return int.from_bytes(blake2b(f"{id_}@{offset}".encode(), digest_size=8).digest(), "little")
 
 
+def tenant_digest(tenant: str) -> int:
+    """32 bits by which the log distinguishes tenants without their names, equal on every machine; 0 without a tenant."""
+    return int.from_bytes(blake2b(tenant.encode(), digest_size=4).digest(), "big") or 1 if tenant else 0
+
+
 def as_read_only(array: ArrayT) -> ArrayT:
     """The array, or a read-only view of it: kernels compile once more for arrays that may be written."""
     if array.flags.writeable:

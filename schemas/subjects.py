@@ -18,6 +18,7 @@ hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker re
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
 hw.<ns>.edge.<edge>.media                 core NATS    queries of workers for media of the edge's requests
+hw.<ns>.edge.<edge>.streams.<epoch>       core NATS    queries of workers whether one incarnation of the edge still receives what they generate for it
 hw.<ns>.usage.<edge>                      core NATS    what an edge's clients use of their rate limits, for the other edges
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool sends it
 _INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection; no other client may read them
@@ -158,6 +159,11 @@ def control(ns: str, worker: str) -> str:
 def edge_frames(ns: str, edge: str) -> str:
     """Token frames for one edge process."""
     return _ours(ns, "edge", _token("edge", edge), "frames")
+
+
+def edge_streams(ns: str, edge: str, epoch: int | Wildcard) -> str:
+    """Queries to one incarnation of an edge about its streams. A new epoch is a new subject."""
+    return _ours(ns, "edge", _token("edge", edge), "streams", str(epoch))
 
 
 def usage(ns: str, edge: str) -> str:

@@ -1,6 +1,9 @@
 """What all tests share: log lines that cost nothing, how many examples a property gets, which tests run together, and their ids."""
 
+import gc
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +24,20 @@ settings.load_profile("ci")
 ZYGOTES = pytest.StashKey[Zygotes]()
 """The processes from which all workers of pytest-xdist, if any, fork others."""
 
-SHARING = ("contract", "docs", "durability", "faults", "packaging", "sglang", "system", "tidy", "vllm")
-"""Folders whose modules share servers, fleets or parsed sources: each module runs in one worker, so that none is made twice."""
+SHARING = (
+    "contract",
+    "docs",
+    "durability",
+    "faults",
+    "packaging",
+    "sglang",
+    "system",
+    "tidy",
+    "unit",
+    "vllm",
+)
+"""Folders whose modules share servers, fleets, worlds, parsed sources or large imports: each module runs in one worker, so that
+none is made twice."""
 
 ID_CHARS_MAX = 200
 """Of an argument in a test's id."""
@@ -68,6 +83,20 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude the modules and tests that are collected from garbage collection.
+
+    A full collection over them takes 0.3 to 0.7 s, and many tests end with one, or make one due.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def logging_of_all_tests() -> Iterator[None]:
     """A test that configures structlog, as commands do, leaves it to the next one as it was."""
@@ -83,17 +112,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those by folder: the fleet of one ends with it, since also idle engines need some processor time.
     """
 
+    @cache
+    def place(path: Path) -> Path:
+        return path.relative_to(config.rootpath)
+
     def order(item: pytest.Item) -> tuple[bool, str, bool, bool]:
-        folder = _folder(config, item)
+        folder = place(item.path).parts[1]
         first = item.get_closest_marker("vllm") is not None or folder == "sglang"
         last = item.get_closest_marker("last") is not None
         return not first, folder if first else "", folder in SHORT, last
 
     for item in items:
-        if _folder(config, item) in SHARING and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
+        module = place(item.path)
+        if module.parts[1] in SHARING and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(module)))
     items.sort(key=order)
-
-
-def _folder(config: pytest.Config, item: pytest.Item) -> str:
-    return item.path.relative_to(config.rootpath / "tests").parts[0]

@@ -17,7 +17,8 @@ import structlog
 from headwater.actors.admin.tokens import TokenAuthenticator
 from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
-from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed
+from headwater.actors.http.decoding import require_method
+from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.control.client import list_workers, send_command
@@ -70,13 +71,13 @@ class AdminApp:
             raise ApiError(404, f"Not found: {path[:200]}. Use {PREFIX}.", code="not_found")
         parts = [part for part in path.removeprefix(PREFIX).split("/") if part]
         if len(parts) <= 1:
-            _require_method("GET", method)
+            require_method("GET", method)
             workers = await list_workers(self._ports, by)
             if not parts:
                 return 200, {"workers": workers}
             return 200, _find_worker(workers, parts[0])
         if len(parts) == 2:
-            _require_method("POST", method)
+            require_method("POST", method)
             async with self._bodies.read(scope, receive) as body:
                 return await self._command(parts[0], parts[1], by, body)
         raise ApiError(404, f"Use {PREFIX}/WORKER/COMMAND.", code="not_found")
@@ -116,11 +117,6 @@ def _find_worker(workers: list[dict[str, Any]], name: str) -> dict[str, Any]:
             return one
     known = ", ".join(one["worker"] for one in workers) or "none"
     raise ApiError(404, f"Unknown worker {name[:64]!r}. Workers: {known}.", code="not_found")
-
-
-def _require_method(wanted: str, method: str) -> None:
-    if method != wanted:
-        raise method_not_allowed(wanted)
 
 
 def _extra_headers(error: ApiError) -> Headers:

@@ -1,7 +1,7 @@
 """The edge actor: HTTP in, tokens out.
 
 Subjects in
-    hw.<ns>.edge.<edge>.{frames,media}; hw.<ns>.usage.*; the tables of leases, cards and API keys
+    hw.<ns>.edge.<edge>.{frames,media,streams.<epoch>}; hw.<ns>.usage.*; the tables of leases, cards and API keys
 Subjects out
     hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status};
     hw.<ns>.usage.<edge>; the request log
@@ -107,6 +107,7 @@ class EdgeActor(Actor):
         self._ledger: OpenRequests | None = None
         self._frames: Subscription | None = None
         self._media: Subscription | None = None
+        self._streams: Subscription | None = None
         self._app: App | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -149,6 +150,9 @@ class EdgeActor(Actor):
         self._media = await ports.bus.subscribe(
             subjects.edge_media(ports.ns, self.name), self._workers.media.on_query
         )
+        # Under the epoch of its handles, which it keeps if it has to take its lease again.
+        streams = subjects.edge_streams(ports.ns, self.name, self._workers.epoch)
+        self._streams = await ports.bus.subscribe(streams, self._workers.on_streams)
         self._sharing = UsageSharing(ports.bus, ports.ns, self.name, self._lease.epoch, self._limiter)
         await self._sharing.start()
         self.spawn(self._sharing.run(), "usage")
@@ -186,7 +190,7 @@ class EdgeActor(Actor):
         listening = asyncio.ensure_future(self._server.listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
-        self.log.info("edge_listens", url=self._server.url)
+        self.log.info("edge_listening", url=self._server.url)
 
     async def _hold(self) -> None:
         """Hold the lease. If another edge takes it, continue to serve and wait until it is free."""
@@ -230,7 +234,7 @@ class EdgeActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        for one in (self._frames, self._media):
+        for one in (self._frames, self._media, self._streams):
             if one is not None:
                 await one.unsubscribe()
         if self._sharing is not None:

@@ -3,20 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from io import BytesIO
 from typing import Final
 
 from headwater.actors.http.asgi import ClientGone, Receive, Scope
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.http.limits import BodyLimits
+from headwater.actors.http.unlocked import LARGE_BYTES, joined
 
 LENGTH_DIGITS_MAX: Final = 18
 
 UNCOUNTED_BYTES: Final = 64 * 1024
 """Smaller bodies are not counted: the limit on connections bounds them."""
-
-SLICE_BYTES: Final = 4 * 1024 * 1024
-"""Copied in one turn of the event loop: about 2 ms."""
 
 
 class Bodies:
@@ -59,21 +56,15 @@ class Bodies:
 
 
 async def _join(parts: list[bytes]) -> bytes:
-    """One body of these parts, which are given up as they are copied.
+    """One body of these parts, which are given up as they are copied: by a thread if they are large.
 
-    In slices, since joining 30 MB at once holds the GIL for 20 ms. Not while they arrive: bodies that grow side by side
-    fragment the heap to twice their size.
+    Not while they arrive: bodies that grow side by side fragment the heap to twice their size.
     """
     if len(parts) == 1:
         return parts.pop()
-    body, since = BytesIO(), 0
-    parts.reverse()
-    while parts:
-        since += body.write(parts.pop())
-        if since >= SLICE_BYTES:
-            since = 0
-            await asyncio.sleep(0)
-    return body.getvalue()
+    if sum(map(len, parts)) < LARGE_BYTES:
+        return b"".join(parts)
+    return await asyncio.to_thread(joined, parts)
 
 
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:

@@ -1,20 +1,27 @@
-"""Reads JSON bodies into msgspec types; errors name the field."""
+"""What endpoints check before anything else: the method, and the body, read from JSON into msgspec types. Errors name the field."""
 
 import re
 from typing import Any, Final
 
 import msgspec
 
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed
+from headwater.actors.http.long_strings import ShortenedBody
 
 _INVALID_VALUE: Final = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
 """msgspec repeats a value that is none of those allowed; errors do not repeat what a client sent."""
 
 
+def require_method(wanted: str, method: str) -> None:
+    """Raises a 405 for another method than the wanted one."""
+    if method != wanted:
+        raise method_not_allowed(wanted)
+
+
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     """Read a body. Raises `ApiError` 400 naming the field."""
     try:
-        return decoder.decode(body)
+        return body.decode_with(decoder) if isinstance(body, ShortenedBody) else decoder.decode(body)
     except msgspec.ValidationError as error:
         raise invalid_field(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

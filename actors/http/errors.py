@@ -145,3 +145,16 @@ def ended_workers(count: int, reason: str) -> ApiError:
 def upstream_failed(message: str) -> ApiError:
     """502: workers failed and the request could not be migrated."""
     return ApiError(502, message, kind="server_error", code="worker_failed")
+
+
+def not_moved(origin: str, error: ApiError, *, has_begun: bool) -> ApiError:
+    """No worker took what a request moved away from `origin`.
+
+    As long as the client has nothing of the answer, `error` says when to try again; else 502.
+    """
+    message = f"{origin}: {error}"
+    if has_begun or not error.retry_after_s:
+        return upstream_failed(message)
+    return ApiError(
+        error.status, message, kind=error.kind, code=error.code, retry_after_s=error.retry_after_s
+    )

@@ -23,11 +23,11 @@ SLICE_BYTES: Final = 256 * 1024
 
 
 class UploadForm:
-    """Fields by name in the order of the body, each as its values, and files by name. A name ends without `[]`, which marks lists."""
+    """Fields and files by name in the order of the body, each as its values. A name ends without `[]`, which marks lists."""
 
     def __init__(self) -> None:
         self.fields: dict[str, list[str]] = {}
-        self.files: dict[str, bytes] = {}
+        self.files: dict[str, list[bytes]] = {}
 
 
 async def read_form(headers: Headers, body: bytes) -> UploadForm:
@@ -106,9 +106,7 @@ class _Reader:
     def _end(self) -> None:
         content = self._content.getvalue()
         if self._is_file:
-            if self._name in self.form.files:
-                raise self._refused("comes twice")
-            self.form.files[self._name] = content
+            self.form.files.setdefault(self._name, []).append(content)
             return
         try:
             text = content.decode()

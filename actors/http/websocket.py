@@ -18,7 +18,6 @@ from headwater.actors.http.errors import ApiError
 PING_S: Final = 20.0
 PONG_S: Final = 20.0
 
-TOO_SLOW: Final = 1013
 UNSUPPORTED: Final = 1003
 
 

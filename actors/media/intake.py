@@ -7,10 +7,10 @@ are handed over in shared memory, written and read by threads.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from ipaddress import ip_network
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -18,6 +18,7 @@ import structlog
 from headwater.actors.http.errors import NO_RETRY, ApiError
 from headwater.actors.media.decoders.formats import IMAGE_FORMATS
 from headwater.actors.media.item import MediaItem, MemoryBudget, byte_count, map_values, media_id
+from headwater.actors.media.places import ProcessPlaces
 from headwater.actors.media.process import PROGRAM, IntakeProcess, TaskReply
 from headwater.actors.media.request.errors import MediaCode, MediaError
 from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
@@ -50,6 +51,21 @@ DEFAULT_LIMITS: Final = MediaLimits()
 DEFAULT_TARGET: Final = MediaTarget()
 
 
+class MediaFetcher(Protocol):
+    """Turns what clients name into items: the intake, or the intake for one tenant."""
+
+    @property
+    def limits(self) -> MediaLimits:
+        """Of items without limits of their own."""
+        ...
+
+    async def fetch(
+        self, source: MediaSource, limits: MediaLimits | None = None, target: MediaTarget = DEFAULT_TARGET
+    ) -> MediaItem:
+        """See `MediaIntake.fetch`."""
+        ...
+
+
 class MediaIntake:
     """The processes of one edge. They are started when needed and kept; `close` ends them.
 
@@ -70,25 +86,26 @@ class MediaIntake:
         self._setup = ProcessSetup(policy, settings.memory_mib << 20)
         self._program = program
         self._budget = MemoryBudget(settings.decoded_mib << 20)
-        self._places = asyncio.Semaphore(settings.processes)
-        # A server that sends slowly must not keep all processes from those who send their media along.
-        self._web_places = asyncio.Semaphore(max(1, settings.processes - 1))
+        self._places = ProcessPlaces(settings.processes, settings.queue_max, settings.queue_s)
         self.idle: list[IntakeProcess] = []
         self.pids: set[int] = set()
-        self._waiting = 0
         self._number = 0
         self._closed = False
 
     async def fetch(
-        self, source: MediaSource, limits: MediaLimits | None = None, target: MediaTarget = DEFAULT_TARGET
+        self,
+        source: MediaSource,
+        limits: MediaLimits | None = None,
+        target: MediaTarget = DEFAULT_TARGET,
+        tenant: str = "",
     ) -> MediaItem:
-        """The checked, decoded item that a client named.
+        """The checked, decoded item that a client named, in its tenant's turn.
 
-        Raises `ApiError`: 400 with a `MediaCode` if the item is rejected, 503 if too many wait. If cancelled, the work on it
-        stops.
+        Raises `ApiError`: 400 with a `MediaCode` if the item is rejected, 503 if too many wait, or if it waited too long. If
+        cancelled, the work on it stops.
         """
         try:
-            return await self._fetch(source, limits or self.limits, target)
+            return await self._fetch(source, limits or self.limits, target, tenant)
         except MediaError as error:
             raise _api_error(error, source.param) from error
 
@@ -98,7 +115,9 @@ class MediaIntake:
         while self.idle:
             await self._end(self.idle.pop())
 
-    async def _fetch(self, source: MediaSource, limits: MediaLimits, target: MediaTarget) -> MediaItem:
+    async def _fetch(
+        self, source: MediaSource, limits: MediaLimits, target: MediaTarget, tenant: str
+    ) -> MediaItem:
         one = getattr(limits, source.kind)
         self._check(source, target, one.bytes_max)
         self._number += 1
@@ -108,7 +127,8 @@ class MediaIntake:
             self._number, source.kind, source.encoding, url, limits, target._replace(processor="")
         )
         seconds = START_S + one.fetch_s + WALL_PER_CPU * one.decode_s
-        async with self._place(is_url), AsyncExitStack() as open_until_done:
+        place = self._places.place("fetch" if is_url else "decode", tenant)
+        async with place, AsyncExitStack() as open_until_done:
             content = -1
             if not is_url:
                 content = os.memfd_create("content", os.MFD_CLOEXEC)
@@ -133,22 +153,6 @@ class MediaIntake:
                 )
         elif len(source.content) > encoded_bytes_max(source.encoding, bytes_max):
             raise MediaError(MediaCode.TOO_LARGE, f"The file of the media has more than {bytes_max} bytes.")
-
-    @asynccontextmanager
-    async def _place(self, is_url: bool) -> AsyncIterator[None]:
-        """A process's place for one item. Raises `MediaError` if too many wait for one."""
-        busy = self._places.locked() or (is_url and self._web_places.locked())
-        if busy and self._waiting >= self._settings.queue_max:
-            raise MediaError(MediaCode.BUSY, "Too many requests with media at the moment. Retry.")
-        async with AsyncExitStack() as held:
-            self._waiting += 1
-            try:
-                if is_url:
-                    await held.enter_async_context(self._web_places)
-                await held.enter_async_context(self._places)
-            finally:
-                self._waiting -= 1
-            yield
 
     async def _run(self, task: DecodeTask, content: int, seconds: float) -> TaskReply:
         """The reply of a process to a task. One that does not reply in order is ended. Raises `MediaError`."""
@@ -202,6 +206,24 @@ class MediaIntake:
     async def _end(self, process: IntakeProcess) -> None:
         self.pids.discard(process.pid)
         await process.kill()
+
+
+class TenantIntake(NamedTuple):
+    """The intake for the items of one tenant. See `MediaFetcher`."""
+
+    intake: MediaIntake
+    tenant: str
+
+    @property
+    def limits(self) -> MediaLimits:
+        """See `MediaFetcher.limits`."""
+        return self.intake.limits
+
+    async def fetch(
+        self, source: MediaSource, limits: MediaLimits | None = None, target: MediaTarget = DEFAULT_TARGET
+    ) -> MediaItem:
+        """See `MediaFetcher.fetch`."""
+        return await self.intake.fetch(source, limits, target, self.tenant)
 
 
 def check_policy(policy: FetchPolicy) -> None:

@@ -153,7 +153,7 @@ class DivergenceCheck:
         self._metrics.divergence.inc()
         self._metrics.diverged.set(len(self._differs))
         self._log.critical(
-            "routers_diverge",
+            "routers_diverged",
             log_position=own.position,
             digest=own.digest,
             epoch=own.epoch,
@@ -165,7 +165,7 @@ class DivergenceCheck:
 
     def _clear(self, router: str) -> None:
         if self._differs.pop(router, None) is not None:
-            self._log.warning("routers_agree_again", other=router)
+            self._log.warning("routers_converged", other=router)
         self._metrics.diverged.set(len(self._differs))
 
 

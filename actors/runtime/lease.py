@@ -66,7 +66,7 @@ def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
 class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
-    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves` and `reads_embeddings` are its fields,
+    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings` and `embedding_format` are its fields,
     reported at the next renewal, or by `publish`.
     """
 
@@ -77,6 +77,7 @@ class LeaseHandle:
         self.persistence: StallState | None = None
         self.serves: ServedPart = ""
         self.reads_embeddings = False
+        self.embedding_format = ""
         self._table = table
         self._key = key
         self._lease = lease
@@ -97,7 +98,11 @@ class LeaseHandle:
     def _value(self) -> bytes:
         stalled = self.persistence is not None and self.persistence.is_stalled
         value = msgspec.structs.replace(
-            self._lease, stalled=stalled, serves=self.serves, reads_embeddings=self.reads_embeddings
+            self._lease,
+            stalled=stalled,
+            serves=self.serves,
+            reads_embeddings=self.reads_embeddings,
+            embedding_format=self.embedding_format,
         )
         return msgspec.json.encode(value)
 

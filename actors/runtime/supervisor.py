@@ -96,6 +96,6 @@ async def supervise(
             if not is_kept():
                 raise RestartLimitReached(often)
             delay = policy.kept_delay_s
-            _log.error("child_fails_often", child=name, reason=often, delay_s=delay)
+            _log.error("child_restart_limit_exceeded", child=name, reason=often, delay_s=delay)
         _log.warning("child_restarting", child=name, reason=reason, delay_s=delay)
         await clock.sleep(delay)

@@ -4,7 +4,7 @@ Subjects in
     hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status,embed,encode,image,claim,offer,drain};
     hw.<ns>.worker.<worker>.{resync,control}
 Subjects out
-    hw.<ns>.edge.<edge>.{frames,media}, hw.<ns>.engine.<worker>.<epoch>.{claim,offer} (of another worker), and the pool log: fleet,
+    hw.<ns>.edge.<edge>.{frames,media,streams.<epoch>}, hw.<ns>.engine.<worker>.<epoch>.{claim,offer} (of another worker), and the pool log: fleet,
     kv and load events of this worker
 State
     requests in flight with their tokens so far; hand-offs kept for other workers; the lease and its epoch
@@ -43,11 +43,12 @@ from headwater.actors.worker.encoding.offers import OfferAnswers, OpenTransfer
 from headwater.actors.worker.lifecycle.audit import CommandAudit
 from headwater.actors.worker.lifecycle.health import EngineHealth
 from headwater.actors.worker.lifecycle.incarnation import Incarnation, written_subjects
-from headwater.actors.worker.lifecycle.model_card import Served, publish_card
+from headwater.actors.worker.lifecycle.model_card import Served, media_processor, publish_card
 from headwater.actors.worker.lora.gate import LoraGate
 from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
 from headwater.actors.worker.serving.embeddings import Embeddings
 from headwater.actors.worker.serving.file_jobs import FileJobs
+from headwater.actors.worker.serving.orphans import OrphanWatch
 from headwater.actors.worker.serving.requests import RequestIntake
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
@@ -85,17 +86,23 @@ class WorkerActor(Actor):
         self.drain_s = drain_s
         self.lora: LoraOperations | None = None
         self.status = WorkerStatus(name, profile or WorkerProfile(instance=name), self._stopping)
+        self.status.embedding_format = self.status.embedding_format or engine.name
         self._gate = LoraGate(engine, self.spawn)
-        self._reader = EmbeddingReader(ports.bus, ports.ns, engine)
+        self._reader = EmbeddingReader(ports.bus, ports.ns, engine, ports.clock)
         self.intake = RequestIntake(ports, name, self._gate, self.spawn, self.status, self._reader)
         self.inflight = self.intake.inflight
-        self.embeddings = Embeddings(ports.bus, engine, self.spawn, self.status, self.inflight)
+        self._reader.on_read = self.inflight.note_read
+        self.embeddings = Embeddings(
+            ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media
+        )
         self.encoding = EncodeRequests(
             ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media
         )
         self._offers = OfferAnswers(ports.bus)
         self._open_transfer = open_transfer
-        self.files = FileJobs(ports.bus, engine, self.spawn, self.status, self.inflight, ports.clock)
+        self.files = FileJobs(
+            ports.bus, engine, self.spawn, self.status, self.inflight, ports.clock, self.intake.media
+        )
         self.health = EngineHealth(
             engine, ports.clock, ports.ids, health or HealthSettings(), self.inflight, self.status
         )
@@ -140,6 +147,7 @@ class WorkerActor(Actor):
         if self._info is None:
             return {"state": "starting", "pool": self._pool}
         load = self.engine.load()
+        slab = self._transfer.stats() if self._transfer is not None else None
         return {
             "state": "draining" if self.stopping else self.status.state,
             "role": self.status.role,
@@ -152,6 +160,7 @@ class WorkerActor(Actor):
             "loras": list(self.status.loras),
             "tokens_total": self.inflight.tokens,
             "handoffs_held": self.inflight.handoffs,
+            "embedding_bytes_held": slab.capacity - slab.free if slab is not None else 0,
             "kv_events_pending": self._incarnation.kv.pending if self._incarnation else 0,
         }
 
@@ -163,6 +172,7 @@ class WorkerActor(Actor):
         self._pool = pool_name(info.model, info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await self._start_transfer()
+        self.status.media_processor = media_processor(self._served.files, info)
         if self.status.role != "encode":
             card = await publish_card(self.ports, self._served, self.engine, info)
             self.status.tokenizer = card.tokenizer
@@ -171,6 +181,8 @@ class WorkerActor(Actor):
         self.spawn(self.intake.frames.run(), "frames")
         self.spawn(self.intake.expire_handoffs(), "hand-offs")
         self.spawn(self.files.expire(), "file requests")
+        orphans = OrphanWatch(self.ports, (self.intake, self.embeddings, self.encoding, self.files))
+        self.spawn(orphans.run(), "orphans")
         self.spawn(self._published_failure(self._run_incarnations()), "incarnations")
         self.spawn(self._published_failure(self.health.run(info)), "health")
         await self._has_joined.wait()
@@ -186,6 +198,7 @@ class WorkerActor(Actor):
             self.encoding.transfer = self._offers.transfer = transfer
         else:
             self._reader.transfer = transfer
+            self.inflight.reads_embeddings = True
 
     def _start_lora(self, info: EngineInfo) -> None:
         models = (self._served.name, info.model)
@@ -231,6 +244,7 @@ class WorkerActor(Actor):
         self.intake.begin_incarnation(held.epoch)
         self.encoding.epoch = held.epoch
         held.reads_embeddings = self._reader.transfer is not None
+        held.embedding_format = self.status.embedding_format if self._transfer is not None else ""
         self._lease = held
         try:
             async with asyncio.TaskGroup() as group:

@@ -22,6 +22,8 @@ ROUTES: dict[str, tuple[str, str]] = {
         "POST",
         "generated images, streamed or not; those with a URL are served at `/v1/images/files/ID`",
     ),
+    "/v1/images/edits": ("POST", "images changed as a prompt says, streamed or not; a form"),
+    "/v1/images/variations": ("POST", "404 that names what to use instead"),
     "/v1/videos": (
         "GET, POST",
         "video jobs of the tenant, in pages; POST creates one. `/v1/videos/{id}` is one of them (GET, DELETE), "
@@ -102,7 +104,12 @@ def routes() -> set[str]:
     api = ROOT / "actors" / "edge" / "api"
     return {
         text
-        for path in (api / "app.py", api / "responses" / "routes.py", api.parent / "videos" / "endpoints.py")
+        for path in (
+            api / "app.py",
+            api / "responses" / "routes.py",
+            api.parent / "images" / "endpoints.py",
+            api.parent / "videos" / "endpoints.py",
+        )
         for text in _constants(path)
         if _ROUTE.fullmatch(text)
     }

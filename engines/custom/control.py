@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headwater.engines.control_rules import check_adapter, check_loaded, check_pooling, check_sleep
+from headwater.engines.control_rules import (
+    check_adapter,
+    check_loaded,
+    check_pooling,
+    check_sleep,
+    check_text_only,
+)
 from headwater.engines.custom.api import PoolingRequest
 from headwater.engines.engine import EmitFile, EngineBase, EngineInfo, LoraAdapter, PauseMode
 from headwater.schemas import hashing
@@ -39,6 +45,7 @@ class CustomControl(EngineBase):
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
         self._require("embed")
+        check_text_only(request)
         self._check_lora(request.lora_name)
         prompts = tuple(tuple(hashing.unpack_tokens(packed).tolist()) for packed in request.prompts)
         check_pooling(self._info, request.task, tuple(map(len, prompts)))

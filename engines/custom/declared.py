@@ -20,13 +20,13 @@ METHODS: Final[dict[tuple[str, ...], tuple[Capability, ...]]] = {
 }
 """Optional methods, and what a class that defines them can do. Those of one row belong together."""
 
-FEATURES: Final[frozenset[Capability]] = (HINTS | {need.capability for need in NEEDS}) - {
+EDITS: Final[frozenset[Capability]] = frozenset({"image_edits"})
+"""A field of the requests of `generate_images`."""
+
+FEATURES: Final[frozenset[Capability]] = (HINTS | EDITS | {need.capability for need in NEEDS}) - {
     capability for row in METHODS.values() for capability in row
 }
 """Capabilities that are fields of a request and not methods: a class lists those it honours as `features`."""
-
-PLAIN_METHODS: Final = ("load", "check", "stop")
-"""Optional methods that are no capability."""
 
 
 def declared_capabilities(kind: Any) -> frozenset[Capability]:

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 
 from headwater.engines.diffusers.loaded import LoadedPipeline
 from headwater.engines.diffusers.options import DiffusersOptions
-from headwater.engines.diffusers.pipeline import TextToImage
+from headwater.engines.diffusers.pipeline import ImagePipeline
 from headwater.engines.diffusers.video_pipeline import TextToVideo
 from headwater.engines.engine import (
     Emit,
@@ -43,9 +43,13 @@ class DiffusersEngine(EngineBase):
 
     name = "diffusers"
     capabilities: frozenset[Capability] = frozenset({"priority", "seed"})
-    possible: ClassVar[frozenset[Capability]] = frozenset({"image_generation", "video_generation"})
+    possible: ClassVar[frozenset[Capability]] = frozenset(
+        {"image_generation", "image_edits", "video_generation"}
+    )
     packages: ClassVar[tuple[str, ...]] = ("diffusers",)
-    remark: ClassVar[str] = "generates images, or videos, from text; one request at a time"
+    remark: ClassVar[str] = (
+        "generates images, or videos, from text, and changes images; one request at a time"
+    )
 
     def __init__(self, folder: Path, name: str, context_length: int, options: DiffusersOptions) -> None:
         self._folder = folder
@@ -53,7 +57,7 @@ class DiffusersEngine(EngineBase):
         self._context_length = context_length
         self._options = options
         self._loaded: LoadedPipeline | None = None
-        self._images: TextToImage | None = None
+        self._images: ImagePipeline | None = None
         self._videos: TextToVideo | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="diffusers")
         self._turns = PriorityTurns()
@@ -70,8 +74,10 @@ class DiffusersEngine(EngineBase):
             self._videos = TextToVideo(loaded, options)
             self.capabilities = self.capabilities | {"video_generation"}
         else:
-            self._images = TextToImage(loaded, options)
+            self._images = await loop.run_in_executor(self._thread, ImagePipeline, loaded, options)
             self.capabilities = self.capabilities | {"image_generation"}
+            if self._images.support.inputs_max:
+                self.capabilities = self.capabilities | {"image_edits"}
         return EngineInfo(
             self._model,
             BLOCK_SIZE,
@@ -85,8 +91,8 @@ class DiffusersEngine(EngineBase):
 
     async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`."""
-        if self._images is None:
-            self._reject("image_generation")
+        if self._images is None or request.need not in self.capabilities:
+            self._reject(request.need)
         await self._run(request, self._images.generate, emit)
 
     async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:

@@ -1,9 +1,10 @@
-"""A text-to-image pipeline of diffusers, run step by step. Everything here blocks."""
+"""A text-to-image pipeline of diffusers, and those that change images with its parts, run step by step. Everything here blocks."""
 
 import io
 import threading
 from typing import Any, Final
 
+from headwater.engines.diffusers.edit_pipelines import EditPipelines
 from headwater.engines.diffusers.loaded import GenerationStopped, LoadedPipeline
 from headwater.engines.diffusers.options import DiffusersOptions
 from headwater.engines.engine import EmitFile, FileStep
@@ -15,12 +16,13 @@ LATENT_DIMENSIONS: Final = 4
 """Of latents that the decoder takes as they are (image, channel, height, width); others have no previews."""
 
 
-class TextToImage:
-    """Generates images with a loaded pipeline. `support` says which."""
+class ImagePipeline:
+    """Generates and changes images with a loaded pipeline. `support` says which."""
 
     def __init__(self, loaded: LoadedPipeline, options: DiffusersOptions) -> None:
         self._loaded = loaded
         self._pipe = loaded.pipe
+        self._edits = EditPipelines(loaded)
         self.support = self._supported(options)
 
     def _supported(self, options: DiffusersOptions) -> ImageGenerationSupport:
@@ -41,6 +43,8 @@ class TextToImage:
             steps=steps,
             steps_max=steps_max,
             images_max=options.images_max,
+            inputs_max=1 if self._edits.edit is not None else 0,
+            masks=self._edits.inpaint is not None,
         )
 
     def generate(self, request: ImageRequest, emit: EmitFile, stopped: threading.Event) -> None:
@@ -75,7 +79,10 @@ class TextToImage:
         if stopped.is_set():
             raise GenerationStopped
         arguments = self._loaded.arguments(request, request.seed + number, on_step)
-        return _encoded(self._pipe(**arguments).images[0], request)
+        if not request.images:
+            return _encoded(self._pipe(**arguments).images[0], request)
+        edit = self._edits.call(request, arguments)
+        return _encoded(edit.finish(edit.pipe(**edit.arguments).images[0]), request)
 
     def _preview(self, latents: Any, request: ImageRequest) -> bytes:
         """The image that these latents are by now; empty if the decoder does not take them as they are."""

@@ -1,7 +1,10 @@
 """Embeddings as tensors of torch, and as what the transport between workers carries."""
 
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headwater.engines.engine import EncodedImage, EngineError
@@ -27,14 +30,53 @@ def encoded_image(tensor: Any, fields: bytes) -> EncodedImage:
     return EncodedImage(values, str(values.dtype), fields)  # type: ignore[arg-type]  # the types of vision encoders are all `DType`s
 
 
-def check_shape(item: PromptMedia, tensor: Any, width: int) -> None:
-    """Raises `EngineError` unless there is a row of `width` numbers for each token of the image.
+class ModelEmbeddings(NamedTuple):
+    """What the embeddings of a model's images look like, as its probe image shows: rows of `width` numbers of `dtype`.
 
-    An engine ends on fewer rows than the prompt has tokens, and takes others silently.
+    `patches` of an image's grid make one token; 0 where the model needs no grid. An engine ends on fewer rows than the prompt has tokens, or on a
+    grid of more, and answers wrongly with others.
     """
-    shape = tuple(tensor.shape)
-    if shape != (item.tokens, width):
-        raise EngineError(
-            f"an image embedding of the shape {shape} came for {item.tokens} tokens; this engine takes {(item.tokens, width)}. "
-            "Encode workers must have the same model as the workers that read from them"
-        )
+
+    width: int
+    dtype: str
+    patches: int = 0
+
+    def check(self, item: PromptMedia, image: EncodedImage) -> None:
+        """Raises `EngineError` unless the engine can use this embedding of the image."""
+        shape, wanted = tuple(image.values.shape), (item.tokens, self.width)
+        if shape != wanted or image.dtype != self.dtype:
+            raise EngineError(
+                f"an image embedding of the shape {shape} and the type {image.dtype} came for {item.tokens} tokens; this engine "
+                f"takes {wanted} and {self.dtype}. Encode workers must have the same model and type as the workers that read from them"
+            )
+        if not _all_finite(image):
+            raise EngineError("an image embedding came with numbers that are not finite")
+        if image.fields and not self._fits(item, image.fields):
+            raise EngineError(
+                f"an image embedding came without the grid of its {item.tokens} tokens, which have {item.tokens * self.patches} patches. "
+                "Encode workers must have the same model as the workers that read from them"
+            )
+
+    def _fits(self, item: PromptMedia, packed: bytes) -> bool:
+        try:
+            grids = _grids(msgspec.json.decode(packed, type=dict[str, Any]))
+            fits = [math.prod(grid) == item.tokens * self.patches for grid in grids]
+        except (msgspec.DecodeError, TypeError):
+            return False
+        return not self.patches or (bool(fits) and all(fits))
+
+
+def patches_per_token(item: PromptMedia, fields: Mapping[str, Any]) -> int:
+    """Patches of the image's grid for each of its tokens; 0 without a grid."""
+    return next((math.prod(grid) // item.tokens for grid in _grids(fields)), 0)
+
+
+def _grids(fields: Mapping[str, Any]) -> list[Sequence[int]]:
+    return [value for name, value in fields.items() if "grid" in name]
+
+
+def _all_finite(image: EncodedImage) -> bool:
+    if image.dtype == "bfloat16":
+        # Infinity and what is no number have all bits of the exponent set.
+        return not np.any((image.values & 0x7F80) == 0x7F80)
+    return bool(np.isfinite(image.values).all())

@@ -28,7 +28,7 @@ import numpy as np
 import structlog
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.kv_events.sentinels import ImageSentinels, Resolved, Within
+from headwater.engines.kv_events.sentinels import MediaSentinels, Resolved, Within
 from headwater.engines.kv_events.wire import multimodal, salt
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import (
@@ -73,11 +73,11 @@ class KvTranslator:
     """Records an engine's cached blocks by the engine's hashes, and translates its events.
 
     Blocks of another size than `block_size` are ignored, as are blocks without a sequence hash: `orphans` counts those
-    after an unknown parent (events were lost), `unnamed` those reported by an unknown hash, or with parts of unknown images where
+    after an unknown parent (events were lost), `unnamed` those reported by an unknown hash, or with parts of unknown media where
     the engine has numbers for these among its tokens (`sentinels`).
     """
 
-    def __init__(self, block_size: int, *, sentinels: ImageSentinels | None = None) -> None:
+    def __init__(self, block_size: int, *, sentinels: MediaSentinels | None = None) -> None:
         self._block_size = block_size
         self._sentinels = sentinels
         self._held: dict[EngineHash, _Held] = {}
@@ -224,13 +224,13 @@ class KvTranslator:
         named = len(run.tokens) // size
         if named < len(hashes):
             self.unnamed += len(hashes) - named
-            _log.info("kv_blocks_of_unknown_images", blocks=len(hashes) - named)
-        digests = [*multimodal(extra), *hashing.media_digests(run.images, size)]
+            _log.info("kv_blocks_of_unknown_media", blocks=len(hashes) - named)
+        digests = [*multimodal(extra), *hashing.media_digests(run.media, size)]
         names: list[int] = hashing.sequence_hashes(
             run.tokens[: named * size],
             size,
             parent=parent,
-            # An image that began before this run has digests of earlier blocks, too.
+            # An item that began before this run has digests of earlier blocks, too.
             multimodal=[(block, digest) for block, digest in digests if block >= 0],
         ).tolist()
         return [

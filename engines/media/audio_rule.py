@@ -1,10 +1,15 @@
 """The rule by which a model's audio tokens are counted, found by measuring what an engine's own processor makes of some recordings."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headwater.schemas.tables.card import AudioSupport
 from headwater.schemas.tables.media_tokens import count_audio_tokens
+
+F32 = NDArray[np.float32]
 
 PROBES_S: Final = (0.1, 0.7531, 3.0, 12.3457)
 """Lengths that the rule has to give too, next to the longest."""
@@ -41,6 +46,31 @@ def fitting_audio_rule(
     )
     lengths = (longest, *[int(seconds * rate_hz) for seconds in PROBES_S if seconds < window_s])
     return rule if all(count(samples) == _counted(rule, samples) for samples in lengths) else None
+
+
+def learn_audio_rule(
+    features: Any, expand: Callable[[F32], int], *, placeholder: int, limit: int
+) -> AudioSupport | None:
+    """The rule of a model with Hugging Face's feature extractor `features`; `expand` gives the placeholders of samples.
+
+    `expand` raises `ValueError` for what is too short to be heard.
+    """
+    rate_hz = int(features.sampling_rate)
+
+    def count(samples: int) -> int:
+        try:
+            return expand(np.zeros(samples, np.float32))
+        except ValueError:
+            return 0
+
+    return fitting_audio_rule(
+        count,
+        placeholder=placeholder,
+        limit=limit,
+        rate_hz=rate_hz,
+        window_s=float(features.chunk_length),
+        hop=int(features.hop_length),
+    )
 
 
 def _counted(rule: AudioSupport, samples: int) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+from headwater.engines.control_rules import check_text_only
 from headwater.engines.engine import (
     EngineDied,
     EngineError,
@@ -51,6 +52,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         from sglang.srt.managers.io_struct import EmbeddingReqInput
 
         self._needs("embed")
+        check_text_only(request)
         self._pooling.check(request.task, request.segments)
         self._loras.check(request.lora_name)
         prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]

@@ -20,7 +20,8 @@ from headwater.engines.media.prompt import image_of
 from headwater.engines.sglang.config import cli_arguments, disaggregation, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embeddings.input import fields_in
-from headwater.engines.sglang.images import PER_PROMPT
+from headwater.engines.sglang.learn_media import PER_PROMPT
+from headwater.engines.sglang.media import media_settings
 from headwater.engines.sglang.process import import_sglang
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import MediaSupport
@@ -79,6 +80,7 @@ class SglangEncoder(ImageEncoder):
             int(model.context_len),
             version=version,
             media=MediaSupport(support),
+            media_settings=media_settings(arguments),
         )
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:

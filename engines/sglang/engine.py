@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -30,8 +31,7 @@ from headwater.engines.engine import (
 from headwater.engines.handoff_params import Unusable
 from headwater.engines.heap import freeze_heap
 from headwater.engines.kv_events import endpoints
-from headwater.engines.kv_events.sentinels import ImageSentinels
-from headwater.engines.media.image_rule import placeholder_of
+from headwater.engines.kv_events.sentinels import MediaSentinels
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
@@ -41,9 +41,10 @@ from headwater.engines.sglang.control import SglangControl
 from headwater.engines.sglang.embeddings import counter
 from headwater.engines.sglang.embeddings.input import GivenEmbedding, SglangEmbeddings
 from headwater.engines.sglang.handoff import SglangHandoffs
-from headwater.engines.sglang.images import SglangImages, learn_images
+from headwater.engines.sglang.learn_media import learn_media
 from headwater.engines.sglang.lora import SglangLoras
-from headwater.engines.sglang.pooling import pooling_of
+from headwater.engines.sglang.media import SglangMedia, media_settings
+from headwater.engines.sglang.pooling import check_mode, pooling_of
 from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang
 from headwater.engines.sglang.rank import of_engine
 from headwater.engines.sglang.stream import TEXT_MAX, Stream
@@ -80,12 +81,13 @@ class SglangEngine(SglangControl):
         self._deterministic = False
         self._processors: dict[str, str] = {}
         self._handoffs: SglangHandoffs | None = None
-        self._images: SglangImages | None = None
+        self._media: SglangMedia | None = None
         self._embeddings: SglangEmbeddings | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         version = versions.installed()
+        check_mode(Path(self._settings.model))
         cpu = import_sglang()
         self._signatures = signatures.of_release(version)
         # A private folder: no other user can listen.
@@ -113,7 +115,7 @@ class SglangEngine(SglangControl):
         self._keeps_weights = bool(config.get("enable_weights_cpu_backup"))
         events = json.loads(arguments["kv_events_config"])
         reader = getattr(self._manager, "load_snapshot_reader", None)
-        sentinels = ImageSentinels(placeholder_of(self._manager.model_config.hf_config) or 0)
+        sentinels = MediaSentinels()
         self._ranks = of_engine(events, self.ranks, page_size, tokens, reader, sentinels)
         generates = bool(self._manager.is_generation)
         self._pooling = pooling_of(self._manager.model_config.hf_config)
@@ -121,10 +123,10 @@ class SglangEngine(SglangControl):
             config, generates=generates, processors=self._processors, signatures=self._signatures
         )
         if generates:
-            self._images = await learn_images(self._manager, config, self._signatures, sentinels)
-        if self._images is not None:
-            self.capabilities |= {"images"}
-            await self._verify_embeddings(self._images)
+            self._media = await learn_media(self._manager, config, self._signatures, sentinels)
+        if self._media is not None:
+            self.capabilities |= self._media.support.capabilities
+            await self._verify_embeddings(self._media)
         slots = rank_max = 0
         if "lora" in self.capabilities:
             slots = int(config.get("max_loaded_loras") or config.get("max_loras_per_batch") or 0)
@@ -144,7 +146,8 @@ class SglangEngine(SglangControl):
             tasks=() if generates else self._pooling.tasks,
             processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
             vocabulary=int(self._manager.model_config.vocab_size),
-            media=MediaSupport(self._images.support if self._images is not None else None),
+            media=self._media.support if self._media is not None else MediaSupport(),
+            media_settings=media_settings(config),
             default_sampling=default_sampling(self._manager.model_config.get_default_sampling_params()),
         )
 
@@ -166,8 +169,8 @@ class SglangEngine(SglangControl):
         if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
             raise RequestRejected(fault)
         self._loras.check(request.lora_name)
-        if self._images is not None:
-            self._images.check(tokens, request.media)
+        if self._media is not None:
+            self._media.check(tokens, request.media)
         given = self._embeddings.given(request.media) if self._embeddings is not None else None
         # SGLang aborts by prefix: of ids of one length none is a prefix of another.
         stream = Stream(request, uuid4().hex, emit)
@@ -189,13 +192,13 @@ class SglangEngine(SglangControl):
         if pinned is not None:
             asyncio.get_running_loop().call_soon(stream.send, Step((), pinned=pinned))
 
-    async def _verify_embeddings(self, images: SglangImages) -> None:
+    async def _verify_embeddings(self, media: SglangMedia) -> None:
         """Prove that embeddings are used, if there are to be any. Raises `EngineUnavailable`."""
-        if self._embeddings is None:
+        if self._embeddings is None or media.support.images is None:
             return
         meeting = self._handoffs.rehearse if self._handoffs is not None else dict
         probing = self._embeddings.verify(
-            self._manager, images.probe_prompt, images.probe_image(), images.prepare, meeting
+            self._manager, media.probe_prompt, media.probe_image(), media.prepare, meeting
         )
         await self._call(probing)
         self.capabilities |= {"image_embeddings"}
@@ -284,8 +287,8 @@ class SglangEngine(SglangControl):
     ) -> None:
         media = stream.request.media
         try:
-            if media and self._images is not None:
-                for name, value in (await self._images.prepare(media, given)).items():
+            if media and self._media is not None:
+                for name, value in (await self._media.prepare(media, given)).items():
                     setattr(made, name, value)
             async with aclosing(self._manager.generate_request(made, None)) as chunks:
                 async for chunk in chunks:
@@ -351,8 +354,8 @@ class SglangEngine(SglangControl):
             await process.stop()
         for one in self._ranks:
             one.socket.close()
-        if self._images is not None:
-            self._images.close()
+        if self._media is not None:
+            self._media.close()
         if self._embeddings is not None:
             self._embeddings.close()
         if self._folder:

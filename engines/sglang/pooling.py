@@ -1,12 +1,14 @@
 """What SGLang's models that do not generate compute of a prompt: a vector, the shares of classes, or a score."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.engine import RequestRejected
+from headwater.engines.engine import EngineUnavailable, RequestRejected
 
 EMBED: Final = "embed"
 CLASSIFY: Final = "classify"
@@ -14,6 +16,12 @@ SCORE: Final = "score"
 
 CLASSIFIERS: Final = "Classification"
 """Part of the names of architectures with a head for classes."""
+
+FIRST_TOKEN: Final = frozenset({"BertModel", "Contriever", "XLMRobertaModel"})
+"""Architectures of which SGLang returns the first token's state, whatever the model's files say."""
+
+POOLING_FILE: Final = Path("1_Pooling", "config.json")
+"""Where models of Sentence Transformers say how they pool: a flag for each mode, or in newer ones its name."""
 
 
 class ModelPooling(NamedTuple):
@@ -46,6 +54,31 @@ class ModelPooling(NamedTuple):
         if self.form == "sigmoid":
             return np.asarray(1 / (1 + np.exp(-found)), np.float32)
         return found
+
+
+def check_mode(folder: Path) -> None:
+    """Raises `EngineUnavailable` for a model of which SGLang would compute other vectors than the model is made for."""
+    config, pooling = _json(folder / "config.json"), _json(folder / POOLING_FILE)
+    found = FIRST_TOKEN.intersection(config.get("architectures") or ())
+    if not pooling or not found:
+        return
+    modes = [name for name, used in pooling.items() if name.startswith("pooling_mode_") and used is True]
+    named = pooling.get("pooling_mode")
+    if (named == "cls") if named else (modes == ["pooling_mode_cls_token"]):
+        return
+    raise EngineUnavailable(
+        f"{folder.name} pools by {named or ' and '.join(modes)}, and SGLang takes the first token's state of {min(found)}, so "
+        "its vectors would be wrong: serve the model with vLLM"
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        # SGLang reports what is wrong with files that it needs.
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def pooling_of(config: Any) -> ModelPooling:

@@ -6,7 +6,7 @@ import structlog
 
 from headwater.engines.engine import EngineLoad
 from headwater.engines.kv_events.endpoints import reachable
-from headwater.engines.kv_events.sentinels import ImageSentinels
+from headwater.engines.kv_events.sentinels import MediaSentinels
 from headwater.engines.kv_events.socket import KvSocket
 from headwater.engines.kv_events.translator import KvTranslator
 
@@ -24,7 +24,7 @@ class SglangRank:
         page_size: int,
         total_tokens: int,
         reader: Any,
-        sentinels: ImageSentinels,
+        sentinels: MediaSentinels,
     ) -> None:
         self.number = number
         self.translator = KvTranslator(page_size, sentinels=sentinels)
@@ -59,9 +59,9 @@ def of_engine(
     page_size: int,
     total_tokens: int,
     reader: Any,
-    sentinels: ImageSentinels,
+    sentinels: MediaSentinels,
 ) -> list[SglangRank]:
-    """The ranks of a started engine. `config` is that of its KV events, `sentinels` are the images of its requests."""
+    """The ranks of a started engine. `config` is that of its KV events, `sentinels` are the media of its requests."""
     from sglang.srt.disaggregation.kv_events import ZmqEventPublisher
 
     return [

@@ -8,15 +8,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
-from headwater.engines.engine import RequestRejected
+from headwater.engines.requests.guides import decode_guide, guide_choices, guide_text
 from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
 
 ARGUMENTS: Final = "headwater"
 """Key of `custom_params` with the arguments of the request's logits processor."""
-
-GREEDY: Final = {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True}
 
 
 def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) -> dict[str, Any]:
@@ -67,31 +63,16 @@ def _guided(guide: Guide) -> dict[str, Any]:
         case "json_object":
             return {"json_schema": '{"type": "object"}'}
         case "json_schema":
-            _decoded(guide, dict[str, Any])
+            decode_guide(guide, dict[str, Any])
             return {"json_schema": guide.value}
         case "choice":
-            choices: list[str] = _decoded(guide, list[str])
-            if not choices:
-                raise RequestRejected("guide choice: give one or more texts to choose from")
+            choices = guide_choices(guide)
             either = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
             return {"ebnf": f"root ::= {either}"}
         case "regex":
-            return {"regex": _filled(guide)}
+            return {"regex": guide_text(guide)}
         case "grammar":
-            return {"ebnf": _filled(guide)}
-
-
-def _decoded(guide: Guide, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(guide.value.encode(), type=kind)
-    except msgspec.DecodeError as error:
-        raise RequestRejected(f"guide {guide.kind}: {error}") from error
-
-
-def _filled(guide: Guide) -> str:
-    if not guide.value:
-        raise RequestRejected(f"guide {guide.kind}: it is empty")
-    return guide.value
+            return {"ebnf": guide_text(guide)}
 
 
 def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:

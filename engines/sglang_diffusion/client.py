@@ -1,15 +1,13 @@
 """The HTTP API of SGLang's diffusion server, as of 0.5.23: what is used of it."""
 
 import base64
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from headwater.engines.engine import EngineError, EngineUnavailable, RequestRejected
+from headwater.engines.sglang_diffusion.png import png
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
-
-if TYPE_CHECKING:
-    pass
 
 CALL_S: Final = 30.0
 """For a call that generates nothing. An image is the answer to its call, which takes as long as it takes."""
@@ -86,7 +84,15 @@ class DiffusionClient:
             "output_format": request.format,
             "output_compression": None if request.format == "png" else request.quality,
         }
-        answer = await self._call("POST", "/v1/images/generations", body, timeout_s=None)
+        if request.images:
+            fields = {name: value for name, value in body.items() if value is not None}
+            files = [
+                ("image", (f"{at}.png", png(item), "image/png")) for at, item in enumerate(request.images)
+            ]
+            sent = {"data": fields, "files": files}
+            answer = await self._call("POST", "/v1/images/edits", timeout_s=None, **sent)
+        else:
+            answer = await self._call("POST", "/v1/images/generations", json=body, timeout_s=None)
         images = msgspec.json.decode(answer, type=_ImagesAnswer).data
         if not images:
             raise EngineError("SGLang's diffusion server gave no image")
@@ -95,7 +101,7 @@ class DiffusionClient:
     async def create_video(self, request: VideoRequest) -> VideoState:
         """Begin a video."""
         body = _common(request, request.seed) | {"num_frames": request.frames, "fps": request.fps}
-        return msgspec.json.decode(await self._call("POST", "/v1/videos", body), type=VideoState)
+        return msgspec.json.decode(await self._call("POST", "/v1/videos", json=body), type=VideoState)
 
     async def video(self, id_: str) -> VideoState:
         """How far a video is."""
@@ -113,11 +119,9 @@ class DiffusionClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def _call(
-        self, method: str, path: str, body: Any = None, *, timeout_s: float | None = CALL_S
-    ) -> bytes:
+    async def _call(self, method: str, path: str, *, timeout_s: float | None = CALL_S, **sent: Any) -> bytes:
         try:
-            answer = await self._http.request(method, path, json=body, timeout=timeout_s)
+            answer = await self._http.request(method, path, timeout=timeout_s, **sent)
         except self._error as error:
             raise EngineError(f"SGLang's diffusion server: {error or type(error).__name__}") from error
         if answer.status_code in (400, 422):

@@ -21,10 +21,11 @@ from headwater.engines.engine import (
     EngineUnavailable,
     FileStep,
     KvEvent,
+    RequestRejected,
     Transfer,
 )
 from headwater.engines.file_turns.turns import PriorityTurns
-from headwater.engines.releases import Hole, check_release
+from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, check_release
 from headwater.engines.sglang_diffusion.client import DiffusionClient
 from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
 from headwater.engines.sglang_diffusion.process import DiffusionServer, ModelDefaults
@@ -38,9 +39,12 @@ BLOCK_SIZE: Final = 16
 TOTAL_BLOCKS: Final = 4_096
 """Not used: the events by which a worker joins its pool have sizes of a KV cache."""
 
-HOLES: Final = (
-    Hole("CVE-2026-3059", (0, 5, 10), "unpickles data from an open port (diffusion broker)", refused=True),
-)
+IMAGE_TASKS: Final[dict[str, tuple[Capability, ...]]] = {
+    "T2I": ("image_generation",),
+    "I2I": ("image_edits",),
+    "TI2I": ("image_generation", "image_edits"),
+}
+"""What SGLang's tasks are here: an image from a text, from an image and a text, and both."""
 
 POLL_S: Final = 0.25
 """Between two queries about a video, or a server that starts."""
@@ -56,10 +60,12 @@ class SglangDiffusionEngine(EngineBase):
 
     name = "sglang_diffusion"
     capabilities: frozenset[Capability] = frozenset({"priority", "seed"})
-    possible: ClassVar[frozenset[Capability]] = frozenset({"image_generation", "video_generation"})
+    possible: ClassVar[frozenset[Capability]] = frozenset(
+        {"image_generation", "image_edits", "video_generation"}
+    )
     packages: ClassVar[tuple[str, ...]] = ("httpx",)
     remark: ClassVar[str] = (
-        "images or videos from text by SGLang's diffusion server, which may be in another environment"
+        "images or videos from text, and edits of images, by SGLang's diffusion server, which may be in another environment"
     )
 
     def __init__(self, model: str, name: str, context_length: int, options: SglangDiffusionOptions) -> None:
@@ -79,19 +85,28 @@ class SglangDiffusionEngine(EngineBase):
         model, defaults, options = await client.model(), self._server.defaults(), self._options
         version = await client.version()
         check_release(
-            "SGLang", version, HOLES, allow=options.allow_vulnerable, flag="the option allow_vulnerable"
+            "SGLang",
+            version,
+            (SGLANG_DIFFUSION_BROKER,),
+            allow=options.allow_vulnerable,
+            flag="the option allow_vulnerable",
         )
         images = videos = None
         if "T2V" in model.supported_task_types:
             videos = _video_support(defaults, options)
             self.capabilities = self.capabilities | {"video_generation"}
-        elif "T2I" in model.supported_task_types:
-            images = _image_support(defaults, options)
-            self.capabilities = self.capabilities | {"image_generation"}
+        elif made := {
+            capability
+            for task, capabilities in IMAGE_TASKS.items()
+            if task in model.supported_task_types
+            for capability in capabilities
+        }:
+            images = _image_support(defaults, options, edits="image_edits" in made)
+            self.capabilities = self.capabilities | made
         else:
             tasks = ", ".join(model.supported_task_types) or "none"
             raise EngineUnavailable(
-                f"SGLang's pipeline makes no images or videos from text; its tasks: {tasks}"
+                f"SGLang's pipeline makes no images, and no videos from text; its tasks: {tasks}"
             )
         return EngineInfo(
             self._model,
@@ -120,8 +135,13 @@ class SglangDiffusionEngine(EngineBase):
 
     async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`. There are no previews."""
-        if "image_generation" not in self.capabilities:
-            self._reject("image_generation")
+        if request.need not in self.capabilities:
+            self._reject(request.need)
+        # SGLang ignores them.
+        if request.mask is not None:
+            raise RequestRejected("SGLang takes no mask", param="mask")
+        if request.strength is not None:
+            raise RequestRejected("SGLang takes no strength", param="strength")
         await self._run(request, emit, lambda report: self._images(request, report))
 
     async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
@@ -167,6 +187,8 @@ class SglangDiffusionEngine(EngineBase):
                 data, path = image.result()
             finally:
                 image.cancel()
+                if request.images:
+                    self._server.remove_inputs()
             self._server.remove_output(path)
             report(FileStep(number, request.steps, data))
 
@@ -251,7 +273,9 @@ def _side(value: int, options: SglangDiffusionOptions, default: int) -> int:
     return min(options.side_max, max(options.side_min, side // options.side_multiple * options.side_multiple))
 
 
-def _image_support(defaults: ModelDefaults, options: SglangDiffusionOptions) -> ImageGenerationSupport:
+def _image_support(
+    defaults: ModelDefaults, options: SglangDiffusionOptions, *, edits: bool
+) -> ImageGenerationSupport:
     return ImageGenerationSupport(
         width=_side(options.width or defaults.width, options, 1_024),
         height=_side(options.height or defaults.height, options, 1_024),
@@ -261,6 +285,7 @@ def _image_support(defaults: ModelDefaults, options: SglangDiffusionOptions) -> 
         steps=min(options.steps or defaults.num_inference_steps or 50, options.steps_max),
         steps_max=options.steps_max,
         images_max=options.images_max,
+        inputs_max=options.inputs_max if edits else 0,
     )
 
 

@@ -15,7 +15,7 @@ class SglangDiffusionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     of its server, `start_s` is how long it may take to load the model. `allow_vulnerable` starts releases that are refused.
 
     `width`, `height`, `frames`, `fps` and `steps` are what a request that leaves them out gets, 0: the model's own. The others
-    bound what one request may ask for: SGLang's server does not publish what its pipelines can do.
+    bound what one request may ask for: SGLang's server does not publish what its pipelines can do. `inputs_max`: images that an edit may have.
     """
 
     python: str = ""
@@ -35,6 +35,7 @@ class SglangDiffusionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     frames_multiple: Count = 4
     seconds_max: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     images_max: Count = 10
+    inputs_max: Count = 1
 
 
 def read_options(options: dict[str, Any]) -> SglangDiffusionOptions:

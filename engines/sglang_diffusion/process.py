@@ -55,6 +55,7 @@ class DiffusionServer:
             str(self._defaults),
             *("--model-path", model, "--host", "127.0.0.1", "--port", str(port)),
             *("--output-path", str(self.folder / "outputs")),
+            *("--input-save-path", str(self._inputs)),
             *arguments,
         )
         self._process: asyncio.subprocess.Process | None = None
@@ -93,6 +94,15 @@ class DiffusionServer:
     def defaults(self) -> ModelDefaults:
         """What the model says, once the server is ready."""
         return msgspec.json.decode(self._defaults.read_bytes(), type=ModelDefaults)
+
+    @property
+    def _inputs(self) -> Path:
+        return self.folder / "inputs"
+
+    def remove_inputs(self) -> None:
+        """Remove the images that the server kept of an edit."""
+        shutil.rmtree(self._inputs, ignore_errors=True)
+        self._inputs.mkdir()
 
     def remove_output(self, path: str) -> None:
         """Remove a file that the server wrote, if it is one of its own."""

@@ -1,7 +1,7 @@
 """Operations of the simulated engine other than generation: LoRA, sleep, pause, embeddings.
 
 A LoRA adapter is only a name: each has its own answers and cached blocks. Sleep and pause both stop the scheduler; sleep
-also drops the cache. Vectors depend only on the tokens.
+also drops the cache. Vectors depend only on the tokens and on what the media show, and take the time of a prefill.
 """
 
 import asyncio
@@ -11,18 +11,27 @@ import numpy as np
 
 from headwater.engines.control_rules import check_adapter, check_loaded, check_sleep
 from headwater.engines.engine import EngineBase, LoraAdapter, PauseMode, RequestRejected
+from headwater.engines.media.prompt import check_media
+from headwater.engines.sim.embedding import content_of, embedding_of
 from headwater.engines.sim.sequence import SimSettings
 from headwater.schemas import hashing
+from headwater.schemas.clock import Clock
 from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.messages.media import PromptMedia
 
 DIMENSIONS = 64
+TOKEN_BYTES = 4
 
 
 class SimControl(EngineBase):
     """Base of `SimEngine`, which owns the scheduler and the cache."""
 
-    def __init__(self, settings: SimSettings) -> None:
+    def __init__(self, settings: SimSettings, clock: Clock) -> None:
         self._settings = settings
+        self._clock = clock
+        self._pooling = 0
+        """Pooling requests that have not ended."""
+        self._pooling_turn = asyncio.Lock()
         self._loras: dict[str, LoraAdapter] = {}
         self._asleep = False
         self._paused: PauseMode | None = None
@@ -103,17 +112,29 @@ class SimControl(EngineBase):
             self._still.clear()
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
-        """See `Engine.embed`. Vectors of length 1."""
+        """See `Engine.embed`. Vectors of length 1. One request after the other, next to what the scheduler runs."""
         if request.task != "embed":
             raise RequestRejected(f"{request.task!r} is not supported by this model; supported: embed")
         check_loaded(request.lora_name, self._loras)
-        return tuple(self._vector(packed, request) for packed in request.prompts)
+        media = request.media or ((),) * len(request.prompts)
+        pairs = zip(request.prompts, media, strict=True)
+        vectors = tuple(self._vector(packed, items, request) for packed, items in pairs)
+        tokens = sum(len(packed) for packed in request.prompts) // TOKEN_BYTES
+        self._pooling += 1
+        try:
+            async with self._pooling_turn:
+                await self._clock.sleep(self._settings.step_time.seconds(tokens, 0.0, decoding=False))
+        finally:
+            self._pooling -= 1
+        return vectors
 
-    def _vector(self, packed: bytes, request: EmbedRequest) -> bytes:
+    def _vector(self, packed: bytes, media: tuple[PromptMedia, ...], request: EmbedRequest) -> bytes:
         tokens = hashing.unpack_tokens(packed)
+        check_media(tokens.tolist(), media, self._settings.media)
         if not 0 < len(tokens) <= self._settings.context_length:
             raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._settings.context_length} are possible")
         root = hashing.seed(request.lora_name)
         [state] = hashing.sequence_hashes(tokens, len(tokens), parent=root).tolist()
-        vector = np.random.default_rng(state).standard_normal(request.dimensions or DIMENSIONS)
+        shown = [content_of(embedding_of(item)) for item in media]
+        vector = np.random.default_rng([state, *shown]).standard_normal(request.dimensions or DIMENSIONS)
         return (vector / np.linalg.norm(vector)).astype("<f4").tobytes()

@@ -41,3 +41,9 @@ EMBEDDING_WIDTH: Final = 64
 
 EMBEDDING_TOKENS: Final = (256 << 20) // (4 * EMBEDDING_WIDTH)
 """Tokens of images whose embeddings fit into 256 MiB."""
+
+STEP_TOKENS_MAX: Final = 8_192
+"""Tokens that one step computes at most."""
+
+SEQUENCES_MAX: Final = 256
+"""Requests that run at a time."""

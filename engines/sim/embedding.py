@@ -6,10 +6,14 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.engines.embeddings.tensors import ModelEmbeddings
 from headwater.engines.media.prompt import check_data
 from headwater.engines.sim.defaults import EMBEDDING_WIDTH
 from headwater.engines.transfer.checksum import checksum
 from headwater.schemas.messages.media import PromptMedia
+
+FORM = ModelEmbeddings(EMBEDDING_WIDTH, "float32")
+"""Of all embeddings."""
 
 
 def embedding_of(item: PromptMedia) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from headwater.engines.engine import (
 from headwater.engines.media.prompt import check_media
 from headwater.engines.sim.control import SimControl
 from headwater.engines.sim.defaults import EMBEDDING_WIDTH
-from headwater.engines.sim.embedding import content_of, embedding_of
+from headwater.engines.sim.embedding import FORM, content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
 from headwater.engines.sim.image_store import ImageStore, NoRoomForImage
 from headwater.engines.sim.paged_cache import PagedCache
@@ -65,7 +65,7 @@ class SimEngine(SimControl):
     )
 
     def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
-        super().__init__(settings)
+        super().__init__(settings, clock)
         if settings.split_only:
             self.capabilities |= {"split_only"}
         self.capabilities |= settings.media.capabilities
@@ -74,7 +74,6 @@ class SimEngine(SimControl):
         self._handoff = handoff or SimHandoff(settings.model, clock)
         self.choreography = self._handoff.choreography
         self._fetches: dict[str, asyncio.Task[None]] = {}
-        self._clock = clock
         self._cache = PagedCache(settings.total_blocks)
         self._images = ImageStore(settings.embedding_tokens, clock.monotonic_s, LINGER_S)
         self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache, self._images)
@@ -160,6 +159,7 @@ class SimEngine(SimControl):
         """See `Engine.put_embedding`."""
         if not self._settings.reads_embeddings:
             self._reject("image_embeddings")
+        FORM.check(item, image)
         if not self._images.keep(item.id, item.tokens, content_of(image.values)):
             raise NoRoomForImage(f"the embeddings of {len(self._images)} images are in use")
 
@@ -219,7 +219,7 @@ class SimEngine(SimControl):
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
         return EngineLoad(
-            len(self._scheduler.running),
+            len(self._scheduler.running) + self._pooling,
             len(self._scheduler.waiting),
             self._cache.used,
             self._settings.total_blocks,

@@ -33,6 +33,16 @@ class ImageStore:
         """Images at hand."""
         return len(self._held)
 
+    def __contains__(self, image: str) -> bool:
+        """Is it here? Nothing is promised."""
+        return image in self._held
+
+    @property
+    def pinned(self) -> int:
+        """Images that were given and may not be dropped yet."""
+        now_s = self._now()
+        return sum(held.until_s > now_s for held in self._held.values())
+
     def content(self, image: str) -> int | None:
         """What was given with an image, which a request is about to use. None if it is not here."""
         held = self._held.get(image)

@@ -8,13 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.schemas.media_kind import PromptMediaKind
 
-class ImageSpan(NamedTuple):
-    """An image of a prompt: `tokens` tokens from `start` on. Equal ids are equal images."""
+
+class MediaSpan(NamedTuple):
+    """An item of media in a prompt: `tokens` tokens from `start` on. Equal ids are equal content."""
 
     id: str
     start: int
     tokens: int
+    kind: PromptMediaKind = "image"
 
 
 class Scheduled(msgspec.Struct, eq=False):
@@ -23,7 +26,7 @@ class Scheduled(msgspec.Struct, eq=False):
     `hashes` are those of its first blocks, a chain after `root`, as many as were requested so far. `blocks` are cached
     under their hash, `private` are not (yet). `computed` tokens have KV; up to `target` they count as a prompt, which after
     a preemption includes tokens generated before. `cached` tokens were found when it first started, -1 before that.
-    `arrived`: number of tokens whose KV was handed off from another engine. `images` are in order; the first `encoded` of them need no
+    `arrived`: number of tokens whose KV was handed off from another engine. `media` are in order; the first `encoded` of them need no
     embedding any more.
     """
 
@@ -37,7 +40,7 @@ class Scheduled(msgspec.Struct, eq=False):
     produced: int = 0
     cached: int = -1
     arrived: int = 0
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
     encoded: int = 0
     waiting: bool = True
     ended: bool = False

@@ -7,9 +7,10 @@ engine on asyncio does so token by token, a what-if replay combines steps in whi
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
+from headwater.engines.sim.defaults import SEQUENCES_MAX, STEP_TOKENS_MAX
 from headwater.engines.sim.image_store import ImageStore
 from headwater.engines.sim.paged_cache import PagedCache
-from headwater.engines.sim.scheduled import ImageSpan, Scheduled
+from headwater.engines.sim.scheduled import MediaSpan, Scheduled
 
 SequenceT = TypeVar("SequenceT", bound=Scheduled)
 
@@ -18,14 +19,14 @@ class Limits(NamedTuple):
     """Tokens per block, maximum tokens per step, maximum running sequences."""
 
     block_size: int = 16
-    step_tokens_max: int = 8_192
-    sequences_max: int = 256
+    step_tokens_max: int = STEP_TOKENS_MAX
+    sequences_max: int = SEQUENCES_MAX
 
 
 class StepPlan(NamedTuple, Generic[SequenceT]):
     """One step: (sequence, tokens to compute), the prompt tokens among them, and whether any sequence gets a token.
 
-    `encodes` are the numbers of tokens of the images that it encodes before.
+    `encodes` are the numbers of tokens of the media that it encodes before.
     """
 
     chunks: list[tuple[SequenceT, int]]
@@ -37,7 +38,7 @@ class StepPlan(NamedTuple, Generic[SequenceT]):
 class SimScheduler(Generic[SequenceT]):
     """Continuous batching over one paged cache. `preemptions` counts preempted sequences.
 
-    `images` are the embeddings at hand: an image is encoded in the step that computes its first token, unless its embedding is there.
+    `images` are the embeddings at hand: an item of media is encoded in the step that computes its first token, unless its embedding is there.
     """
 
     def __init__(self, limits: Limits, cache: PagedCache, images: ImageStore | None = None) -> None:
@@ -66,6 +67,9 @@ class SimScheduler(Generic[SequenceT]):
 
         Decoding sequences come first, with one token each; the rest of the step is for prompts, oldest first.
         Where blocks run out the newest sequence is preempted. Without `admits` no waiting sequence starts.
+
+        The blocks that a prompt's chunk fills are cached here, so a sequence that starts in the same step shares them, as in vLLM
+        (`KVCacheManager.allocate_slots`): within a step each layer writes the keys and values of all sequences before it reads any.
         """
         budget = self._limits.step_tokens_max
         chunks: list[tuple[SequenceT, int]] = []
@@ -78,8 +82,12 @@ class SimScheduler(Generic[SequenceT]):
             if count > 0 and self._reserve(sequence, count):
                 chunks.append((sequence, count))
                 budget -= count
-                if sequence.computed < sequence.target:
-                    prompt_tokens += count
+        if self.preemptions > preempted:
+            chunks = [(s, n) for s, n in chunks if not s.waiting]
+        for sequence, count in chunks:
+            if sequence.computed < sequence.target:
+                prompt_tokens += count
+                self._cache_full_blocks(sequence, sequence.computed + count)
         while admits and self.waiting and budget > 0 and len(self.running) < self._limits.sequences_max:
             sequence = self.waiting[0]
             if not self._admit(sequence):
@@ -90,36 +98,35 @@ class SimScheduler(Generic[SequenceT]):
                 self._release_blocks(sequence)
                 self.waiting.appendleft(sequence)
                 break
+            self._cache_full_blocks(sequence, sequence.computed + count)
             self.running.append(sequence)
             chunks.append((sequence, count))
             budget -= count
             prompt_tokens += count
-        if self.preemptions > preempted:
-            chunks = [(s, n) for s, n in chunks if not s.waiting]
         emits = any(s.computed + n >= s.length for s, n in chunks)
         return StepPlan(chunks, prompt_tokens, emits, self._encodes(chunks))
 
     def _encodes(self, chunks: list[tuple[SequenceT, int]]) -> tuple[int, ...]:
-        """Tokens of the images whose embeddings these chunks need and that are not at hand."""
+        """Tokens of the media whose embeddings these chunks need and that are not at hand."""
         found: list[int] = []
         for sequence, count in chunks:
             end = sequence.computed + count
-            while sequence.encoded < len(sequence.images):
-                image = sequence.images[sequence.encoded]
-                if image.start >= end:
+            while sequence.encoded < len(sequence.media):
+                item = sequence.media[sequence.encoded]
+                if item.start >= end:
                     break
                 sequence.encoded += 1
-                # With cached KV up to its last token an image is not looked at.
-                if image.start + image.tokens > sequence.computed and not self._at_hand(image):
-                    found.append(image.tokens)
+                # With cached KV up to its last token an item is not looked at.
+                if item.start + item.tokens > sequence.computed and not self._at_hand(item):
+                    found.append(item.tokens)
         return tuple(found)
 
-    def _at_hand(self, image: ImageSpan) -> bool:
+    def _at_hand(self, item: MediaSpan) -> bool:
         if self._images is None:
             return False
-        if self._images.use(image.id):
+        if self._images.use(item.id):
             return True
-        self._images.keep(image.id, image.tokens)
+        self._images.keep(item.id, item.tokens)
         return False
 
     def alike(self, plan: StepPlan[SequenceT]) -> int:
@@ -135,7 +142,12 @@ class SimScheduler(Generic[SequenceT]):
 
     def compute(self, sequence: SequenceT, count: int) -> bool:
         """Count `count` more computed tokens of a sequence, and cache full blocks. True: it generates a token."""
-        sequence.computed = computed = sequence.computed + count
+        sequence.computed += count
+        self._cache_full_blocks(sequence, sequence.computed)
+        return sequence.computed >= sequence.length
+
+    def _cache_full_blocks(self, sequence: SequenceT, computed: int) -> None:
+        """Cache the blocks that are full with `computed` tokens."""
         done = len(sequence.blocks)
         full = computed // self._size
         if full > done:
@@ -144,7 +156,6 @@ class SimScheduler(Generic[SequenceT]):
             self._cache.commit(sequence.hashes[done - 1] if done else sequence.root, fresh)
             sequence.blocks += fresh
             sequence.private -= len(fresh)
-        return computed >= sequence.length
 
     def _admit(self, sequence: SequenceT) -> bool:
         """Start a sequence with its cached prefix, if the rest of its prompt fits."""

@@ -5,8 +5,14 @@ from typing import NamedTuple
 from zlib import crc32
 
 from headwater.engines.engine import Emit
-from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_TOKENS, TOTAL_BLOCKS
-from headwater.engines.sim.scheduled import ImageSpan, Scheduled
+from headwater.engines.sim.defaults import (
+    BLOCK_SIZE,
+    EMBEDDING_TOKENS,
+    SEQUENCES_MAX,
+    STEP_TOKENS_MAX,
+    TOTAL_BLOCKS,
+)
+from headwater.engines.sim.scheduled import MediaSpan, Scheduled
 from headwater.engines.sim.scheduler import Limits
 from headwater.engines.sim.step_time import StepTime
 from headwater.schemas import hashing
@@ -21,8 +27,8 @@ class SimSettings(NamedTuple):
     block_size: int = BLOCK_SIZE
     total_blocks: int = TOTAL_BLOCKS
     context_length: int = 131_072
-    step_tokens_max: int = 8_192
-    sequences_max: int = 256
+    step_tokens_max: int = STEP_TOKENS_MAX
+    sequences_max: int = SEQUENCES_MAX
     step_time: StepTime = StepTime()
     script: tuple[int, ...] = (0,)
     """Token ids that an answer repeats, from an offset that depends on its seed."""
@@ -52,7 +58,7 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
     """One request in the engine: the scheduler's view of it, and its tokens.
 
     `spoiled`: the KV handed off to it was another prompt's; `cached_before` of its tokens were cached where it was
-    computed (-1: not stated); `first` tokens are passed to the decode leg's engine. `digests` are of the images, by block.
+    computed (-1: not stated); `first` tokens are passed to the decode leg's engine. `digests` are of the media, by block.
     """
 
     request: GenerateRequest
@@ -70,8 +76,8 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
         cls, request: GenerateRequest, emit: Emit, tokens: list[int], seed: int, answer: int, block_size: int
     ) -> "SimSequence":
         """The sequence of a newly submitted request."""
-        images = tuple([ImageSpan(item.id, item.start, item.tokens) for item in request.media])
-        places = [(image.id, image.start, image.tokens) for image in images]
+        media = tuple([MediaSpan(item.id, item.start, item.tokens, item.kind) for item in request.media])
+        places = [(item.id, item.start, item.tokens) for item in media]
         return cls(
             length=len(tokens),
             target=len(tokens),
@@ -81,7 +87,7 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
             tokens=tokens,
             seed=seed,
             answer=answer,
-            images=images,
+            media=media,
             digests=tuple(hashing.media_digests(places, block_size)),
         )
 
@@ -101,7 +107,7 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
         while len(self.hashes) < count:
             at = len(self.hashes) * size
             parent = self.hashes[-1] if self.hashes else self.root
-            # The prompt's last block may have the end of an image.
+            # The prompt's last block may have the end of an item.
             extra = (
                 sum(digest for block, digest in self.digests if block == len(self.hashes)) & hashing.U64_MAX
             )

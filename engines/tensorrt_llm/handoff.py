@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from headwater.engines.engine import EngineError, Transfer
+from headwater.engines.handoff_params import digest_of
 from headwater.engines.tensorrt_llm.config.settings import HandoffMode
-from headwater.schemas.messages.handoff import Choreography, prompt_digest
+from headwater.schemas.messages.handoff import Choreography
 from headwater.schemas.messages.inference import GenerateRequest
 
 CHOREOGRAPHIES: dict[HandoffMode, Choreography] = {
@@ -42,11 +43,6 @@ def new_request_id() -> int:
     Its own scheme gives each process a number of 6 bits on a node of 8, which a central place would have to assign.
     """
     return GLOBAL_ID_MIN | secrets.randbits(62)
-
-
-def digest_of(request: GenerateRequest) -> bytes:
-    """Names the prompt of a request."""
-    return prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
 
 
 def pack(request: GenerateRequest, given: Any) -> bytes:

@@ -105,7 +105,7 @@ class EventTranslator:
             named = self._resolve(tokens, block)
             if named is None:
                 # What follows has no known parent either.
-                _log.info("kv_blocks_of_unknown_images", blocks=len(data["blocks"]) - len(run))
+                _log.info("kv_blocks_of_unknown_media", blocks=len(data["blocks"]) - len(run))
                 break
             [number] = hashing.sequence_hashes(
                 np.array(named.tokens, np.uint32),

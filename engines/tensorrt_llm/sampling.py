@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from headwater.engines.engine import EngineError, RequestRejected
+from headwater.engines.requests.guides import decode_guide, guide_choices, guide_text
 from headwater.engines.tensorrt_llm.config.recorded import accepted
 from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
 from headwater.engines.tensorrt_llm.logits import BannedSequences, banned_sequences, bias_of
@@ -99,23 +99,12 @@ def _guided(guide: Guide) -> dict[str, Any]:
         case "json_object":
             return {"json_object": True}
         case "json_schema":
-            return {"json": _decoded(guide, dict[str, Any])}
+            return {"json": decode_guide(guide, dict[str, Any])}
         case "choice":
-            choices: list[str] = _decoded(guide, list[str])
-            if not choices:
-                raise RequestRejected("guide choice: give one or more texts to choose from")
+            choices = guide_choices(guide)
             return {"regex": "|".join(f"({re.escape(one)})" for one in choices)}
         case "regex" | "grammar":
-            if not guide.value:
-                raise RequestRejected(f"guide {guide.kind}: it is empty")
-            return {guide.kind: guide.value}
-
-
-def _decoded(guide: Guide, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(guide.value.encode(), type=kind)
-    except msgspec.DecodeError as error:
-        raise RequestRejected(f"guide {guide.kind}: {error}") from error
+            return {guide.kind: guide_text(guide)}
 
 
 def prompt_logprobs(tokens: Sequence[int], logits: Any, count: int) -> tuple[TokenLogprob | None, ...]:

@@ -17,7 +17,7 @@ from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch
-from headwater.engines.vllm.media import image_support
+from headwater.engines.vllm.media import image_support, media_settings
 from headwater.engines.vllm.rejections import rejection_of
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport, MediaSupport
@@ -61,6 +61,7 @@ class VllmEncoder(ImageEncoder):
             int(config.model_config.max_model_len),
             version=version,
             media=MediaSupport(self._support),
+            media_settings=media_settings(config),
         )
 
     def _complete(self, arguments: dict[str, Any]) -> None:

@@ -26,11 +26,12 @@ from headwater.engines.heap import freeze_heap
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings
-from headwater.engines.vllm.config.capabilities import capabilities, pooling_tasks
+from headwater.engines.vllm.config.capabilities import capabilities
+from headwater.engines.vllm.config.pooling import pooling_of
 from headwater.engines.vllm.embeddings.input import EmbeddingInput
 from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch
 from headwater.engines.vllm.lora import Loras
-from headwater.engines.vllm.media import media_prompt, media_support
+from headwater.engines.vllm.media import media_prompt, media_settings, media_support, media_tokens_max
 from headwater.engines.vllm.operations import VllmControl
 from headwater.engines.vllm.rank import of_engine
 from headwater.engines.vllm.rejections import rejection_of
@@ -41,9 +42,8 @@ from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import EmbeddingSupport, MediaSupport, SpeechSupport
+from headwater.schemas.tables.card import LOGPROBS_MAX, EmbeddingSupport, SpeechSupport
 
-API_LOGPROBS_MAX = 20
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
 FINISHES: dict[str | None, Finish] = {
     "stop": "stop",
@@ -67,7 +67,6 @@ class VllmEngine(VllmControl):
         self.ranks = settings.ranks
         self._folder = self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
-        self._media = MediaSupport()
         self._embeddings: EmbeddingInput | None = None
         self._speech: SpeechSupport | None = None
 
@@ -84,7 +83,7 @@ class VllmEngine(VllmControl):
         self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)
         tasks = await self._engine.get_supported_tasks()
-        self._pooling = pooling_tasks(tasks)
+        self._pooling = pooling_of(tasks, config.model_config.hf_config)
         self.capabilities = capabilities(config, tasks, self._settings.processors, self._engine)
         if "handoff" in self.capabilities:
             self._handoffs = handoff.VllmHandoffs(config)
@@ -113,11 +112,13 @@ class VllmEngine(VllmControl):
             pairs_with=handoff.pairs_with(config, self._settings.name, version),
             lora_slots=self._loras.slots,
             lora_rank_max=self._loras.rank_max,
-            tasks=self._pooling,
+            tasks=self._pooling.tasks,
             processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
             vocabulary=int(config.model_config.get_vocab_size()),
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
             media=self._media,
+            media_settings=media_settings(config),
+            media_tokens_max=media_tokens_max(self._engine, self._media),
             speech=self._speech,
             image_embeddings=self._taken_embeddings(),
             default_sampling=default_sampling(config.model_config.get_diff_sampling_param()),
@@ -333,7 +334,7 @@ class VllmEngine(VllmControl):
 
 def _logprobs_max(configured: int) -> int:
     """Maximum alternatives per token that a request may have; vLLM's -1 is no bound."""
-    return API_LOGPROBS_MAX if configured < 0 else min(configured, API_LOGPROBS_MAX)
+    return LOGPROBS_MAX if configured < 0 else min(configured, LOGPROBS_MAX)
 
 
 class _Stream:

@@ -4,13 +4,13 @@ vLLM expands one placeholder token per item by itself. The requests of this proj
 the prompt's block hashes; so each run is collapsed again.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import numpy as np
 import structlog
 
-from headwater.engines.media.audio_rule import fitting_audio_rule
+from headwater.engines.media.audio_rule import learn_audio_rule
 from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
 from headwater.engines.media.prompt import check_media, collapse_placeholders, image_of, values_of
 from headwater.engines.media.video_rule import black_video, fitting_video_rule, probes
@@ -42,6 +42,22 @@ def image_support(config: Any) -> ImageSupport | None:
     """How the model takes images: see `media_support`."""
     support: ImageSupport | None = _learned(config, "image", _image_rule)
     return support
+
+
+def media_settings(config: Any) -> str:
+    """The `--mm-processor-kwargs` of vLLM as JSON, "" without."""
+    given = getattr(config.model_config.multimodal_config, "mm_processor_kwargs", None) or {}
+    own = {name: value for name, value in given.items() if name != "device"}
+    return json.dumps(own, sort_keys=True, default=str) if own else ""
+
+
+def media_tokens_max(engine: Any, support: MediaSupport) -> dict[PromptMediaKind, int]:
+    """The most tokens of one item, by kind: those that vLLM's encoder cache has room for. It rejects others.
+
+    `engine` is an `AsyncLLM`.
+    """
+    room = int(getattr(getattr(engine, "input_processor", None), "mm_encoder_cache_size", 0))
+    return dict.fromkeys(support.placeholders, room) if room else {}
 
 
 def _learned(config: Any, kind: PromptMediaKind, learn: Learn) -> Any:
@@ -95,23 +111,11 @@ def _video_rule(model: Any, processor: Any, placeholder: int, limit: int) -> Vid
 
 def _audio_rule(model: Any, processor: Any, placeholder: int, limit: int) -> AudioSupport | None:
     features = processor.info.get_feature_extractor()
-    rate_hz = int(features.sampling_rate)
-
-    def count(samples: int) -> int:
-        silence = np.zeros(samples, np.float32)
-        try:
-            return _expanded(processor, placeholder, "audio", (silence, rate_hz))
-        except ValueError:
-            # Too short to be heard.
-            return 0
-
-    return fitting_audio_rule(
-        count,
+    return learn_audio_rule(
+        features,
+        lambda silence: _expanded(processor, placeholder, "audio", (silence, int(features.sampling_rate))),
         placeholder=placeholder,
         limit=limit,
-        rate_hz=rate_hz,
-        window_s=float(features.chunk_length),
-        hop=int(features.hop_length),
     )
 
 

@@ -15,10 +15,13 @@ from headwater.engines.engine import (
 from headwater.engines.handoff_params import unseal
 from headwater.engines.ranked.base import RankedEngineBase
 from headwater.engines.vllm.config.capabilities import POSSIBLE
+from headwater.engines.vllm.config.pooling import VllmPooling
 from headwater.engines.vllm.lora import Loras
+from headwater.engines.vllm.media import media_prompt
 from headwater.engines.vllm.rank import EngineRank
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.tables.card import MediaSupport
 
 RELEASE_TRIES = 5
 RELEASE_PAUSE_S = 0.02
@@ -36,8 +39,9 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
     def __init__(self) -> None:
         super().__init__(Loras(None, 0, 0, self.clear_kv))
         self._engine: Any = None
-        self._pooling: tuple[str, ...] = ()
+        self._pooling = VllmPooling()
         self._context_length = 0
+        self._media = MediaSupport()
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
@@ -61,29 +65,25 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
         from vllm import PoolingParams
 
         self._needs("embed")
-        # Newer releases compute scores by the task classify.
-        task = "classify" if request.task == "score" not in self._pooling else request.task
-        if task not in self._pooling:
-            raise RequestRejected(
-                f"{request.task!r} is not supported by this model; supported: {', '.join(self._pooling)}"
-            )
+        segments = request.segments or (0,) * len(request.prompts)
+        params = [self._pooling.params(request.task, request.dimensions, one) for one in segments]
         lora = self._loras.request(request.lora_name)
-        prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
-        for tokens in prompts:
+        found = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
+        for tokens in found:
             if not 0 < len(tokens) <= self._context_length:
                 raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._context_length} are possible")
         salted = {"cache_salt": request.cache_salt} if request.cache_salt else {}
-        settings: dict[str, Any] = {"task": task}
-        if request.dimensions:
-            settings["dimensions"] = request.dimensions
+        media = request.media or ((),) * len(found)
+        prompts = [
+            media_prompt(tokens, items, self._media) | salted
+            for tokens, items in zip(found, media, strict=True)
+        ]
 
-        async def one(number: int, tokens: list[int]) -> bytes:
+        async def one(number: int, prompt: dict[str, Any]) -> bytes:
             pooled = None
-            # New each time: vLLM completes them in place.
-            params = PoolingParams(**settings)
             stream = self._engine.encode(
-                {"prompt_token_ids": tokens, **salted},
-                params,
+                prompt,
+                PoolingParams(**params[number]),
                 f"{request.request}/{number}",
                 lora_request=lora,
             )

@@ -7,9 +7,7 @@ client.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from headwater.engines.engine import RequestRejected
+from headwater.engines.requests.guides import decode_guide, guide_choices, guide_text
 from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
 
 PROCESSORS = "headwater.processors"
@@ -98,24 +96,13 @@ def _structured(guide: Guide) -> Any:
         case "json_object":
             return StructuredOutputsParams(json={"type": "object", "x-guidance": _LAYOUT})
         case "json_schema":
-            schema: dict[str, Any] = _json(guide, dict[str, Any])
+            schema: dict[str, Any] = decode_guide(guide, dict[str, Any])
             return StructuredOutputsParams(json={"x-guidance": _LAYOUT} | schema)
         case "choice":
-            choices: list[str] = _json(guide, list[str])
-            if not choices:
-                raise RequestRejected("guide choice: give one or more texts to choose from")
+            choices = guide_choices(guide)
             return StructuredOutputsParams(choice=choices)
         case "regex" | "grammar":
-            if not guide.value:
-                raise RequestRejected(f"guide {guide.kind}: it is empty")
-            return StructuredOutputsParams(**{guide.kind: guide.value})
-
-
-def _json(guide: Guide, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(guide.value.encode(), type=kind)
-    except msgspec.DecodeError as error:
-        raise RequestRejected(f"guide {guide.kind}: {error}") from error
+            return StructuredOutputsParams(**{guide.kind: guide_text(guide)})
 
 
 def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:

@@ -20,7 +20,6 @@ from headwater.events.errors import LogError, LogUnavailable
 from headwater.events.jetstream.api import SECOND_NS, api
 
 PULL = 256
-WINDOW = 2 * PULL
 PULL_BYTES = 8 * 1024 * 1024
 """Maximum bytes of one pull, of which two are outstanding: a process that pauses must not have more in transit than the
 server buffers for it (`max_pending`, 64 MiB by default) before it closes the connection."""
@@ -136,7 +135,7 @@ class Cursor:
                     after = batch[-1].position if batch else after
                     yield batch
             except (_Lost, LogUnavailable) as error:
-                _log.debug("cursor_reopens", stream=self._stream, after=after, reason=str(error))
+                _log.debug("cursor_reopened", stream=self._stream, after=after, reason=str(error))
             await self._close_consumer()
             await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
             tries += 1

@@ -16,12 +16,13 @@ from headwater.ops.bench.whatif_peer import (
     SOURCE,
     TARGETS,
     TARGETS_ROW,
-    UNLIMITED,
     WORSE_MAX,
     PeerFigures,
     PeerRow,
 )
 from headwater.ops.process.text_table import table
+from headwater.ops.whatif.bounds.bound import TraceBounds, bounds_of
+from headwater.ops.whatif.bounds.ratios import HEADS, NOTE, bound_ratios
 from headwater.ops.whatif.command import run_all, without_queue
 from headwater.ops.whatif.report import WhatifReport
 from headwater.ops.whatif.setup import Setup
@@ -31,7 +32,7 @@ TRACE = Path(__file__).parent / "data" / "conversation_trace.jsonl.gz"
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One row: theirs, ours, ours divided by theirs, and by the lower bound where one is known."""
+    """One row: theirs, ours, ours divided by theirs, and the bounds of this trace on this fleet."""
 
     workers: int
     blocks: int
@@ -40,7 +41,7 @@ class Compared(msgspec.Struct, frozen=True):
     theirs: dict[str, float]
     ours: dict[str, float]
     ratio: dict[str, float]
-    bound: dict[str, float]
+    bounds: TraceBounds
     wall_s: float
     decisions_per_s: float
     digest: str
@@ -65,8 +66,12 @@ def bench(rows: Sequence[PeerRow] = ROWS, *, requests: int = 0, jobs: int = 1) -
         for row in rows
     ]
     setups = [without_queue(setup) for setup in given]
-    reports = [result.report for result in run_all(read(TRACE), setups, jobs)]
-    compared = [_compare(row, ours) for row, ours in zip(rows, reports, strict=True)]
+    trace = read(TRACE)
+    reports = [result.report for result in run_all(trace, setups, jobs)]
+    compared = [
+        _compare(row, ours, bounds_of(trace, setup))
+        for row, ours, setup in zip(rows, reports, setups, strict=True)
+    ]
     furthest = [
         abs(ratio - 1) for row in compared if row.policy == "round_robin" for ratio in row.ratio.values()
     ]
@@ -91,7 +96,7 @@ def _missed(rows: Sequence[PeerRow], compared: Sequence[Compared]) -> Iterator[s
                 yield f"{where}: {name} is {one.ratio[name]:.3f} of theirs, the goal is at most {target}"
 
 
-def _compare(row: PeerRow, report: WhatifReport) -> Compared:
+def _compare(row: PeerRow, report: WhatifReport, bounds: TraceBounds) -> Compared:
     ours = PeerFigures(
         report.reuse,
         report.ttft_ms.mean,
@@ -112,11 +117,7 @@ def _compare(row: PeerRow, report: WhatifReport) -> Compared:
             name: mine / theirs
             for name, mine, theirs in zip(PeerFigures._fields, ours, row.theirs, strict=True)
         },
-        {
-            name: mine / bound
-            for name, mine, bound in zip(PeerFigures._fields, ours, UNLIMITED, strict=True)
-            if bound
-        },
+        bounds,
         report.wall_s,
         report.decisions_per_s,
         report.digest,
@@ -146,13 +147,20 @@ def show(comparison: Comparison, *, as_json: bool) -> None:
     )
     print("\n".join(f"missed: {one}" for one in comparison.missed) or "all targets are met")
     rows = [row for row in comparison.rows if row.policy != "round_robin"]
-    print("\ntimes what an unlimited shared cache without any queueing gives:")
+    print("\nheadwater divided by bounds:")
     print(
         table(
-            ("workers", "blocks", "speed", "policy", *heads[: len(rows[0].bound) if rows else 0]),
-            [(*_setting(row), *(f"{value:.3f}" for value in row.bound.values())) for row in rows],
+            ("workers", "blocks", "speed", "policy", *HEADS),
+            [
+                (
+                    *_setting(row),
+                    *bound_ratios(row.bounds, row.ours["reuse"], row.ours["ttft_mean"], row.ours["e2e_mean"]),
+                )
+                for row in rows
+            ],
         )
     )
+    print(NOTE)
 
 
 def _setting(row: Compared) -> tuple[object, ...]:

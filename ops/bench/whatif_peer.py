@@ -45,9 +45,6 @@ ROWS: Final = (
 AGREEMENT: Final = 0.03
 """A comparison is valid only if the round-robin rows agree within this."""
 
-UNLIMITED: Final = PeerFigures(0.366, 173, 62, 415, 1_536, 0.0, 0.0)
-"""Lower bounds: an unlimited shared cache without queueing. (None for the last two.)"""
-
 TARGETS: Final = {"reuse": 0.32, "ttft_mean": 0.82, "ttft_p50": 0.65, "ttft_p99": 0.96}
 """Goals for the second row: minimum reuse, and maximum ratios of the others to the peer's."""
 

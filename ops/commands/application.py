@@ -99,18 +99,24 @@ def _message(error: CycloptsError) -> str:
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
     if isinstance(error, UnknownCommandError):
-        return _unknown_command(error.unused_tokens or [""])
+        return _unknown_command(error)
     text = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
         text = f"unexpected argument {error.unused_tokens[0] if error.unused_tokens else ''}"
     return text
 
 
-def _unknown_command(words: Sequence[str]) -> str:
-    names = [name for _, commands in COMMANDS.values() for name in commands]
-    near = difflib.get_close_matches(words[0], names, n=1)
+def _unknown_command(error: UnknownCommandError) -> str:
+    """Names the commands of the group that was named, or all."""
+    above = error.command_chain or ()
+    word = (error.unused_tokens or [""])[0]
+    if above and error.app is not None:
+        names = [name for name in error.app if not name.startswith("-")]
+    else:
+        names = [name for _, commands in COMMANDS.values() for name in commands]
+    near = difflib.get_close_matches(word, names, n=1)
     fix = f"did you mean {near[0]}?" if near else f"commands are {', '.join(names)}"
-    return f"there is no command {words[0]!r}: {fix}"
+    return f"there is no command {' '.join((*above, word))!r}: {fix}"
 
 
 def main(line: Sequence[str] | None = None) -> int:

@@ -1,11 +1,14 @@
 """How processes reach NATS."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
 from headwater.events.table import STORED_BYTES_MAX
 from headwater.ops.config.setting import Flag, Secret
+
+NATS_PORT: Final = 4222
+"""The port that NATS servers listen on by convention."""
 
 
 def without_secrets(urls: str) -> str:
@@ -36,28 +39,10 @@ class NatsSettings(NamedTuple):
             le=65535,
             description="port of the NATS server that `up` starts on this machine; another free one if it is taken",
         ),
-    ] = 4222
+    ] = NATS_PORT
     namespace: Annotated[
         str, Flag("namespace"), Meta(description="name of the deployment: the first token of every subject")
     ] = "default"
-    replicas: Annotated[
-        int,
-        Flag("replicas"),
-        Meta(
-            ge=1,
-            le=5,
-            description="replicas of each stream: 1, or 3 on a cluster; streams that have more keep them",
-        ),
-    ] = 1
-    responses_bytes_max: Annotated[
-        int,
-        Flag("responses-bytes-max"),
-        Meta(
-            ge=1024 * 1024,
-            description="maximum bytes of all stored responses and conversations; beyond it the oldest are discarded; "
-            "a stream that has more keeps it",
-        ),
-    ] = STORED_BYTES_MAX
     keys_dir: Annotated[
         str,
         Meta(
@@ -81,3 +66,26 @@ class NatsSettings(NamedTuple):
     def address(self) -> str:
         """URL of the server."""
         return self.url or f"nats://127.0.0.1:{self.port}"
+
+
+class StreamSettings(NamedTuple):
+    """The streams that a process creates where they are missing."""
+
+    replicas: Annotated[
+        int,
+        Flag("replicas"),
+        Meta(
+            ge=1,
+            le=5,
+            description="replicas of each stream: 1, or 3 on a cluster; streams that have more keep them",
+        ),
+    ] = 1
+    responses_bytes_max: Annotated[
+        int,
+        Flag("responses-bytes-max"),
+        Meta(
+            ge=1024 * 1024,
+            description="maximum bytes of all stored responses and conversations; beyond it the oldest are discarded; "
+            "a stream that has more keeps it",
+        ),
+    ] = STORED_BYTES_MAX

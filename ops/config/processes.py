@@ -6,7 +6,7 @@ from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
 from headwater.ops.config.media import MediaSettings
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.tree import DEFAULTS, CacheDir, DataDir, DrainTimeout, Name, Pool
@@ -32,6 +32,7 @@ class EdgeProcess(NamedTuple):
     media: MediaSettings = DEFAULTS.media
     auth: AccessSettings = DEFAULTS.auth
     nats: NatsSettings = DEFAULTS.nats
+    streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
 
@@ -46,6 +47,7 @@ class RouterProcess(NamedTuple):
     busy: BusyLimits = DEFAULTS.busy
     queue: QueueLimits = DEFAULTS.queue
     nats: NatsSettings = DEFAULTS.nats
+    streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
 
@@ -76,6 +78,7 @@ class EngineProcess(NamedTuple):
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health
     nats: NatsSettings = DEFAULTS.nats
+    streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
 
@@ -113,6 +116,7 @@ class LocalFleetSettings(NamedTuple):
     auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
     nats: NatsSettings = DEFAULTS.nats
+    streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
 
@@ -134,4 +138,21 @@ class PoolReader(NamedTuple):
 
     pool: Pool = DEFAULTS.pool
     nats: NatsSettings = DEFAULTS.nats
+    log: LogSettings = DEFAULTS.log
+
+
+class StreamOperator(NamedTuple):
+    """A command that creates or compares streams."""
+
+    nats: NatsSettings = DEFAULTS.nats
+    streams: StreamSettings = DEFAULTS.streams
+    log: LogSettings = DEFAULTS.log
+
+
+class PoolOperator(NamedTuple):
+    """A command that creates the logs of pools."""
+
+    pool: Pool = DEFAULTS.pool
+    nats: NatsSettings = DEFAULTS.nats
+    streams: StreamSettings = DEFAULTS.streams
     log: LogSettings = DEFAULTS.log

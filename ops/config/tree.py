@@ -15,7 +15,7 @@ from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
 from headwater.ops.config.media import MediaSettings
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.setting import Prefix, Setting, base_of, is_section, marker, setting_of, settings_of
@@ -73,6 +73,7 @@ class Settings(NamedTuple):
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     nats: NatsSettings = NatsSettings()
+    streams: StreamSettings = StreamSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
@@ -100,6 +101,7 @@ GROUPS = {
     "auth": "Authentication",
     "admin": "Admin port",
     "nats": "NATS",
+    "streams": "Streams",
     "metrics": "Metrics",
     "log": "Logging",
 }

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from headwater.actors.worker.serving.settings import LoraLoading
 from headwater.engines import registry
+from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.sim.defaults import TOTAL_BLOCKS
@@ -127,6 +128,13 @@ class WorkerSettings(NamedTuple):
             description="take the embeddings of images that encode workers compute (default: with --encode-workers)"
         ),
     ] = False
+    embedding_format: Annotated[
+        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$")],
+        Meta(
+            description="name of the image embeddings that encode workers and the workers that read them exchange: only equal ones do "
+            "(default: the engine's name). The same name on workers of several engines declares their encoders compatible"
+        ),
+    ] = ""
     accept_image_embeds: Annotated[
         bool,
         Meta(
@@ -136,7 +144,7 @@ class WorkerSettings(NamedTuple):
     embeddings_mib: Annotated[
         int,
         Meta(ge=16, description="MiB of image embeddings that a worker keeps, and as much to transfer them"),
-    ] = 256
+    ] = EMBEDDINGS_MIB
     tier: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")],
         Meta(description="service class; requests that name one (x-headwater-tier) go only to its workers"),

@@ -62,7 +62,7 @@ class ChildGroup:
         except RestartLimitReached as error:
             self._workers.pop(child.name, None)
             if is_worker and self.was_ready and self._workers:
-                _log.error("gave_up", child=child.name, reason=str(error))
+                _log.error("process_abandoned", child=child.name, reason=str(error))
             elif not self.failure.done():
                 self.failure.set_result(str(error))
 

@@ -104,9 +104,9 @@ class LocalFleet:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
         settings = self._settings
         self._held.enter_context(data_dir.held(self._data))
-        if self.nats.replicas > 1 and not self.nats.url:
+        if settings.streams.replicas > 1 and not self.nats.url:
             raise ConfigError(
-                f"--replicas {self.nats.replicas} needs a cluster of NATS servers: give its URL with --nats"
+                f"--replicas {settings.streams.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
         preflight.check(self._engines, self.workers)
         # The default model and SGLang's environment are made here, where progress is visible, not in a worker's log.
@@ -126,8 +126,8 @@ class LocalFleet:
         if not self.nats.url:
             await self._start_nats()
         client = self._client = await open_connection(self.nats, "operator", "up")
-        namespace, replicas = self.nats.namespace, self.nats.replicas
-        stored_bytes = self.nats.responses_bytes_max
+        namespace, replicas = self.nats.namespace, settings.streams.replicas
+        stored_bytes = settings.streams.responses_bytes_max
         await ensure_namespace(client, namespace, replicas=replicas, stored_bytes=stored_bytes)
         # Actors that log in as such may not create streams.
         streams = keep_namespace(client, namespace, replicas, stored_bytes)
@@ -152,6 +152,7 @@ class LocalFleet:
             busy=settings.busy,
             queue=settings.queue,
             nats=self._access,
+            streams=settings.streams,
             metrics=self._metrics["router-0"],
             log=settings.log,
         )
@@ -167,6 +168,7 @@ class LocalFleet:
             media=settings.media,
             auth=settings.auth,
             nats=self._access,
+            streams=settings.streams,
             metrics=self._metrics["edge-0"],
             log=settings.log,
         )

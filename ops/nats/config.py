@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.nats import NATS_PORT
 from headwater.ops.config.setting import ENV_PREFIX
 from headwater.ops.nats.credentials import seed_file
 from headwater.ops.nats.keys import new_seed, public_key
@@ -33,7 +34,7 @@ class Wanted(NamedTuple):
     pools: tuple[str, ...] = ()
     servers: int = 1
     hosts: tuple[str, ...] = ("127.0.0.1",)
-    port: int = 4222
+    port: int = NATS_PORT
     store: str = "nats-data"
     tls_cert: str = ""
     tls_key: str = ""

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from headwater.actors.runtime.ports import Ports
 from headwater.events.jetstream import Connection, connect
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.nats.credentials import credentials, reader_kind
 from headwater.ops.nats.open_ports import open_ports
 from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
+
+DEFAULT_STREAMS = StreamSettings()
 
 
 def operator_ports(nats: NatsSettings, name: str) -> AbstractAsyncContextManager[Ports]:
@@ -20,17 +22,22 @@ def operator_ports(nats: NatsSettings, name: str) -> AbstractAsyncContextManager
 
 
 def ports_of(
-    nats: NatsSettings, kind: InboxKind, name: str, *, cache_dir: Path | None = None
+    nats: NatsSettings,
+    kind: InboxKind,
+    name: str,
+    *,
+    streams: StreamSettings = DEFAULT_STREAMS,
+    cache_dir: Path | None = None,
 ) -> AbstractAsyncContextManager[Ports]:
-    """Ports with the permissions of a kind of client. `cache_dir`: where routers keep their newest snapshot."""
+    """Ports with the permissions of a kind of client, and missing streams created. `cache_dir`: where routers keep their newest snapshot."""
     return open_ports(
         nats.address,
         nats.namespace,
         name,
         kind=kind,
         credentials=credentials(nats, kind, name),
-        replicas=nats.replicas,
-        stored_bytes=nats.responses_bytes_max,
+        replicas=streams.replicas,
+        stored_bytes=streams.responses_bytes_max,
         cache_dir=cache_dir,
     )
 

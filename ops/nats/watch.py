@@ -39,10 +39,10 @@ async def watch_store(port: int, store: Path, restart: Callable[[], Awaitable[No
             _log.error("store_not_persisting", streams=sorted(frozen), reason=next(iter(frozen.values())))
         reason = await asyncio.to_thread(why_no_room, store)
         if reason:
-            _log.warning("nats_restart_waits", reason=reason)
+            _log.warning("nats_restart_delayed", reason=reason)
             continue
         _log.warning(
-            "nats_restarts", reason="its store stopped at a write error, and the disk takes writes again"
+            "nats_restarting", reason="its store stopped at a write error, and the disk takes writes again"
         )
         await restart()
         reported = False

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.actors.edge.clients.encoders import may_be_encoded_apart
 from headwater.actors.runtime.ports import Ports
 from headwater.events.log import Log
 from headwater.events.snapshots.store import SnapshotStore
@@ -22,7 +23,13 @@ from headwater.router.replay import Incarnation
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.events.request import EncodeOutcome, RequestAccepted, RequestEncoded, RequestStepped
+from headwater.schemas.events.request import (
+    EncodeOutcome,
+    MediaPlace,
+    RequestAccepted,
+    RequestEncoded,
+    RequestStepped,
+)
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from headwater.schemas.messages.inference import Leg
 
@@ -206,8 +213,11 @@ def describe(
         f"decided at log position {decision.position}, stored at {position}{waited}"
     )
     does = f" ({LEGS[decision.leg]})" if split else ""
+    spread = f" (standard deviation {decision.output_deviation})" if decision.output_deviation else ""
     expected = (
-        [f"E2E: of {decision.output_tokens} output tokens, at most {decision.max_tokens}"] if decodes else []
+        [f"E2E: of {decision.output_tokens} output tokens{spread}, at most {decision.max_tokens}"]
+        if decodes
+        else []
     )
     drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
     lines = [
@@ -271,7 +281,7 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
 
 
 def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ...]:
-    """Queue, prefill, what others lose by it, and the rest of the cost (memory, a long queue, adapters, tiers)."""
+    """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, a long queue, adapters, tiers)."""
     others = delay_of_others(
         weights.crowding,
         weights.arrivals,
@@ -329,11 +339,9 @@ def event_line(event: Event) -> str:
     """An event of a request's life as a line of text."""
     if isinstance(event, RequestEncoded):
         return _encoded_line(event)
-    if isinstance(event, RequestAccepted) and event.images:
-        shown = ", ".join(
-            f"{image} ({tokens} tokens from {start} on)" for image, start, tokens in event.images
-        )
-        return f"{event_line(msgspec.structs.replace(event, images=()))}; images {shown}"
+    if isinstance(event, RequestAccepted) and event.places:
+        rest = event_line(msgspec.structs.replace(event, images=(), media=()))
+        return f"{rest}; {_media_text(event.places)}"
     fields = [
         f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
         for name, value in msgspec.structs.asdict(event).items()
@@ -343,6 +351,16 @@ def event_line(event: Event) -> str:
     return f"{kind}: {', '.join(fields)}" if fields else str(kind)
 
 
+def _media_text(places: Sequence[MediaPlace]) -> str:
+    """The media of a prompt, and why none of them is sent to an encode worker if that is so by their kinds."""
+    shown = ", ".join(
+        f"{place.kind} {place.id} ({place.tokens} tokens from {place.start} on)" for place in places
+    )
+    if may_be_encoded_apart(place.kind for place in places):
+        return shown
+    return f"{shown}; all encoded by the serving worker, as encode workers take requests with images only"
+
+
 def _encoded_line(event: RequestEncoded) -> str:
     """How an image came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
     how = ENCODED[event.outcome].format(worker=f"{event.worker}.{event.epoch}")
@@ -350,6 +368,10 @@ def _encoded_line(event: RequestEncoded) -> str:
         f"req.encoded: image {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",
         f"choice {event.choice}, attempt {event.attempt}",
     ]
+    if event.here_ms:
+        parts.append(
+            f"expected: {event.apart_ms} ms apart, {event.here_ms} ms on the serving worker with the delay of others"
+        )
     if event.ahead_max >= 0:
         parts.append(
             f"the serving worker was expected to be faster with more than {event.ahead_max} tokens of other images ahead of it"

@@ -14,10 +14,7 @@ from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
 from headwater.schemas.events.fleet import EnginesWeighted, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
-from headwater.schemas.messages.inference import Leg
 from headwater.schemas.subjects import pool_kind
-
-LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
 
 
 async def show_log(

@@ -5,20 +5,22 @@ import asyncio
 from headwater.actors.runtime.tables import CardTable
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool, stream_names
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.nats.connect import connected
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
 from headwater.schemas import subjects
 
 
-async def create_pools(nats: NatsSettings, pool: str, stop: asyncio.Event, *, watch: bool) -> int:
+async def create_pools(
+    nats: NatsSettings, streams: StreamSettings, pool: str, stop: asyncio.Event, *, watch: bool
+) -> int:
     """Create the namespace's streams, and the log of `pool` or of every pool with a card; print all streams.
 
     With `watch` logs of new pools are created as their cards appear, until `stop` is set.
     """
-    ns, replicas = nats.namespace, nats.replicas
+    ns, replicas = nats.namespace, streams.replicas
     async with connected(nats, "operator", "pools") as client:
-        stored = nats.responses_bytes_max
+        stored = streams.responses_bytes_max
         await ensure_namespace(client, ns, replicas=replicas, stored_bytes=stored)
         cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
         for one in [pool] if pool else await cards.pools():

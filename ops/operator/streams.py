@@ -12,7 +12,7 @@ from headwater.events.jetstream.streams.reconcile import RepairResult
 from headwater.events.jetstream.streams.reconcile import repair as repair_stream
 from headwater.events.jetstream.streams.spec import StreamSpec
 from headwater.events.jetstream.streams.status import StreamStatus, survey, wanted_streams
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.nats.connect import connected
 from headwater.ops.nats.credentials import reader_kind
 from headwater.ops.process.text_table import table
@@ -35,7 +35,7 @@ _UNLIMITED = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", "max_m
 _TIMES_NS = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
 
 
-async def streams(nats: NatsSettings, *, repair: bool, as_json: bool) -> int:
+async def streams(nats: NatsSettings, wanted: StreamSettings, *, repair: bool, as_json: bool) -> int:
     """Print all streams; with `repair` first create and alter what loses nothing. 1 if one is not as it should be.
 
     Without `repair` it changes nothing: it also reads a namespace whose streams are missing. Raises `LogUnavailable`
@@ -45,10 +45,10 @@ async def streams(nats: NatsSettings, *, repair: bool, as_json: bool) -> int:
     async with connected(nats, kind, "streams") as client:
         done: list[RepairResult] = []
         if repair:
-            done = [await repair_stream(client, spec) for spec in await _wanted(client, nats)]
-        seen = await survey(client, nats.namespace, nats.replicas, nats.responses_bytes_max)
+            done = [await repair_stream(client, spec) for spec in await _wanted(client, nats, wanted)]
+        seen = await survey(client, nats.namespace, wanted.replicas, wanted.responses_bytes_max)
         if kind == "operator":
-            seen = await _probed(client, nats, seen)
+            seen = await _probed(client, nats, wanted, seen)
     whole = all(one.whole for one in seen) and not any(one.refusal for one in done)
     if as_json:
         document = {"whole": whole, "streams": [_document(one) for one in seen], "repaired": done}
@@ -58,13 +58,15 @@ async def streams(nats: NatsSettings, *, repair: bool, as_json: bool) -> int:
     return 0 if whole else 1
 
 
-async def _wanted(client: Connection, nats: NatsSettings) -> list[StreamSpec]:
-    return await wanted_streams(client, nats.namespace, nats.replicas, nats.responses_bytes_max)
+async def _wanted(client: Connection, nats: NatsSettings, wanted: StreamSettings) -> list[StreamSpec]:
+    return await wanted_streams(client, nats.namespace, wanted.replicas, wanted.responses_bytes_max)
 
 
-async def _probed(client: Connection, nats: NatsSettings, seen: list[StreamStatus]) -> list[StreamStatus]:
+async def _probed(
+    client: Connection, nats: NatsSettings, wanted: StreamSettings, seen: list[StreamStatus]
+) -> list[StreamStatus]:
     """The same, with what an append to each stream came to. All at once: each may take its whole deadline."""
-    specs = {spec.name: spec for spec in await _wanted(client, nats)}
+    specs = {spec.name: spec for spec in await _wanted(client, nats, wanted)}
 
     async def look(one: StreamStatus) -> StreamStatus:
         if one.trouble or one.name not in specs:

@@ -13,7 +13,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.supervisor import RestartLimitReached, Unrecoverable, supervise
 from headwater.engines.heap import freeze_heap
 from headwater.ops.config.cache_dir import cache_folder
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import MetricsSettings
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process import metrics
@@ -35,6 +35,7 @@ class Host(NamedTuple):
     nats: NatsSettings
     metrics: MetricsSettings
     cache_dir: str = "none"
+    streams: StreamSettings = StreamSettings()
 
 
 async def run_one(
@@ -61,7 +62,9 @@ async def run_one(
     running: list[Actor] = []
     async with (
         _probing(board, running),
-        ports_of(host.nats, kind, name, cache_dir=cache_folder(host.cache_dir)) as ports,
+        ports_of(
+            host.nats, kind, name, streams=host.streams, cache_dir=cache_folder(host.cache_dir)
+        ) as ports,
     ):
         async with _stopping(stop) as stops:
 
@@ -97,7 +100,7 @@ async def run_one(
                     work.cancel()
                 await work
             except RestartLimitReached as error:
-                _log.error("gave_up", reason=str(error))
+                _log.error("process_abandoned", reason=str(error))
                 return 1
             except asyncio.CancelledError:
                 return 0

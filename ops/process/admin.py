@@ -77,7 +77,7 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
 
         work = asyncio.create_task(supervise("admin", one_life, ports.clock), name="admin")
         waiting = asyncio.create_task(stop.wait(), name="stop")
-        _log.info("admin_listens", url=f"http://{own.host}:{listener.getsockname()[1]}/admin/workers")
+        _log.info("admin_listening", url=f"http://{own.host}:{listener.getsockname()[1]}/admin/workers")
         try:
             await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
             for server in serving:
@@ -86,7 +86,7 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
             if work.done():
                 work.result()
         except RestartLimitReached as error:
-            _log.error("gave_up", reason=str(error))
+            _log.error("process_abandoned", reason=str(error))
             return 1
         finally:
             waiting.cancel()

@@ -60,6 +60,8 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         )
 
     try:
-        return await run_one(Host(settings.nats, settings.metrics), "edge", name, make, stop)
+        return await run_one(
+            Host(settings.nats, settings.metrics, streams=settings.streams), "edge", name, make, stop
+        )
     finally:
         await intake.close()

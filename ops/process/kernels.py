@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def compile_kernels() -> None:
     """Call every kernel with each of its argument types: numba loads it from its cache, or compiles it."""
     from headwater.actors.edge.model.control_tokens import SHORT_CHARACTERS, ControlTokens
-    from headwater.actors.http import json_shape
+    from headwater.actors.http import json_shape, long_strings
     from headwater.router.index.prefix_index import PrefixIndex
     from headwater.schemas import hashing
 
@@ -30,7 +30,9 @@ def compile_kernels() -> None:
     index.clear("a")
     _compile_scoring(index, hashes)
     ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
-    json_shape.count(np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8))
+    body = np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8)
+    json_shape.count(body)
+    long_strings.find_long_strings(body, 1, np.zeros(2, np.int64), np.zeros(2, np.int64))
 
 
 def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:

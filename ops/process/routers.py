@@ -35,7 +35,11 @@ async def run_router(settings: RouterProcess, stop: asyncio.Event) -> int:
         )
 
     return await run_one(
-        Host(settings.nats, settings.metrics, settings.cache_dir), "router", name, make, stop
+        Host(settings.nats, settings.metrics, settings.cache_dir, settings.streams),
+        "router",
+        name,
+        make,
+        stop,
     )
 
 

@@ -1,5 +1,6 @@
 """Listening sockets of a process."""
 
+import atexit
 import contextlib
 import secrets
 import socket
@@ -16,6 +17,12 @@ RESERVED_S = 60.0
 """A port that was found is found by no other process of this machine for so long, or until this process ends."""
 
 _reservations: list[tuple[float, socket.socket]] = []
+
+
+@atexit.register
+def _release() -> None:
+    for _, reservation in _reservations:
+        reservation.close()
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:

@@ -250,14 +250,12 @@ def run(work: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
     loop = VirtualLoop()
     before = events._get_running_loop()
     # A run is short: its garbage is collected once after it, without the objects that existed before, as traversing
-    # those of an engine's libraries takes longer than the run.
-    gc.freeze()
+    # those of an engine's libraries takes longer than the run. What it makes stays in the youngest generation until then.
     gc.disable()
     try:
         return loop.run_until_complete(work(loop))
     finally:
         gc.enable()
-        gc.collect()
-        gc.unfreeze()
+        gc.collect(1)
         events._set_running_loop(before)
         loop.close()

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headwater.actors.edge.clients.encoders import tokens_ahead_max
+from headwater.actors.edge.clients.encoders import may_be_encoded_apart
 from headwater.ops.whatif.fleet.encoder import VirtualEncoder
 from headwater.ops.whatif.routing.router import Question, joined
 from headwater.ops.whatif.routing.routers import Routers
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker
+from headwater.router.decision.encode_leg import weigh_encoding
 from headwater.schemas.events.route import Decision, PrefixPull
 from headwater.schemas.messages.encode import embedding_blocks, embedding_hashes
 from headwater.schemas.messages.media import PromptMedia
@@ -84,18 +85,31 @@ class EncodeFleet:
 
     def begin(self, waiting: WaitingRequest, decision: Decision, now_ns: int) -> Iterator[ActiveEncoding]:
         """The images of a request that encode workers take. `decision` is that of the request itself."""
-        if not self.encoders:
+        media = waiting.job.media
+        if not self.encoders or not may_be_encoded_apart(item.kind for item in media):
             return
         cached = decision.chosen.cached_blocks * self._size
-        for number, image in enumerate(waiting.job.images):
-            if image.start + image.tokens <= cached:
-                continue
-            item = PromptMedia("image", image.id, image.start, image.tokens, ())
-            leg = f"{waiting.job.name}-e{number}"
-            encoder = self._choose(leg, item, now_ns)
-            if encoder is None:
-                continue
-            if encoder.ahead(item) > tokens_ahead_max(item.tokens, decision):
+        routed: list[tuple[str, PromptMedia, str]] = []
+        answers: list[Decision] = []
+        in_turn = self._setup.encode_routing == "round_robin"
+        for number, image in enumerate(media):
+            if image.start + image.tokens > cached:
+                item = PromptMedia("image", image.id, image.start, image.tokens, ())
+                leg = f"{waiting.job.name}-e{number}"
+                if in_turn:
+                    routed.append((leg, item, self._next_encoder(len(routed))))
+                    continue
+                answer = self._route(leg, item, decision.worker, now_ns)
+                if answer is not None:
+                    answers.append(answer)
+                    routed.append((leg, item, answer.worker))
+        if not routed:
+            return
+        tokens = [item.tokens for _, item, _ in routed]
+        estimate = weigh_encoding(waiting.job.name, tokens, answers, decision)
+        for (leg, item, name), ahead_max in zip(routed, estimate.ahead_max, strict=True):
+            encoder = self.encoders[name]
+            if encoder.ahead(item) > ahead_max:
                 self.declined += 1
                 encoder.decline(leg)
                 self._publish(encoder, now_ns)
@@ -108,15 +122,18 @@ class EncodeFleet:
                 leg, item, encoder, waiting, ready_ns, ready_ns + self._setup.embedding_ns(item.tokens)
             )
 
-    def _choose(self, leg: str, item: PromptMedia, now_ns: int) -> VirtualEncoder | None:
-        """The encode worker for an image; None if the router has none."""
-        if self._setup.encode_routing == "round_robin":
-            names = list(self.encoders)
-            return self.encoders[names[(self.legs + self.declined) % len(names)]]
+    def _next_encoder(self, number: int) -> str:
+        """Of image `number` of a request, each in turn."""
+        names = list(self.encoders)
+        return names[(self.legs + self.declined + number) % len(names)]
+
+    def _route(self, leg: str, item: PromptMedia, reader: str, now_ns: int) -> Decision | None:
+        """What the router decides for an image; None if it has no encode worker."""
         tokens = embedding_blocks(item, self._size) * self._size
-        question = Question(leg, tokens, 0, embedding_hashes(item, self._size), needs=("encode",))
+        hashes = embedding_hashes(item, self._size)
+        question = Question(leg, tokens, 0, hashes, needs=("encode",), reader=reader)
         answer = self._routers.offer(question, now_ns)
-        return self.encoders[answer.worker] if isinstance(answer, Decision) else None
+        return answer if isinstance(answer, Decision) else None
 
     def finish(self, active: ActiveEncoding, now_ns: int) -> None:
         """An embedding is there, and on its way."""
@@ -125,7 +142,9 @@ class EncodeFleet:
 
     def deliver(self, active: ActiveEncoding) -> bool:
         """An embedding has arrived. True: it was the last that its request waited for."""
-        active.waiting.worker.images.keep(active.item.id, active.item.tokens, GIVEN)
+        worker, item = active.waiting.worker, active.item
+        worker.images.keep(item.id, item.tokens, GIVEN)
+        worker.add_read(item.tokens, active.arrives_ns - active.ready_ns)
         active.waiting.left -= 1
         return not active.waiting.left
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from headwater.ops.process.text_table import table
-from headwater.ops.whatif.recording import Happened, Recording
+from headwater.ops.whatif.recording import Recording, RequestResult
 from headwater.ops.whatif.run import RunResult
 
 
@@ -60,7 +60,7 @@ class Fidelity(msgspec.Struct, frozen=True):
 def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
     """Compare a run under the recorded settings with the record."""
     served = {one.request.name: one for one in ran.served}
-    both = [(served[name], was) for name, was in recorded.happened.items() if name in served]
+    both = [(served[name], was) for name, was in recorded.results.items() if name in served]
     reported = [(one, was) for one, was in both if was.hit_blocks >= 0]
     gaps = [
         _gap("hit blocks", [w.hit_blocks for _, w in reported], [one.hit_blocks for one, _ in reported]),
@@ -85,16 +85,16 @@ def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
         recorded.left_out,
         recorded.fitted and ran.setup.step_time == recorded.setup.step_time,
         [gap for gap in gaps if gap is not None],
-        estimate_errors(list(recorded.happened.values())),
+        estimate_errors(list(recorded.results.values())),
     )
 
 
-def estimate_errors(happened: Sequence[Happened]) -> list[EstimateError]:
+def estimate_errors(results: Sequence[RequestResult]) -> list[EstimateError]:
     """Of each measure, over the requests of which it was estimated and measured; without any, it is left out."""
     measures = (
-        ("TTFT", [(one.expected.ttft_ms, one.ttft_ms) for one in happened]),
-        ("ITL", [(one.expected.itl_ms, one.itl_ms) for one in happened]),
-        ("E2E", [(one.expected.e2e_ms, one.e2e_ms) for one in happened if one.itl_ms >= 0]),
+        ("TTFT", [(one.expected.ttft_ms, one.ttft_ms) for one in results]),
+        ("ITL", [(one.expected.itl_ms, one.itl_ms) for one in results]),
+        ("E2E", [(one.expected.e2e_ms, one.e2e_ms) for one in results if one.itl_ms >= 0]),
     )
     found = [_estimate_error(name, [pair for pair in pairs if min(pair) >= 0]) for name, pairs in measures]
     return [one for one in found if one is not None]

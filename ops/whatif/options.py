@@ -3,15 +3,13 @@
 Light to import: the command line reads them from here.
 """
 
-from typing import Annotated, Final, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
 from headwater.ops.config.setting import Flag
 
 Objective = Literal["ttft_mean", "ttft_p50", "ttft_p99", "itl_mean", "e2e_mean", "reuse"]
-
-OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 
 
 class Runs(NamedTuple):
@@ -28,6 +26,7 @@ class Search(NamedTuple):
     objective: Annotated[Objective, Meta(description="figure to improve")] = "ttft_mean"
     names: Annotated[tuple[str, ...], Flag("search"), Meta(description="weights to search")] = (
         "crowding",
+        "queued",
         "arrivals",
         "memory",
     )

@@ -8,7 +8,7 @@ matched part is known, and the rest is replaced by blocks that no other prompt h
 from collections import Counter
 from typing import NamedTuple
 
-from headwater.engines.sim.scheduled import ImageSpan
+from headwater.engines.sim.scheduled import MediaSpan
 from headwater.engines.sim.step_time import StepTime
 from headwater.events.log import Log
 from headwater.ops.config.errors import ConfigError
@@ -18,7 +18,13 @@ from headwater.ops.whatif.trace import Trace, TraceRequest, own_hash
 from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
+from headwater.schemas.events.request import (
+    MediaPlace,
+    RequestAccepted,
+    RequestEnded,
+    RequestRouted,
+    RequestStarted,
+)
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import ROOT, seed, unpack_hashes
 
@@ -34,7 +40,7 @@ class Expected(NamedTuple):
     e2e_ms: float = -1.0
 
 
-class Happened(NamedTuple):
+class RequestResult(NamedTuple):
     """The result of a request: cached blocks of its prompt (-1: not reported), milliseconds.
 
     `itl_ms` is the mean time between two tokens, -1 for an answer that has none or is one of several. `expected` is what the router
@@ -49,7 +55,7 @@ class Happened(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A recorded run. `happened` are the results of requests that succeeded, by their name in `trace`.
+    """A recorded run. `results` are the results of requests that succeeded, by their name in `trace`.
 
     Of the prompts `whole` are known completely, `partly` as far as they were matched, and `unknown` not at all. `left_out`
     decisions led to no answer. `fitted`: step times were estimated from the log.
@@ -57,7 +63,7 @@ class Recording(NamedTuple):
 
     trace: Trace
     setup: Setup
-    happened: dict[str, Happened]
+    results: dict[str, RequestResult]
     whole: int
     partly: int
     unknown: int
@@ -128,7 +134,7 @@ class _Requests:
 
     def __init__(self) -> None:
         self.choices: dict[str, int] = {}
-        self.images: dict[str, tuple[ImageSpan, ...]] = {}
+        self.media: dict[str, tuple[MediaSpan, ...]] = {}
         self.first: dict[tuple[str, int], str] = {}
         self.started: dict[tuple[str, int], RequestStarted] = {}
         self.ended: dict[str, RequestEnded] = {}
@@ -140,7 +146,7 @@ class _Requests:
                     match event:
                         case RequestAccepted():
                             self.choices[event.request] = event.choices
-                            self.images[event.request] = tuple([ImageSpan(*image) for image in event.images])
+                            self.media[event.request] = tuple([_span(place) for place in event.places])
                         case RequestRouted() if not event.emitted_tokens:
                             # Later ones are the decode leg, or another worker after a failure.
                             self.first.setdefault((event.request, event.choice), event.attempt)
@@ -152,6 +158,10 @@ class _Requests:
                             pass
 
 
+def _span(place: MediaPlace) -> MediaSpan:
+    return MediaSpan(place.id, place.start, place.tokens, place.kind)
+
+
 async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
     """Read both logs. Raises `ConfigError` if there is nothing to replay."""
     pool, requests = _Pool(), _Requests()
@@ -161,7 +171,7 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
         raise ConfigError(f"the log of pool {name} has no decision: there is nothing to replay")
     size = _block_size(pool)
     found: list[tuple[int, TraceRequest]] = []
-    happened: dict[str, Happened] = {}
+    results: dict[str, RequestResult] = {}
     known: Counter[str] = Counter()
     for (request, choice), attempt in requests.first.items():
         decision = pool.decisions.get(attempt)
@@ -181,7 +191,7 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
             tuple(hashes),
             size,
             session=decision.preferences.session,
-            images=requests.images.get(request, ()),
+            media=requests.media.get(request, ()),
         )
         found.append((decision.wall_ns, asked))
         if ended.reason in ("stop", "length") and not ended.migrations:
@@ -190,7 +200,7 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
             alone = requests.choices.get(request, 1) == 1
             itl_ms = _itl_ms(started, ended) if alone else -1.0
             expected = _expected(decision)
-            happened[attempt] = Happened(blocks, started.ttft_ms, ended.duration_ms, itl_ms, expected)
+            results[attempt] = RequestResult(blocks, started.ttft_ms, ended.duration_ms, itl_ms, expected)
     if not found:
         raise ConfigError(f"no decision of pool {name} led to an answer in the request log")
     found.sort(key=lambda pair: (pair[0], pair[1].name))
@@ -201,7 +211,7 @@ async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
     return Recording(
         trace,
         _setup(pool, size, step_time or StepTime()),
-        happened,
+        results,
         known["whole"],
         known["partly"],
         known["unknown"],

@@ -46,12 +46,12 @@ class Balance(msgspec.Struct, frozen=True):
     stored_blocks_ratio: float
 
 
-class ImageReport(msgspec.Struct, frozen=True):
-    """What became of the requests' images: `encoded_apart` by encode workers, which left `left` others to serving workers, and `encoded_here`
-    by those. `saved` need no encoding, as KV or embeddings of the same image were cached. `wait_ms` is how long requests waited for embeddings.
+class MediaReport(msgspec.Struct, frozen=True):
+    """What became of the requests' media: of `items`, `encoded_apart` by encode workers, which left `left` others to serving workers, and `encoded_here`
+    by those. `saved` need no encoding, as KV or embeddings of the same item were cached. `wait_ms` is how long requests waited for embeddings.
     """
 
-    images: int
+    items: int
     encoded_apart: int
     encoded_here: int
     left: int
@@ -85,7 +85,7 @@ class WhatifReport(msgspec.Struct, frozen=True):
     handed_over: int
     pulled: int
     pulled_blocks: int
-    images: ImageReport
+    media: MediaReport
     balance: Balance
     virtual_s: float
     decisions: int
@@ -144,7 +144,7 @@ def report_of(ran: RunResult) -> WhatifReport:
         handed_over=sum(bool(one.prefill_worker) for one in served),
         pulled=ran.pulls.count,
         pulled_blocks=ran.pulls.blocks,
-        images=_images(ran, encoding),
+        media=_media(ran, encoding),
         balance=_balance(ran),
         virtual_s=float(done.max(initial=0.0)) / 1e9,
         decisions=routers.decisions,
@@ -180,13 +180,13 @@ def _goodput(
     return float(within.sum()) / max(1, len(waited) + refused)
 
 
-def _images(ran: RunResult, encoding: NDArray[np.float64]) -> ImageReport:
+def _media(ran: RunResult, encoding: NDArray[np.float64]) -> MediaReport:
     """`encoding`: nanoseconds that each request waited for embeddings."""
-    images = sum(len(one.request.images) for one in ran.served)
+    items = sum(len(one.request.media) for one in ran.served)
     apart = sum(encoder.computed for encoder in ran.encoding.encoders.values())
     here = sum(worker.encoded for worker in ran.workers)
-    return ImageReport(
-        images, apart, here, ran.encoding.declined, images - apart - here, _spread(encoding[encoding > 0])
+    return MediaReport(
+        items, apart, here, ran.encoding.declined, items - apart - here, _spread(encoding[encoding > 0])
     )
 
 
@@ -251,7 +251,7 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
             if any(r.pulled for r in reports)
             else []
         ),
-        *(_image_rows(reports) if any(r.images.images for r in reports) else []),
+        *(_media_rows(reports) if any(r.media.items for r in reports) else []),
         ("busiest/mean requests", [f"{r.balance.requests_ratio:.2f}" for r in reports]),
         ("busiest/mean tokens computed", [f"{r.balance.computed_tokens_ratio:.2f}" for r in reports]),
         ("busiest/mean blocks stored", [f"{r.balance.stored_blocks_ratio:.2f}" for r in reports]),
@@ -264,17 +264,17 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
     return table(headers, [(name, *cells) for name, cells in rows])
 
 
-def _image_rows(reports: Sequence[WhatifReport]) -> list[tuple[str, list[str]]]:
+def _media_rows(reports: Sequence[WhatifReport]) -> list[tuple[str, list[str]]]:
     titles = {
-        "images": "images",
+        "items": "items of media",
         "encoded_apart": "encoded by encode workers",
         "encoded_here": "encoded by serving workers",
         "left": "left by encode workers",
         "saved": "encodes saved",
     }
-    rows = [(title, [f"{getattr(r.images, name):,}" for r in reports]) for name, title in titles.items()]
+    rows = [(title, [f"{getattr(r.media, name):,}" for r in reports]) for name, title in titles.items()]
     for share in ("mean", "p99"):
-        cells = [getattr(r.images.wait_ms, share) for r in reports]
+        cells = [getattr(r.media.wait_ms, share) for r in reports]
         if any(cells):
             rows.append((f"wait for embeddings {share} ms", [f"{cell:,.1f}" for cell in cells]))
     return rows

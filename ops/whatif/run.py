@@ -15,7 +15,7 @@ from headwater.ops.whatif.trace import Trace, TraceRequest, all_hashes, check_bl
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.route import Decision, PrefixPull, RouteRefused
-from headwater.schemas.hashing import U64
+from headwater.schemas.hashing import U64, tenant_digest
 
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""
@@ -92,6 +92,8 @@ class VirtualRun:
         self._pulls = Pulls(setup, self._workers)
         self._active_pulls: list[ActivePull] = []
         self._encoding = EncodeFleet(setup, self._routers)
+        for worker in self._workers.values():
+            worker.reads_embeddings = bool(self._encoding.encoders)
         self._encodings: list[ActiveEncoding] = []
         self._encoding_ns: dict[str, int] = {}
         self._requests: dict[str, TraceRequest] = {}
@@ -101,6 +103,8 @@ class VirtualRun:
         self._refused = 0
         self._readable_ns = 0
         self._reports_due_ns = 0
+        # Workers that were given requests at this time: `True` for those whose steps end earlier than scheduled.
+        self._to_begin: dict[str, bool] = {}
 
     def __call__(self) -> RunResult:
         """Run the simulation."""
@@ -143,6 +147,8 @@ class VirtualRun:
                 self._step_ended(self._list[number], now_ns)
             if self._routers.waiting:
                 self._serve_queues(now_ns)
+            if self._to_begin:
+                self._begin_steps(now_ns)
         self._routers.finish()
         wall_s = time.perf_counter() - began
         return RunResult(
@@ -214,7 +220,7 @@ class VirtualRun:
         if job.leg == "prefill":
             self._legs[job.name] = (job, worker, decision.pairs_with)
         self._requests[job.name] = request
-        if not job.images or not self._await_embeddings(job, worker, question, decision, now_ns):
+        if not job.media or not self._await_embeddings(job, worker, question, decision, now_ns):
             self._pull_and_submit(worker, job, question.hashes, decision.pull, now_ns)
 
     def _pull_and_submit(
@@ -285,15 +291,23 @@ class VirtualRun:
             leg="",
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
-            images=request.images,
+            tenant=tenant_digest(request.tenant),
+            media=request.media,
         )
 
     def _submit(self, worker: SimWorker, job: SimulatedRequest, now_ns: int) -> None:
-        self._given[worker.shape.name] += 1
-        earlier = worker.submit(job, now_ns)
-        if worker.begin(now_ns) or earlier:
-            self._schedule(worker)
-        self._report(worker, now_ns)
+        name = worker.shape.name
+        self._given[name] += 1
+        self._to_begin[name] = worker.submit(job, now_ns) or self._to_begin.get(name, False)
+
+    def _begin_steps(self, now_ns: int) -> None:
+        """Begin steps of the workers that were given requests: those of one time start together, in whichever order they were routed."""
+        for name, earlier in self._to_begin.items():
+            worker = self._workers[name]
+            if worker.begin(now_ns) or earlier:
+                self._schedule(worker)
+            self._report(worker, now_ns)
+        self._to_begin.clear()
 
     def _schedule(self, worker: SimWorker) -> None:
         """Schedule the end of the worker's steps; replaces an event scheduled earlier."""

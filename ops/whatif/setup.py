@@ -9,7 +9,13 @@ from typing import Annotated, Any, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
+from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
+from headwater.engines.sim.defaults import (
+    KV_BYTES_PER_TOKEN,
+    SEQUENCES_MAX,
+    STEP_TOKENS_MAX,
+    TRANSFER_GB_PER_S,
+)
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.config.router import read_weights, write_weights
 from headwater.ops.config.setting import Choices, Flag, Text
@@ -86,7 +92,7 @@ class Setup(msgspec.Struct, frozen=True):
             ge=1,
             description="MiB of image embeddings that a worker keeps, of 7,168 bytes per token of an image",
         ),
-    ] = 256
+    ] = EMBEDDINGS_MIB
     blocks: Annotated[int, Meta(ge=1, description="KV blocks per worker")] = 4_000
     block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 512
     speed: Annotated[float, Meta(gt=0, description="divisor of the arrival times")] = 1.0
@@ -128,9 +134,9 @@ class Setup(msgspec.Struct, frozen=True):
     ] = ()
     step_tokens: Annotated[
         int, Meta(ge=1, description="maximum tokens that a worker computes in one step")
-    ] = 8_192
+    ] = STEP_TOKENS_MAX
     sequences: Annotated[int, Meta(ge=1, description="maximum requests that a worker runs concurrently")] = (
-        256
+        SEQUENCES_MAX
     )
     kv_bytes_per_token: Annotated[
         int,

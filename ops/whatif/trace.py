@@ -1,20 +1,23 @@
-"""Traces: arrival times, prompts, answer lengths and images of requests. A prompt is its blocks' hashes and a length."""
+"""Traces: arrival times, prompts, answer lengths and media of requests. A prompt is its blocks' hashes and a length."""
 
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from headwater.engines.sim.model import image_support
-from headwater.engines.sim.scheduled import ImageSpan
+from headwater.engines.sim.defaults import AUDIO_RATE_HZ
+from headwater.engines.sim.model import media_support
+from headwater.engines.sim.scheduled import MediaSpan
 from headwater.ops.config.errors import ConfigError
 from headwater.schemas.hashing import U64
-from headwater.schemas.tables.media_tokens import count_image_tokens
+from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables.media_tokens import count_media_tokens
 
 TRACE_BLOCK = 512
 """Tokens per id of a Mooncake trace."""
@@ -38,7 +41,7 @@ class TraceRequest(NamedTuple):
     unit: int = TRACE_BLOCK
     session: str = ""
     tenant: str = ""
-    images: tuple[ImageSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
 
 class Trace(NamedTuple):
@@ -60,21 +63,39 @@ class Trace(NamedTuple):
         return Trace(self.name, self.requests[:count]) if count else self
 
 
-class _TraceImage(msgspec.Struct, forbid_unknown_fields=True):
-    """An image of a prompt: its first token, and its tokens or its size in pixels."""
+@cache
+def _support() -> MediaSupport:
+    """How the simulated model takes media."""
+    return media_support()
+
+
+class _TraceMedia(msgspec.Struct, forbid_unknown_fields=True):
+    """An item of media in a prompt: its first token, and its tokens or its size, in pixels, frames or seconds."""
 
     id: str | int
     start: int
     tokens: int = 0
     width: int = 0
     height: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    kind: Literal["image", "video", "audio"] = "image"
 
-    def span(self) -> ImageSpan:
-        """Where it is. Raises ValueError for a size that is none."""
-        if not self.tokens and min(self.width, self.height) < 1:
-            raise ValueError(f"image {self.id} needs its tokens, or width and height in pixels")
-        tokens = self.tokens or count_image_tokens(image_support(), self.height, self.width)
-        return ImageSpan(str(self.id), self.start, tokens)
+    def span(self) -> MediaSpan:
+        """Where it is. Raises ValueError for a size that is none, or that the simulated model does not take."""
+        tokens = self.tokens or count_media_tokens(_support(), self.kind, self._shape())
+        return MediaSpan(str(self.id), self.start, tokens, self.kind)
+
+    def _shape(self) -> tuple[int, ...]:
+        sizes: dict[str, tuple[str, tuple[int, ...]]] = {
+            "image": ("width and height in pixels", (self.height, self.width)),
+            "video": ("frames, width and height in pixels", (self.frames, self.height, self.width)),
+            "audio": ("seconds", (round(self.seconds * AUDIO_RATE_HZ),)),
+        }
+        needed, shape = sizes[self.kind]
+        if min(shape) < 1:
+            raise ValueError(f"{self.kind} {self.id} needs its tokens, or {needed}")
+        return shape
 
 
 class _Line(msgspec.Struct):
@@ -84,7 +105,9 @@ class _Line(msgspec.Struct):
     hash_ids: tuple[int, ...]
     session_id: str | int = ""
     user_id: str | int = ""
-    images: tuple[_TraceImage, ...] = ()
+    media: tuple[_TraceMedia, ...] = ()
+    images: tuple[_TraceMedia, ...] = ()
+    """What `media` is called in traces that have images only."""
 
 
 def read(path: Path) -> Trace:
@@ -106,7 +129,7 @@ def read(path: Path) -> Trace:
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a trace file in Mooncake's format, one JSON object per line. Sessions, tenants and images are left out.
+    """Write a trace file in Mooncake's format, one JSON object per line. Sessions, tenants and media are left out.
 
     Another program's replay delays a session's next request until the one before is answered, so it would see other arrivals.
     """
@@ -135,10 +158,10 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[TraceRequest]:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         wrong = _wrong(line, before)
         try:
-            images = tuple([image.span() for image in line.images])
+            media = tuple([item.span() for item in line.media or line.images])
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
-        wrong = wrong or _wrong_images(images, line.input_length)
+        wrong = wrong or _wrong_media(line, media)
         if wrong:
             raise ConfigError(f"{path}, line {number}: {wrong}")
         before = line.timestamp
@@ -151,19 +174,21 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[TraceRequest]:
             line.hash_ids,
             session=str(line.session_id),
             tenant=str(line.user_id),
-            images=images,
+            media=media,
         )
 
 
-def _wrong_images(images: Sequence[ImageSpan], prompt_tokens: int) -> str:
+def _wrong_media(line: _Line, media: Sequence[MediaSpan]) -> str:
+    if line.media and line.images:
+        return "media and images: list all of them as media"
     end = 0
-    for image in images:
-        if image.tokens < 1 or image.start < end or image.start + image.tokens > prompt_tokens:
+    for item in media:
+        if item.tokens < 1 or item.start < end or item.start + item.tokens > line.input_length:
             return (
-                f"image {image.id} has tokens {image.start} to {image.start + image.tokens} of {prompt_tokens}: "
-                "images are in order, do not overlap and are within the prompt"
+                f"{item.kind} {item.id} has tokens {item.start} to {item.start + item.tokens} of {line.input_length}: "
+                "media are in order, do not overlap and are within the prompt"
             )
-        end = image.start + image.tokens
+        end = item.start + item.tokens
     return ""
 
 

@@ -30,6 +30,7 @@ class SimulatedRequest(Scheduled, kw_only=True, eq=False):
     leg: Leg
     prompt_tokens: int
     output_tokens: int
+    tenant: int = 0
     given_ns: int = -1
     began_ns: int = -1
     first_ns: int = -1
@@ -90,6 +91,8 @@ class SimWorker:
         self.computed_tokens = 0
         self.encoded = 0
         """Images."""
+        self.reads_embeddings = False
+        """Are there encode workers, so that it matters how long images take?"""
         self.stored_blocks = 0
         self.reported_ns = 0
         self._reported_idle = False
@@ -99,7 +102,9 @@ class SimWorker:
         self._prefilled: list[SimulatedRequest] = []
         self._ended: list[str] = []
         self._outputs: list[tuple[int, int]] = []
+        self._answered: list[tuple[int, int]] = []
         self._pulls: list[tuple[int, int]] = []
+        self._reads: list[tuple[int, int]] = []
         self._now_ns = 0
         # The timer that a real worker measures with.
         self._timer = PrefillTimer(lambda: self._now_ns / 1e9)
@@ -114,7 +119,12 @@ class SimWorker:
         self._now_ns = now_ns
         self._reported_idle = False
         if job.leg != "decode":
-            self._timer.add_prompt(job.name, job.prompt_tokens)
+            images = [
+                (item.start + item.tokens, item.tokens)
+                for item in job.media
+                if self.reads_embeddings and item.id not in self.images
+            ]
+            self._timer.add_prompt(job.name, job.prompt_tokens, images=images)
         self.scheduler.waiting.append(job)
         return self.cut(now_ns)
 
@@ -142,6 +152,10 @@ class SimWorker:
     def add_pull(self, tokens: int, took_ns: int) -> None:
         """Note for the next report how long a pull took."""
         self._pulls.append((tokens, max(1, took_ns // 1000)))
+
+    def add_read(self, tokens: int, took_ns: int) -> None:
+        """Note for the next report how long an image's embedding took to read."""
+        self._reads.append((tokens, max(1, took_ns // 1000)))
 
     def pin(self, blocks: list[int]) -> bool:
         """Keep these blocks until `unpin`; another worker pulls them. False: one of them is not cached."""
@@ -254,6 +268,7 @@ class SimWorker:
         self._ended.append(job.name)
         if job.leg != "prefill":
             self._outputs.append((job.output_tokens, job.produced))
+            self._answered.append((job.prompt_tokens, job.tenant))
             self.scheduler.release(job)
 
     def release(self, job: SimulatedRequest) -> None:
@@ -292,6 +307,7 @@ class SimWorker:
         self.reported_ns = now_ns
         self._now_ns = now_ns
         self._count_tokens(now_ns)
+        measured = self._timer.take_measurements(0)
         report = LoadReported(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + self.pulling,
@@ -301,13 +317,16 @@ class SimWorker:
             prefilled=tuple([job.name for job in self._prefilled]),
             finished=tuple(self._ended),
             cached=tuple([job.cached for job in self._prefilled]),
-            prefills=self._timer.take_measurements(0).prefills,
+            prefills=measured.prefills,
             step_us=self._token_ns // self._tokens // 1000 if self._tokens else 0,
             gaps=self._tokens,
             outputs=tuple(self._outputs),
             pulls=tuple(self._pulls),
+            encodes=measured.encodes,
+            reads=tuple(self._reads),
+            answered=tuple(self._answered),
         )
-        self._pulls = []
+        self._pulls, self._reads, self._answered = [], [], []
         self._accepted, self._prefilled, self._ended, self._outputs = [], [], [], []
         self._token_ns = self._tokens = 0
         return report

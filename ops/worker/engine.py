@@ -74,7 +74,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             one,
             served,
             drain_s=settings.drain_timeout,
-            profile=WorkerProfile(own.role, instance=name, tier=own.tier, taints=own.taints),
+            profile=WorkerProfile(own.role, name, own.tier, own.taints, own.embedding_format),
             lora=adapters_of(settings, worker),
             health=settings.health,
             open_transfer=partial(open_transfer, worker, own.embeddings_mib, own.engine),
@@ -90,7 +90,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
 
     collector = WorkerCollector(lambda: [(actor.name, actor.stats) for actor in list(actors)])
 
-    host = Host(settings.nats, settings.metrics, settings.cache_dir)
+    host = Host(settings.nats, settings.metrics, settings.cache_dir, settings.streams)
 
     async def run() -> int:
         if has_ranks(engine):

@@ -142,7 +142,7 @@ class _Host:
             now = time.monotonic()
             delay = self._delay_s(name, code, now)
             if delay is None:
-                _log.error("gave_up", child=name, exit_code=code)
+                _log.error("process_abandoned", child=name, exit_code=code)
                 if not self._is_any_steady(now):
                     self._stop(EXIT_UNRECOVERABLE)
                 continue
@@ -158,7 +158,12 @@ class _Host:
         if code == EXIT_UNRECOVERABLE:
             return None
         if delay is None and (name in self._steady or self._is_any_steady(now)):
-            _log.error("child_fails_often", child=name, exit_code=code, delay_s=DEFAULT_POLICY.kept_delay_s)
+            _log.error(
+                "child_restart_limit_exceeded",
+                child=name,
+                exit_code=code,
+                delay_s=DEFAULT_POLICY.kept_delay_s,
+            )
             return DEFAULT_POLICY.kept_delay_s
         return delay
 

@@ -13,7 +13,10 @@ DEFAULT_POLICY: Final = "kv"
 
 
 class DecisionContext(NamedTuple):
-    """What the deciding router contributes. `policy` and `temperature` apply to queries that state none."""
+    """What the deciding router contributes. `policy` and `temperature` apply to queries that state none.
+
+    `tenant` is the digest of the tenant of a recorded query, which names none.
+    """
 
     number: int
     position: int
@@ -24,6 +27,7 @@ class DecisionContext(NamedTuple):
     policy: str = DEFAULT_POLICY
     temperature: float = 0.0
     waited_ms: int = 0
+    tenant: int = 0
 
 
 class ScoringContext(NamedTuple):

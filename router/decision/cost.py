@@ -2,17 +2,18 @@
 
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
 (disaggregated only). Blocks that another worker has are pulled where they arrive sooner than they would be computed. What others lose
-is added: `crowding`, `arrivals` and `memory`, and by default 0, `retain` and `tail` (see `Weights`). Until the step times of all candidates
+is added: `crowding`, `queued`, `arrivals` and `memory`, and by default 0, `retain` and `tail` (see `Weights`). Until the step times of all candidates
 are known, the unit is the work for one block. `itl_ms`, the estimated time between two tokens, is recorded, and no part of the cost.
 
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
-into it, so its costs equal those of the plain functions bit for bit. It is in this file because numba compiles a kernel again when the kernel's own file changes.
+into it, so its costs equal those of the plain functions bit for bit.
 """
 
 from typing import Any
 
 import numpy as np
 
+from headwater.router.decision.prefill_times import estimate_computed, estimate_times, saves_time
 from headwater.router.decision.work import (
     ASSUMED,
     BLOCKS,
@@ -40,12 +41,9 @@ from headwater.router.decision.work import (
     WorkEstimate,
 )
 from headwater.router.fold.decode_time import DecodeLine, predict_step_ms
-from headwater.router.fold.prefill_time import predict_ms
+from headwater.router.fold.prefill_time import longer_ms, predict_ms
 from headwater.router.fold.pull_time import PRIOR, predict_pull_ms
 from headwater.schemas.jit import jitable, kernel
-
-BLOCK_FROM, BLOCK_TO = 2_048, 8_192
-"""Prompt lengths, in tokens, between which the marginal time of a block is measured."""
 
 
 @jitable
@@ -58,43 +56,6 @@ def uncached_tokens(work: WorkEstimate) -> int:
 def new_blocks(work: WorkEstimate) -> int:
     """Blocks to allocate for the prompt."""
     return max(0, -(-work.prompt_tokens // work.block_size) - work.cached_blocks)
-
-
-@jitable
-def longer_ms(lengths: Any, times: Any, classes: int) -> float:
-    """How much longer a prompt of `BLOCK_TO` tokens takes than one of `BLOCK_FROM`, by a `StepModel`."""
-    return predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(lengths, times, classes, BLOCK_FROM)
-
-
-@jitable
-def estimate_times(
-    lengths: Any,
-    times: Any,
-    classes: int,
-    longer: float,
-    pace: float,
-    block_size: int,
-    uncached: int,
-    queued: int,
-    computed_ms: float,
-) -> Times:
-    """Times for a prompt with `uncached` tokens to compute, after `queued` tokens of earlier prompts.
-
-    `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`; `longer` is its `longer_ms`.
-    """
-    own = pace * predict_ms(lengths, times, classes, uncached)
-    queue = 0.0
-    if queued:
-        # Queued prompts are computed together: the fixed time of a step is not paid for each.
-        queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
-    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size, 0.0)
-
-
-@jitable
-def saves_time(computed: Times, pulled: Times, pull_ms: float) -> bool:
-    """Is the first token there sooner with a pull of `pull_ms`? `pulled` are the times without what it brings."""
-    arrival = max(0.0, pull_ms - pulled.queue)
-    return pulled.queue + arrival + pulled.prefill < computed.queue + computed.prefill
 
 
 @jitable
@@ -126,6 +87,13 @@ def delay_of_others(
 
 
 @jitable
+def delay_of_queued(weights: CostWeights, work: WorkEstimate) -> float:
+    """What queued prompts lose: a step that computes several ends later for all of them by what this one adds, without a step's fixed time."""
+    blocks = uncached_tokens(work) / work.block_size - work.pulled_blocks
+    return weights.queued * work.queued_prompts * work.times.block * blocks
+
+
+@jitable
 def prefill(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of computing the uncached part of the prompt, and of the queue before it.
 
@@ -139,8 +107,8 @@ def prefill(weights: CostWeights, work: WorkEstimate) -> float:
         return weights.prefill * (queued + lower) + PRIOR * pulled
     queue, own = work.times.queue, work.times.prefill
     others = delay_of_others(weights.crowding, weights.arrivals, weights.retain, work.requests, queue, own)
-    waits = queue + work.times.arrival
-    return weights.prefill * (waits + own + lower) + others + pulled + weights.tail * queue * queue / 1000.0
+    waits = weights.prefill * (queue + work.times.arrival + own + lower)
+    return waits + others + delay_of_queued(weights, work) + pulled + weights.tail * queue * queue / 1000.0
 
 
 @jitable
@@ -239,7 +207,7 @@ def _work(
         any_tier = min(np.int64(depths[1, slot]), usable)
     cached = max(gpu, min(credited[row], usable))
     lower = max(0, any_tier - cached)
-    queued, held = one["prefill_tokens"], one["decode_blocks"]
+    queued, prompts, held = one["prefill_tokens"], one["queued_prompts"], one["decode_blocks"]
     missing = max(0, remote_blocks - cached - lower)
     times, pulled_blocks, pull_ms = Times(0.0, 0.0, 1.0, 0.0), missing, 0.0
     if timed:
@@ -247,8 +215,22 @@ def _work(
         lengths, known, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
         held = max(held, one["used_blocks"])
-        computed_ms = 0.0
-        if queued:
+        computed_ms, left = 0.0, queued
+        if one["queue_length"]:
+            done = estimate_computed(
+                lengths,
+                known,
+                classes,
+                one["pace"],
+                one["queued_ns"],
+                one["queued_tokens"],
+                one["queue_length"],
+                one["computing_ns"],
+                one["signal_age_ms"],
+                asked.now_ns,
+            )
+            left, prompts, computed_ms = left - done.tokens, prompts - done.prompts, done.spent_ms
+        elif queued:
             # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
             computed_ms = min(
                 max(0.0, (asked.now_ns - one["computing_ns"]) / 1e6),
@@ -256,13 +238,11 @@ def _work(
             )
         uncached = asked.prompt_tokens - (cached + lower) * size
         times = estimate_times(
-            lengths, known, classes, longer, one["pace"], size, uncached, queued, computed_ms
+            lengths, known, classes, longer, one["pace"], size, uncached, left, computed_ms
         )
         if missing:
-            left = uncached - missing * size
-            rest = estimate_times(
-                lengths, known, classes, longer, one["pace"], size, left, queued, computed_ms
-            )
+            less = uncached - missing * size
+            rest = estimate_times(lengths, known, classes, longer, one["pace"], size, less, left, computed_ms)
             saved_ms = times.prefill - rest.prefill
             taken_ms = predict_pull_ms(pulls[1], pulls[2], pulls[0], missing * size, saved_ms)
             if saves_time(times, rest, taken_ms):
@@ -282,6 +262,7 @@ def _work(
         times,
         pulled_blocks,
         pull_ms,
+        prompts,
     )
 
 
@@ -359,7 +340,7 @@ def score_workers(
                 pulls = (pull_model[0][at], pull_model[1][at], pull_model[2][at])
         work = _work(table, steps, pulls, row, asked, timed, slots, credited, depths, remote)
         moved = 0.0
-        between_ms = _itl_ms(table[row], work)
+        itl_ms = _itl_ms(table[row], work)
         if asked.decode:
             leg = DECODE
             score, moved = remote_decode(weights, work), transfer(weights, work)
@@ -371,7 +352,7 @@ def score_workers(
         elif role == _PREFILL_ROLE and pairs and cheapest[0, pairs] < np.inf:
             leg = PREFILL
             score, moved = cheapest[0, pairs], cheapest[1, pairs]
-            between_ms = cheapest[2, pairs]
+            itl_ms = cheapest[2, pairs]
             score += prefill(weights, work)
         else:
             continue
@@ -393,7 +374,7 @@ def score_workers(
         costs[row, QUEUE_MS] = work.times.queue if timed and leg != DECODE else 0.0
         costs[row, PREFILL_MS] = work.times.prefill if timed and leg != DECODE else 0.0
         costs[row, TRANSFER_MS] = moved + work.times.arrival if timed else 0.0
-        costs[row, ITL_MS] = between_ms
+        costs[row, ITL_MS] = itl_ms
         counts[row, PULLED] = work.pulled_blocks
         counts[row, SOURCE] = source if work.pulled_blocks else -1
         costs[row, PULL_MS] = work.pull_ms

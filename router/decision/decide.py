@@ -13,6 +13,7 @@ import numpy as np
 
 from headwater.router.decision.candidates import Candidates, score_candidates, select_legs
 from headwater.router.decision.context import DecisionContext, ScoringContext
+from headwater.router.decision.encode_leg import estimate_encoding
 from headwater.router.decision.engine_draw import (
     draw_engine,
     explain_weights,
@@ -26,14 +27,16 @@ from headwater.router.fold.load import Loads
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import FlowControl, Preferences
 from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused
-from headwater.schemas.hashing import U64, pack_hashes, unpack_hashes
+from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 5
+ALGORITHM: Final = 8
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
 change by which a recorded decision would come out otherwise.
 
-Version 4 learned prefill times in another way, and version 5 learns the pace of workers in another way, so that earlier decisions cannot be made again."""
+Version 4 learned prefill times in another way, and version 5 learns the pace of workers in another way, so that earlier decisions cannot be made again.
+Version 6 adds the delay of queued prompts, which those before had no weight for. Version 7 takes account of late load reports.
+Version 8 expects output tokens by prompt length and tenant too; its choices are those of version 7."""
 
 RECOMPUTABLE: Final = frozenset({ALGORITHM})
 """The versions whose decisions this release can make again."""
@@ -132,6 +135,8 @@ def evaluate(
     except PolicyError as error:
         return RouteRefused(str(error), status=400)
     hashes, columns, constraints = prompt.hashes, loads.columns, query.constraints
+    tenant = context.tenant or tenant_digest(query.flow.tenant)
+    expected = loads.outputs.expect(query.max_tokens, query.prompt_tokens, tenant)
     summary = summarize(candidates, offered, chosen, columns)
     excluded = b""
     if len(candidates.excluded) > NAMED_MAX:
@@ -166,8 +171,11 @@ def evaluate(
         scored=summary.scored,
         digest=summary.digest,
         excluded=excluded,
-        output_tokens=loads.outputs.expect(query.max_tokens),
+        output_tokens=expected.mean,
         pull=candidates.pull_of(chosen),
+        encoding=estimate_encoding(loads, chosen, query.prompt_tokens, query.reader),
+        output_deviation=expected.deviation,
+        tenant=tenant,
     )
     return Evaluation(decision, candidates, offered)
 
@@ -251,6 +259,7 @@ def reevaluate(
         constraints=constraints,
         preferences=recorded.preferences,
         flow=RECOMPUTED,
+        reader=recorded.encoding.reader if recorded.encoding is not None else "",
     )
     context = DecisionContext(
         number=recorded.number,
@@ -260,6 +269,7 @@ def reevaluate(
         weights=recorded.weights,
         degraded=recorded.degraded,
         waited_ms=recorded.waited_ms,
+        tenant=recorded.tenant,
     )
     prompt = Prompt(recorded.blocks, hashes, recorded.last)
     return evaluate(index, loads, cold, prompt, query, context)

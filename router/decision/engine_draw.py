@@ -5,7 +5,8 @@ seeded by the request and the engine, and the earliest one is drawn. So an engin
 requests of one session always draw the same; a change of weights moves only the sessions that it has to move; and where
 no worker of the drawn engine may take the request, the order of the others is fixed too.
 
-A request for a given worker or engine draws none, nor does a decode leg: its prefill leg has drawn.
+A request for a given worker or engine draws none, nor does a decode leg: its prefill leg has drawn. Nor do images for encode
+workers: what the serving worker can read decides.
 """
 
 import math
@@ -43,7 +44,9 @@ def find_invalid_weight(weights: Mapping[str, float], workers: Sequence[Worker])
 
 def weights_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
     """The weights by which a request draws its engine; empty where it draws none."""
-    return {} if wanted.pinned or wanted.engine or wanted.leg == "decode" else loads.engine_weights
+    is_image = "encode" in wanted.needs and wanted.pairs_with
+    drawn = wanted.pinned or wanted.engine or wanted.leg == "decode" or is_image
+    return {} if drawn else loads.engine_weights
 
 
 def weighted_workers(loads: Loads, wanted: Constraints) -> list[Worker]:

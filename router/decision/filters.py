@@ -50,6 +50,12 @@ FILTERS: Final[tuple[Filter, ...]] = (
         lambda wanted: "generates (all only encode images)",
     ),
     Filter(
+        "embeddings",
+        lambda wanted: "encode" in wanted.needs and bool(wanted.pairs_with),
+        lambda worker, wanted: worker.pairs_with == wanted.pairs_with,
+        lambda wanted: f"computes embeddings of the format {wanted.pairs_with}",
+    ),
+    Filter(
         "lora",
         lambda wanted: bool(wanted.lora_name),
         _serves_lora,
@@ -81,6 +87,13 @@ FILTERS: Final[tuple[Filter, ...]] = (
         lambda wanted: "has the tokenizer of the answer so far, so none can continue it",
     ),
     Filter(
+        "media processor",
+        lambda wanted: bool(wanted.media_processor),
+        # A worker of a release that published none passes.
+        lambda worker, wanted: worker.media_processor in ("", wanted.media_processor),
+        lambda wanted: "processes media with the settings of the model card (restart those with other ones)",
+    ),
+    Filter(
         "role",
         lambda wanted: wanted.leg == "decode",
         _can_continue,
@@ -102,14 +115,6 @@ EXCLUDED_REASON: Final = "has not just failed this request"
 def allows(traits: Traits, wanted: Constraints) -> bool:
     """Does a worker with these traits pass all filters, unless it is excluded by name?"""
     return all(filter.keeps(traits, wanted) for filter in FILTERS if filter.applies(wanted))
-
-
-def filter_workers(workers: Sequence[Worker], wanted: Constraints) -> list[Worker]:
-    """The workers that pass all filters."""
-    left = list(workers)
-    for _, keeps in _steps(wanted):
-        left = [worker for worker in left if keeps(worker)]
-    return left
 
 
 def _passes(filter: Filter, wanted: Constraints, worker: Worker) -> bool:

@@ -24,6 +24,7 @@ class CostWeights(NamedTuple):
     tail: float
     arrivals: float
     pull: float
+    queued: float
 
 
 @lru_cache(64)
@@ -51,7 +52,7 @@ class WorkEstimate(NamedTuple):
     `cached_blocks` leading blocks of the prompt are on its GPU (`assumed_blocks` of them are credit); `lower_blocks` more
     are on a lower tier. `prefill_tokens` are queued and not computed yet; `decode_blocks` of its `total_blocks` are held
     by its `requests`. `times` mean something only if step times are known (`timed`). `pulled_blocks` after those that it has come from another
-    worker, in `pull_ms`; they are not computed, so `times` are those with the pull.
+    worker, in `pull_ms`; they are not computed, so `times` are those with the pull. `queued_prompts` were routed to the worker and are not computed.
     """
 
     block_size: int
@@ -67,6 +68,7 @@ class WorkEstimate(NamedTuple):
     times: Times = Times(0.0, 0.0, 1.0, 0.0)
     pulled_blocks: int = 0
     pull_ms: float = 0.0
+    queued_prompts: int = 0
 
 
 class Asked(NamedTuple):

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from headwater.router.fold.prefill_time import CLASSES_MAX, StepModel
 from headwater.router.fold.pull_time import PullModel
-from headwater.router.fold.worker import DECIDED, SWAPPED_NS_MAX, UNACCEPTED_NS_MAX, Traits, Worker
+from headwater.router.fold.worker import (
+    DECIDED,
+    QUEUE_MAX,
+    SWAPPED_NS_MAX,
+    UNACCEPTED_NS_MAX,
+    Traits,
+    Worker,
+)
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.jit import kernel
@@ -45,6 +52,11 @@ WORKER_ROW: Final = np.dtype(
         ("block_ms", "f8"),
         ("least_ms", "f8"),
         ("pulls", "i8"),
+        ("queued_prompts", "i8"),
+        ("signal_age_ms", "f8"),
+        ("queue_length", "i8"),
+        ("queued_ns", "i8", (QUEUE_MAX,)),
+        ("queued_tokens", "i8", (QUEUE_MAX,)),
     ]
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
@@ -52,7 +64,8 @@ WORKER_ROW: Final = np.dtype(
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
 is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
 factor of them. When it last reported, it was `running` so many requests, of at most `max_running`, with `step_ms` between two tokens of each. The
-four before the last are its `DecodeLine`. `pulls`: it can pull a prefix, and be pulled from.
+next four are its `DecodeLine`. `pulls`: it can pull a prefix, and be pulled from. `queued_prompts` were routed to it and are not computed. Where its reports are late, `queue_length` of those, the oldest, are
+listed: when they were routed to it, and their uncached tokens.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2, "encode": 3}
@@ -61,6 +74,9 @@ NEVER: Final = 1 << 62
 
 SETTLED_NS: Final = UNACCEPTED_NS_MAX - SWAPPED_NS_MAX
 """While the oldest unaccepted decision is younger than this, all of a worker's requests count."""
+
+LATE_MS: Final = 10.0
+"""Workers whose load reports are stored later than this after they were written are assumed to have computed further since."""
 
 PLACEMENTS_MAX: Final = 1_024
 """Constraints whose outcome for each kind of worker is remembered."""
@@ -138,7 +154,10 @@ class WorkerColumns:
         for row in self._overdue[: find_overdue(self.table, now_ns, self._overdue)].tolist():
             worker, found = self.workers[row], self.table[row]
             found["prefill_tokens"], found["decode_blocks"] = worker.promised(now_ns)
+            found["queued_prompts"] = worker.queued_prompts(now_ns)
             found["computing_ns"], found["computing_tokens"] = worker.computing_since(now_ns)
+            if worker.signal_age_ms >= LATE_MS:
+                _write_queue(found, worker.list_queue(now_ns))
             self.touched.add(worker.name)
 
     def slots(self, index: PrefixIndex) -> I64:
@@ -159,7 +178,9 @@ class WorkerColumns:
         self.placements.clear()
         self._pairs = {"": 0}
         count = len(self.names)
-        self._engines = {engine: 1 + at for at, engine in enumerate(self._fleet.steps)}
+        # Also those whose step times are unknown: a prefix is pulled within an engine.
+        engines = dict.fromkeys([*self._fleet.steps, *(worker.engine for worker in self.workers)])
+        self._engines = {engine: 1 + at for at, engine in enumerate(engines)}
         models = 1 + len(self._engines)
         self.table: NDArray[Any] = np.zeros(count, WORKER_ROW)
         self.classes: I64 = np.zeros(models, np.int64)
@@ -236,12 +257,19 @@ class WorkerColumns:
             max(1, worker.max_running),
             *worker.decode_model.line,
             PREFIX_PULL in worker.capabilities,
+            len(worker.computing),
+            worker.signal_age_ms,
+            0,
+            0,
+            0,
         )
         try:
             self.table[row] = values
         except OverflowError:
             # No worker counts so far; what it wrote must not stop decisions.
             self.table[row] = tuple(min(max(one, -NEVER), NEVER) for one in values)
+        if worker.signal_age_ms >= LATE_MS:
+            _write_queue(self.table[row], worker.list_queue(0))
 
     def _number_of(self, traits: Traits) -> int:
         number = self._numbers.get(traits)
@@ -250,6 +278,13 @@ class WorkerColumns:
             self.kinds.append(traits)
             self.placements.clear()
         return number
+
+
+def _write_queue(row: Any, queue: list[tuple[int, int]]) -> None:
+    row["queue_length"] = len(queue)
+    for at, (decided_ns, tokens) in enumerate(queue):
+        row["queued_ns"][at] = min(decided_ns, NEVER)
+        row["queued_tokens"][at] = min(tokens, NEVER)
 
 
 def _key_of(worker: Worker) -> int:

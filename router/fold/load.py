@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.router.fold.columns import WorkerColumns
 from headwater.router.fold.decode_time import DecodeModel
+from headwater.router.fold.encode_time import LEAST_MS, EncodeTimes
 from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
 from headwater.router.fold.output_length import OutputLengths
 from headwater.router.fold.prefill_time import StepModel, learn_pace
@@ -33,7 +34,8 @@ class Loads(msgspec.Struct, dict=True):
 
     `steps` are prefill times by engine, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
     worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
-    engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `pulls` the times of pulled prefixes by engine.
+    engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `pulls` the times of pulled prefixes by engine,
+    `encoding` those of images.
     """
 
     workers: dict[str, Worker] = {}
@@ -44,6 +46,7 @@ class Loads(msgspec.Struct, dict=True):
     engine_weights: dict[str, float] = {}
     outputs: OutputLengths = msgspec.field(default_factory=OutputLengths)
     pulls: dict[str, PullModel] = {}
+    encoding: dict[str, EncodeTimes] = {}
 
     @property
     def columns(self) -> WorkerColumns:
@@ -90,6 +93,7 @@ class Loads(msgspec.Struct, dict=True):
             tier=event.tier,
             taints=event.taints,
             tokenizer=event.tokenizer,
+            media_processor=event.media_processor,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
             pace=known.pace if known is not None else self._usual_pace(event.engine),
             decode_model=known.decode_model if known is not None else DecodeModel(),
@@ -195,26 +199,35 @@ class Loads(msgspec.Struct, dict=True):
         if prompt is not None:
             self.credit.drop(worker.name, prompt.hashes)
 
-    def report(self, name: str, epoch: int, event: LoadReported, wall_ns: int = 0) -> None:
-        """A worker reported its load and the progress of its requests; `wall_ns` is its clock."""
+    def report(
+        self, name: str, epoch: int, event: LoadReported, wall_ns: int = 0, stored_ns: int = 0
+    ) -> None:
+        """A worker reported its load and the progress of its requests at `wall_ns` on its clock, stored at `stored_ns`."""
         worker = self.current(name, epoch)
         if worker is None:
             return
         self._touch(worker)
+        if wall_ns and stored_ns:
+            worker.observe_age(stored_ns - wall_ns)
         if event.prefilled:
             worker.reported_ns = max(worker.reported_ns, wall_ns)
         if event.prefills:
             self._learn_steps(worker, event.prefills)
         if event.pulls:
             self._learn_pulls(worker, event.pulls)
+        if event.encodes or event.reads or (event.prefills and worker.role == "encode"):
+            self._learn_encoding(worker, event)
         if event.step_us:
             step_ms = event.step_us / 1000
             worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
             # The report comes when requests changed: until then there were those of the report before. Earlier releases wrote no `gaps`.
             blocks = (worker.used_blocks + event.used_blocks) / 2
             worker.decode_model.observe(step_ms, max(1, worker.running), blocks, event.gaps)
-        for max_tokens, tokens in event.outputs:
-            self.outputs.observe(max_tokens, tokens)
+        unnamed = ((0, 0),) * (len(event.outputs) - len(event.answered))
+        for (max_tokens, tokens), (prompt_tokens, tenant) in zip(
+            event.outputs, (*event.answered, *unnamed), strict=False
+        ):
+            self.outputs.observe(max_tokens, tokens, prompt_tokens, tenant)
         worker.running, worker.waiting = event.running, event.waiting
         worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
         for request in event.accepted:
@@ -249,6 +262,20 @@ class Loads(msgspec.Struct, dict=True):
         model = self.pulls.setdefault(worker.engine, PullModel())
         for tokens, micros in pulls:
             model.observe(tokens, micros / 1000)
+
+    def _learn_encoding(self, worker: Worker, event: LoadReported) -> None:
+        """What images took: of an encode worker all that it computed, of others what a prompt with images took longer than without."""
+        times = self.encoding.setdefault(worker.engine, EncodeTimes())
+        if worker.role == "encode":
+            for tokens, micros in event.prefills:
+                times.apart.observe(tokens, micros / 1000)
+        for tokens, micros in event.reads:
+            times.reads.observe(tokens, micros / 1000)
+        steps = self.steps.get(worker.engine)
+        for computed, images, tokens, micros in event.encodes:
+            if images > 0 and steps is not None and steps.learned:
+                ms = max(LEAST_MS, micros / 1000 - worker.pace * steps.predict(computed))
+                times.here.observe(tokens // images, ms / images)
 
     def _shared_steps(self, worker: Worker) -> StepModel:
         """The step times of the worker's engine, which the worker is about to teach."""

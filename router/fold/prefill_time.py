@@ -55,6 +55,16 @@ def predict_ms(lengths: Any, times: Any, classes: int, tokens: float) -> float:
     return float(max(y + slope * (tokens - x), times[0] * FLOOR))
 
 
+BLOCK_FROM, BLOCK_TO = 2_048, 8_192
+"""Prompt lengths, in tokens, between which the marginal time of a block is measured."""
+
+
+@jitable
+def longer_ms(lengths: Any, times: Any, classes: int) -> float:
+    """How much longer a prompt of `BLOCK_TO` tokens takes than one of `BLOCK_FROM`."""
+    return predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(lengths, times, classes, BLOCK_FROM)
+
+
 PACE_MEMORY = 32
 """The effective number of samples in a worker's pace."""
 

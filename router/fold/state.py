@@ -239,7 +239,7 @@ def apply_to_loads(loads: Loads, record: Record, event: Event | StoredChains) ->
         case StoredChains() | Shadowed():
             pass
         case LoadReported():
-            loads.report(batch.writer, batch.epoch, event, batch.wall_ns)
+            loads.report(batch.writer, batch.epoch, event, batch.wall_ns, record.stored_ns)
         case RequestsHeld():
             loads.hold(batch.writer, batch.epoch, event)
         case Decision():

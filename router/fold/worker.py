@@ -16,6 +16,15 @@ UNACCEPTED_NS_MAX = 30_000_000_000
 SWAPPED_NS_MAX = 2_000_000_000
 """Decisions of several routers may be stored out of the order in which they were made, by no more than this."""
 
+AGE_MS_MAX = 2_000.0
+"""A load report counts as at most this old: the rest is a clock that is wrong, or an outage that is over."""
+
+AGE_MEMORY = 8
+"""How many load reports `signal_age_ms` is a mean of."""
+
+QUEUE_MAX = 16
+"""Prompts of a queue that a decision looks at one by one. `AGE_MS_MAX` of work is seldom more."""
+
 
 class Active(msgspec.Struct):
     """One request routed to a worker. `uncached_tokens` count until its prompt is computed, `assumed` until it ends."""
@@ -44,6 +53,7 @@ class Traits(NamedTuple):
     loras: tuple[str, ...]
     lora_slots: int
     tokenizer: str
+    media_processor: str
 
     @property
     def serves_whole(self) -> bool:
@@ -95,6 +105,9 @@ class Worker(msgspec.Struct):
     """What its decode steps take."""
     outliers: int = 0
     """How many of its latest prefill times in a row were far above its pace; negative: below."""
+    signal_age_ms: float = 0.0
+    """How long after the time on its own clock the log has stored its load reports: a mean over the latest ones."""
+    media_processor: str = ""
 
     @property
     def announces(self) -> bool:
@@ -138,6 +151,17 @@ class Worker(msgspec.Struct):
                 break
         return tokens, blocks
 
+    def queued_prompts(self, now_ns: int) -> int:
+        """How many prompts are routed to it and not computed, of the requests that `promised` counts."""
+        count = len(self.computing)
+        for request in self.unaccepted:
+            age_ns = now_ns - self.requests[request].decided_ns
+            if age_ns > UNACCEPTED_NS_MAX:
+                count -= request in self.computing
+            elif age_ns < UNACCEPTED_NS_MAX - SWAPPED_NS_MAX:
+                break
+        return count
+
     def computing_since(self, now_ns: int) -> tuple[int, int]:
         """(when it began the prompt it is computing, that prompt's uncached tokens), estimated from decisions and reports.
 
@@ -148,3 +172,19 @@ class Worker(msgspec.Struct):
             if active.stage != DECIDED or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX:
                 return max(active.decided_ns, self.reported_ns), active.uncached_tokens
         return now_ns, 0
+
+    def list_queue(self, now_ns: int) -> list[tuple[int, int]]:
+        """(time of the decision, uncached tokens) of the `QUEUE_MAX` oldest prompts that are not computed, of those that `promised` counts."""
+        found: list[tuple[int, int]] = []
+        for request in self.computing:
+            active = self.requests[request]
+            if active.stage != DECIDED or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX:
+                found.append((active.decided_ns, active.uncached_tokens))
+                if len(found) == QUEUE_MAX:
+                    break
+        return found
+
+    def observe_age(self, age_ns: int) -> None:
+        """A load report was stored `age_ns` after the time that it has. Clocks may differ: it may be negative."""
+        age_ms = min(max(0.0, age_ns / 1e6), AGE_MS_MAX)
+        self.signal_age_ms += (age_ms - self.signal_age_ms) / (AGE_MEMORY if self.signal_age_ms else 1)

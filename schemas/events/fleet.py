@@ -21,11 +21,11 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     """A worker serves from now on, with an empty cache. Written by the worker under its new epoch.
 
     Blocks and requests of the worker's earlier epochs no longer exist. `pairs_with` identifies compatible engines for
-    hand-offs (engine, version, model): only equal values match, "" for none. `capabilities` are the engine's;
+    hand-offs (engine, version, model): only equal values match, "" for none; of an encode worker it is the format of its embeddings. `capabilities` are the engine's;
     `lora_slots` is the number of LoRA adapters that it can load at once. `worker` may be one data-parallel rank of an
     engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests that do not
     tolerate all `taints` are not routed to the worker. `tokenizer` is the SHA-256 digest of its model's tokenizer, "" if
-    an earlier release wrote the event.
+    an earlier release wrote the event. `media_processor` is the digest of the settings with which it turns media into its model's input, "" if it takes none.
     """
 
     worker: str
@@ -43,6 +43,7 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     tier: str = ""
     taints: tuple[str, ...] = ()
     tokenizer: str = ""
+    media_processor: str = ""
 
 
 class WorkerChanged(Event, frozen=True, tag="fleet.changed"):

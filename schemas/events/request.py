@@ -13,7 +13,10 @@ and `answers` are empty ("off"), SHA-256 digests ("hashed") or the bytes themsel
 
 from typing import Literal
 
+import msgspec
+
 from headwater.schemas.events.event import Event
+from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.inference import Leg
 
 SagaState = Literal["routing", "prefill", "handoff", "decode", "ended"]
@@ -23,10 +26,20 @@ EncodeOutcome = Literal["computed", "cached", "local", "failed"]
 was expected to be faster or because no encode worker delivered."""
 
 
+class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
+    """An item of media in a prompt: its `tokens` tokens from `start` on. Equal ids are equal content."""
+
+    kind: PromptMediaKind
+    id: str
+    start: int
+    tokens: int
+
+
 class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
 
-    `images` are those of its prompt: id, first token and tokens of each.
+    `media` are the items of its prompt, in order. `images` are what earlier releases wrote of them: id, first token and tokens of each
+    image; `places` reads both. A recording that is transcribed has no tokens in a prompt and is not among them.
     """
 
     request: str
@@ -39,6 +52,12 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     payload: PayloadKind = "off"
     body: bytes = b""
     images: tuple[tuple[str, int, int], ...] = ()
+    media: tuple[MediaPlace, ...] = ()
+
+    @property
+    def places(self) -> tuple[MediaPlace, ...]:
+        """The media of the prompt, whichever release wrote the event."""
+        return self.media or tuple([MediaPlace("image", *image) for image in self.images])
 
 
 class RequestRouted(Event, frozen=True, tag="req.routed.2"):
@@ -61,7 +80,8 @@ class RequestEncoded(Event, frozen=True, tag="req.encoded"):
     """An image of a choice, before the choice was dispatched as `attempt`; `worker` is the encode worker asked last, "" for none.
 
     `image` is the id of the image, which has `tokens` tokens; `encode_ms` is how long the encode leg took. With more than `ahead_max`
-    tokens of other images ahead of it, the serving worker was expected to be faster (-1: earlier releases did not record it).
+    tokens of other images ahead of it, the serving worker was expected to be faster (-1: earlier releases did not record it). Encoding all images of the
+    request apart was expected to take `apart_ms`, and on the serving worker `here_ms`, with the delay of others; 0: not known.
     """
 
     request: str
@@ -75,6 +95,8 @@ class RequestEncoded(Event, frozen=True, tag="req.encoded"):
     encode_ms: float
     reason: str = ""
     ahead_max: int = -1
+    apart_ms: float = 0.0
+    here_ms: float = 0.0
 
 
 class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):

@@ -15,7 +15,10 @@ from headwater.schemas.messages.inference import Leg
 
 
 class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
-    """An edge's request for a worker. `hashes` are the packed block hashes of the prompt's full blocks."""
+    """An edge's request for a worker. `hashes` are the packed block hashes of the prompt's full blocks.
+
+    Of an image, `reader` is the worker that is going to read the embedding.
+    """
 
     request: str
     prompt_tokens: int
@@ -24,6 +27,7 @@ class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     constraints: Constraints = NO_CONSTRAINTS
     preferences: Preferences = NO_PREFERENCES
     flow: FlowControl = NO_FLOW_CONTROL
+    reader: str = ""
 
 
 class Weights(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +41,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
     `crowding` times the prompt's prefill time for each running request that it delays, plus the wait of requests that arrive later, of which
     a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use, plus `pull` times the time to compute a block
-    for each that is pulled from another worker. By default 0: `retain` times the
+    for each that is pulled from another worker, plus `queued` times the time that the prompt adds to a step for each prompt that is routed to the
+    worker and not computed: it may be computed in the same step. By default 0: `retain` times the
     prefill time for cached blocks that it evicts, and `tail` times the square of the time in the queue, in ms²/s.
 
     `ttft_limit_ms` and `itl_limit_ms` are no weights but the limits of the policy `slo`: milliseconds to the first token, and between two.
@@ -52,7 +57,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     lora_load: float = 64.0
     apart: bool = False
     estimate: bool = True
-    crowding: float = 0.05
+    crowding: float = 0.1
     retain: float = 0.0
     memory: float = 100.0
     tail: float = 0.0
@@ -60,6 +65,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     itl_limit_ms: float = 25.0
     arrivals: float = 5.0
     pull: float = 1.0
+    queued: float = 0.5
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -130,6 +136,21 @@ class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
+class EncodeEstimate(msgspec.Struct, frozen=True, array_like=True):
+    """What an image is expected to take on the chosen encode worker, and on the worker `reader` if that encodes it itself.
+
+    Milliseconds: `queue_ms` until the encode worker starts with it, `encode_ms` to encode it there (0: its embedding is there), `token_ms` for a token
+    of those ahead of it, `read_ms` to read the embedding, `here_ms` to encode it on the reader. Without measurements of either, all are 0.
+    """
+
+    reader: str
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    token_ms: float = 0.0
+    read_ms: float = 0.0
+    here_ms: float = 0.0
+
+
 class Decision(Event, frozen=True, tag="route.decided.2"):
     """Which worker a request goes to, and everything needed to recompute that choice.
 
@@ -146,7 +167,9 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen one, the
     cheapest, the fastest, and the one that holds most of the prompt. Where `scored` is 0, an earlier release recorded all.
     `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record. The answer is expected
-    to have `output_tokens` tokens (0: an earlier release, which expected none). The worker pulls the blocks of `pull` from another one.
+    to have `output_tokens` tokens (0: an earlier release, which expected none), with the standard deviation `output_deviation`. The worker pulls
+    the blocks of `pull` from another one. `tenant` is a digest of the query's tenant, 0 without one: the log names no tenants.
+    For an image, `encoding` is what its encoding is expected to take.
     """
 
     number: int
@@ -179,6 +202,9 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     excluded: bytes = b""
     output_tokens: int = 0
     pull: PrefixPull | None = None
+    encoding: EncodeEstimate | None = None
+    output_deviation: int = 0
+    tenant: int = 0
 
     @property
     def chosen(self) -> Candidate:

@@ -4,7 +4,7 @@ import msgspec
 
 from headwater.schemas import hashing
 from headwater.schemas.hashing import U64
-from headwater.schemas.messages.inference import Refused
+from headwater.schemas.messages.inference import Refused, WaitingEdge
 from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
 
 SALT = "headwater image embeddings"
@@ -14,13 +14,14 @@ SALT = "headwater image embeddings"
 class EncodeRequest(msgspec.Struct, frozen=True, array_like=True):
     """One image of the request at `edge`, which has its pixels.
 
-    With more than `ahead_max` tokens of other images ahead of it, the edge would rather have it encoded elsewhere.
+    With more than `ahead_max` tokens of other images ahead of it, the edge would rather have it encoded elsewhere. `waiter` as in `EmbedRequest`.
     """
 
     request: str
     edge: str
     item: PromptMedia
     ahead_max: int
+    waiter: WaitingEdge | None = None
 
 
 class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):

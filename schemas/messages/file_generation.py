@@ -9,9 +9,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from headwater.schemas.messages.inference import Refused
+from headwater.schemas.messages.inference import Refused, WaitingEdge
+from headwater.schemas.messages.media import PromptMedia
 
 ImageFormat = Literal["png", "jpeg", "webp"]
+FileNeed = Literal["image_generation", "image_edits", "video_generation"]
+"""Capabilities that engines need for files: see `headwater.schemas.tables.capability`."""
 
 PIECE_BYTES: Final = 512 * 1024
 """Of a file, in one message. A NATS server accepts messages of 1 MiB by default."""
@@ -28,7 +31,11 @@ class ImageRequest(msgspec.Struct, frozen=True, array_like=True, tag="generate")
 
     Image number i begins with the noise of `seed` + i, so it is the same whichever worker generates it, and however
     many others are. `guidance` None: the model's default. `quality` (0 to 100) is that of jpeg and webp. Up to `previews`
-    files show each image before it is finished.
+    files show each image before it is finished. `waiter`: its images are for that edge alone; None: for any edge that asks for them.
+
+    With `images` it is an edit: these are changed as the prompt says, at the size of the result. `mask` has one byte per pixel of the first
+    one, shape (height, width, 1): what is not 0 is changed, and the rest stays. `strength` (0 to 1, None: the model's default) is how much of
+    the image is given up for noise. They are fetched from `waiter`, so their data are empty in messages.
     """
 
     request: str
@@ -45,12 +52,26 @@ class ImageRequest(msgspec.Struct, frozen=True, array_like=True, tag="generate")
     quality: int = 90
     previews: int = 0
     priority: int = 0
+    waiter: WaitingEdge | None = None
+    images: tuple[PromptMedia, ...] = ()
+    mask: PromptMedia | None = None
+    strength: float | None = None
+
+    @property
+    def need(self) -> FileNeed:
+        """What its engine must be capable of."""
+        return "image_edits" if self.images else "image_generation"
+
+    @property
+    def inputs(self) -> tuple[PromptMedia, ...]:
+        """What a worker fetches for it."""
+        return self.images if self.mask is None else (*self.images, self.mask)
 
 
 class VideoRequest(msgspec.Struct, frozen=True, array_like=True, tag="video"):
     """A video of `frames` frames of `width` × `height` pixels, shown at `fps` frames per second, as an mp4 file.
 
-    It begins with the noise of `seed`. `guidance` None: the model's default.
+    It begins with the noise of `seed`. `guidance` None: the model's default. It waits for no edge of its own: any edge fetches it.
     """
 
     request: str
@@ -74,6 +95,11 @@ class VideoRequest(msgspec.Struct, frozen=True, array_like=True, tag="video"):
     def first(self) -> int:
         """The first file that is wanted."""
         return 0
+
+    @property
+    def need(self) -> FileNeed:
+        """What its engine must be capable of."""
+        return "video_generation"
 
 
 FileRequest = ImageRequest | VideoRequest

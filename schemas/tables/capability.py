@@ -24,6 +24,7 @@ Capability = Literal[
     "processors",
     "embed",
     "image_generation",
+    "image_edits",
     "video_generation",
     "lora",
     "handoff",
@@ -38,7 +39,7 @@ Capability = Literal[
 ]
 """What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request. `encode`: it computes
 image embeddings for other engines; `image_embeddings`: it takes those instead of computing them. `images`, `videos` and `audio` are what
-prompts may have; `transcription` is of recordings. `prefix_pull`: it gets blocks of a prompt from another worker of its engine that can do so
+prompts may have; `transcription` is of recordings. `image_generation` is from text alone, `image_edits` are of images that came with it. `prefix_pull`: it gets blocks of a prompt from another worker of its engine that can do so
 too, where a decision says so."""
 
 PREFIX_PULL: Final[Capability] = "prefix_pull"

@@ -8,6 +8,9 @@ import msgspec
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.tables.capability import Capability
 
+LOGPROBS_MAX = 20
+"""Alternatives per token that OpenAI's API permits."""
+
 
 class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
     """How a model takes images: up to `per_prompt`, each as a run of tokens with the id `placeholder`.
@@ -123,7 +126,8 @@ class ImageGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
     """What images a model generates. Sizes in pixels: `width` × `height` unless a request says otherwise.
 
     Sides are multiples of `side_multiple`, between `side_min` and `side_max`. `steps` is the default number of denoising
-    steps. A request may have up to `images_max` images of up to `steps_max` steps.
+    steps. A request may have up to `images_max` images of up to `steps_max` steps. It may change up to `inputs_max` images (0: none), and with
+    `masks` a part of the first one.
     """
 
     width: int
@@ -134,6 +138,8 @@ class ImageGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     steps_max: int
     images_max: int
+    inputs_max: int = 0
+    masks: bool = False
 
 
 class VideoGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +201,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     lora_rank_max: int = 0
     vocabulary: int = 0
     """Token ids in sampling parameters are below this; 0: below the tokenizer's size."""
-    logprobs_max: int = 20
+    logprobs_max: int = LOGPROBS_MAX
     default_sampling: dict[str, float] = {}
     """The model's own defaults (its generation_config.json) for sampling fields that a request omits."""
     response_template: str = ""
@@ -214,6 +220,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """None: the model generates no images."""
     video_generation: VideoGenerationSupport | None = None
     """None: the model generates no videos."""
+    media_processor: str = ""
+    """The digest of the settings with which media become the model's input, "" for a model without media. It is part of the ids of media."""
+    media_tokens_max: dict[str, dict[PromptMediaKind, int]] = {}
+    """The tokens that one item of media may have, by engine and kind; without a number only the context limits them."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 
@@ -221,6 +231,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     def media(self) -> MediaSupport:
         """The media that its prompts may have."""
         return MediaSupport(self.images, self.videos, self.audio)
+
+    def tokens_of_item_max(self, kind: PromptMediaKind) -> int | None:
+        """The most tokens of one item that every engine of the pool takes, None if only the context limits them."""
+        return min((found[kind] for found in self.media_tokens_max.values() if kind in found), default=None)
 
 
 class LoraCard(msgspec.Struct, frozen=True, kw_only=True):

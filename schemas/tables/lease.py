@@ -17,7 +17,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     reclaims a lapsed lease that is still free; 0 until the holder has determined it, before it serves anything.
     `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends. `serves` is a
     worker's: nothing before it has joined its pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker
-    takes images that an encode worker has encoded.
+    takes images that an encode worker has encoded. `embedding_format` names what that worker computes, and an encode worker's what it
+    computes itself: only with equal ones do they exchange embeddings.
     """
 
     kind: str
@@ -30,3 +31,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     stalled: bool = False
     serves: ServedPart = ""
     reads_embeddings: bool = False
+    embedding_format: str = ""
+
+    def encodes_in(self, pool: str) -> bool:
+        """Does it encode images for the workers of this pool now?"""
+        return self.serves == "encode" and self.pool == pool

@@ -1,17 +1,24 @@
-"""The model of the scripted fleet: a byte-level tokenizer with the tokens and the chat format of Qwen 3."""
+"""The model of the scripted fleet: a byte-level tokenizer with the tokens and the chat format of Qwen 3, and places for images and audio."""
 
 import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image|>", "<|audio|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 CONTEXT = 65_536
 
 TEMPLATE = """\
+{%- macro shown(content) -%}
+    {%- if content is string -%}{{- content -}}{%- else -%}
+        {%- for part in content or [] -%}
+            {{- part.text if part.type == 'text' else '<|' + part.type + '|>' -}}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
 {%- macro said(message) -%}
-    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
+    {{- '<|im_start|>' + message.role + '\\n' + shown(message.content) -}}
 {%- endmacro -%}
 {%- if tools -%}
     {{- '<|im_start|>system\\n' + (messages[0].content + '\\n\\n' if messages[0].role == 'system' else '') -}}
@@ -21,7 +28,7 @@ TEMPLATE = """\
 {%- endif -%}
 {%- for message in messages -%}
     {%- if message.role == 'tool' -%}
-        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' -}}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + shown(message.content) + '\\n</tool_response><|im_end|>\\n' -}}
     {%- elif not (tools and loop.first and message.role == 'system') -%}
         {{- said(message) -}}
         {%- for call in message.tool_calls or [] -%}

@@ -5,17 +5,26 @@ each of its outcomes is a test.
 """
 
 import asyncio
+import base64
+import io
 import sys
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
+from PIL import Image
 
+from headwater.engines.sim.defaults import AUDIO_RATE_HZ
+from headwater.schemas.messages.media import PromptMedia
 from tests.clients.answers import recorded
 from tests.clients.conftest import MODEL
 from tests.clients.environments import CLIENTS, NODE, PROGRAMS
+from tests.support.clients.pictures import picture_file
+from tests.support.engines.scripted import shown
+from tests.support.media.recordings import tone, wav
 from tests.support.processes.fleet import FleetProcess
 
 pytestmark = [
@@ -24,10 +33,13 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+PICTURE: Final = picture_file(1, size=(56, 28))
+SOUND: Final = wav(tone(0.5, AUDIO_RATE_HZ), AUDIO_RATE_HZ)
+MEDIA: Final = ("image", "audio", "responses image")
 LOOPS: Final = ("tool loop", "tool loop streamed")
 CHAT: Final = ("chat", "chat streamed", *LOOPS)
 RESPONSES: Final = tuple(f"responses {loop}" for loop in LOOPS)
-OPENAI: Final = (*CHAT, "completion", "forced calls", "unknown model", *RESPONSES)
+OPENAI: Final = (*CHAT, "completion", "forced calls", "unknown model", *RESPONSES, *MEDIA)
 BOTH: Final = (*LOOPS, *(f"anthropic {loop}" for loop in LOOPS))
 ANTHROPIC: Final = (
     *CHAT,
@@ -38,7 +50,10 @@ ANTHROPIC: Final = (
     "max tokens",
     "counting",
     "errors",
+    "image",
+    "image as a tool's result",
 )
+MEDIA_BOTH: Final = ("image", "audio", "anthropic image")
 
 SCENARIOS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "newest": {"openai": OPENAI, "anthropic": ANTHROPIC},
@@ -48,10 +63,10 @@ SCENARIOS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "openai-agents": (*LOOPS, *RESPONSES),
         "instructor": ("named call", "named call streamed", "json schema", "anthropic named call"),
     },
-    "slow frameworks": {"litellm": BOTH, "langchain-core": BOTH},
+    "slow frameworks": {"litellm": (*BOTH, *MEDIA_BOTH), "langchain-core": (*BOTH, *MEDIA_BOTH)},
     "javascript": {
-        "openai": (*CHAT, *RESPONSES),
-        "@anthropic-ai/sdk": (*CHAT, "counting", "unknown model"),
+        "openai": (*CHAT, *RESPONSES, *MEDIA),
+        "@anthropic-ai/sdk": (*CHAT, "counting", "unknown model", "image"),
     },
 }
 """Environment (or a part of it), package, and what of it is tested."""
@@ -94,6 +109,19 @@ class Outcome(NamedTuple):
     seconds: float
 
 
+def media() -> dict[str, str]:
+    """A picture and a sound as files, small enough for a command line, and what the scripted engine answers about them."""
+    pixels = np.asarray(Image.open(io.BytesIO(PICTURE)))
+    image = PromptMedia("image", "", 0, 1, pixels.shape, pixels.tobytes())
+    audio = PromptMedia("audio", "", 0, 1, (AUDIO_RATE_HZ // 2,))
+    return {
+        "picture": base64.b64encode(PICTURE).decode(),
+        "picture_shown": shown([image]),
+        "sound": base64.b64encode(SOUND).decode(),
+        "sound_shown": shown([audio]),
+    }
+
+
 def task(url: str) -> str:
     """The conversation as JSON: see `Task` in programs/scenarios.py."""
     fixtures = recorded()
@@ -108,6 +136,7 @@ def task(url: str) -> str:
         "greeting": hello["content"],
         "reasoning": hello["reasoning_content"],
         "tools": asked["tools"],
+        **media(),
     }
     return msgspec.json.encode(document).decode()
 

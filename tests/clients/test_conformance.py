@@ -19,9 +19,6 @@ RUNS = {
     "anthropic": ("claude-opus-scripted", 9),
 }
 
-TEXT_ONLY = {"chat-image-input", "image-input", "anth-image-input"}
-"""Checks that need a model which takes images; this one takes text, and says so."""
-
 _UNKNOWN = {f"unknown SSE event type: response.reasoning_text.{end}" for end in ("delta", "done")}
 OTHER_NAMES = {"streaming-response": _UNKNOWN, "streaming-usage": _UNKNOWN}
 """The suite knows reasoning as `response.reasoning.delta`, Open Responses' name for what OpenAI's own clients, which are
@@ -53,8 +50,6 @@ async def test_the_suite_passes(up: FleetProcess, suite: str) -> None:
     assert len(results) == count
     passed = {name for name, result in results.items() if result["status"] == "passed"}
     others_names = OTHER_NAMES if suite == "open-responses" else {}
-    assert passed == set(results) - TEXT_ONLY - set(others_names), results
+    assert passed == set(results) - set(others_names), results
     for name, errors in others_names.items():
         assert set(results[name]["errors"]) <= errors, results[name]
-    for name in TEXT_ONLY & set(results):
-        assert "HTTP 400" in str(results[name]["errors"]), results[name]

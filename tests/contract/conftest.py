@@ -52,7 +52,7 @@ VLLM = pytest.param(
 SGLANG = pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.filterwarnings("ignore")])
 """The real SGLang, alone in its own environment: tests/sglang/test_contract.py runs these tests there."""
 
-collect_ignore = [] if environment.HERE else ["engine/test_sglang.py", "engine/test_sglang_images.py"]
+collect_ignore = [] if environment.HERE else ["engine/sglang"]
 """What only the real SGLang has."""
 
 SIM_OR_REAL = [SGLANG] if environment.HERE else ["sim", VLLM]

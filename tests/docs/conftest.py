@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 UP = "headwater up --engine sim"
+RUNS_S = 60
 FREE_PORTS = ("--port", "0", "--nats-port", "0")
 
 
@@ -66,13 +67,63 @@ class Shell:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=60,
+                timeout=RUNS_S,
                 check=False,
             )
             status, output = done.returncode, done.stdout.decode()
         seen = _REQUEST.findall(output)
         self._request = seen[-1] if seen else self._request
         return status, self._shown(output)
+
+    def run_until(self, command: str, printed: Callable[[str], bool]) -> tuple[int, str]:
+        """Exit status and output of a command that is interrupted, as Ctrl-C does, as soon as its output is the expected one, or after a minute."""
+        environment = self._environment
+        if command.startswith("headwater up "):
+            # A fleet of its own: with its own NATS server, and its data apart.
+            environment = {name: value for name, value in environment.items() if name not in self._nats}
+            command += f" {' '.join(FREE_PORTS)} --data-dir {self._folder / 'data'}"
+        elif command.startswith("headwater edge "):
+            command += " --port 0"
+        log = self._folder / "interrupted.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                shlex.split(command),
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + RUNS_S
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                if printed(self._shown(log.read_text())):
+                    break
+                time.sleep(0.05)
+            shown = self._shown(log.read_text())
+            process.send_signal(signal.SIGINT)
+            return process.wait(RUNS_S), shown
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def python(self, code: str) -> tuple[int, str]:
+        """Exit status and output of a program."""
+        for real, shown in self._ports:
+            code = code.replace(shown, real)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=RUNS_S,
+            check=False,
+        )
+        return done.returncode, self._shown(done.stdout.decode())
 
     def _shown(self, output: str) -> str:
         for real, shown in self._ports:

@@ -13,7 +13,8 @@ PAGES = (
     *sorted((ROOT / "examples").rglob("*.md")),
 )
 
-_FENCE = re.compile(r"^(```+)([a-z]*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^(```+)([^\n`]*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"(?:\$|(?:headwater|make|pip|uv|docker|curl|python3? -m) )")
 _MARK = re.compile(r"<!-- (not run|output): ([^>]+?) -->\n\Z")
 
 
@@ -31,10 +32,11 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """One command of a `console` block, and the output that the page shows."""
+    """One command of a `console` block, and the output that the page shows. `interrupted`: it runs until Ctrl-C, which the page shows as `^C`."""
 
     line: str
     output: str
+    interrupted: bool = False
 
 
 def blocks(page: Path) -> list[Block]:
@@ -56,8 +58,16 @@ def commands(block: Block) -> list[Command]:
             found.append(Command(line[2:], ""))
         elif found:
             last = found.pop()
-            found.append(Command(last.line, last.output + line + "\n"))
+            if line == "^C":
+                found.append(last._replace(interrupted=True))
+            else:
+                found.append(last._replace(output=last.output + line + "\n"))
     return found
+
+
+def shows_commands(block: Block) -> bool:
+    """Does it begin with something to type into a shell, whatever its language says?"""
+    return _COMMAND.match(block.text) is not None
 
 
 def prose(page: Path) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headwater.events.jetstream import JetStreamLog, connect
-from headwater.events.jetstream.cursor import WINDOW
+from headwater.events.jetstream.cursor import PULL
 from headwater.events.jetstream.streams.reconcile import ensure
 from headwater.events.jetstream.streams.spec import log_stream
 from headwater.schemas import subjects
@@ -120,8 +120,8 @@ async def _one(server: NatsServer, name: str, events: int, max_bytes: int, pause
     violations = content.violations()
     if false:
         violations.append(Violation("unread", len(false), false[0]))
-    if largest > WINDOW:
-        text = f"{name}: a slice of {largest} messages, the cursor's window is {WINDOW}"
+    if largest > 2 * PULL:
+        text = f"{name}: a slice of {largest} messages, the cursor's window is {2 * PULL}"
         violations.append(Violation("memory", 1, text))
     if peak - before > GROWTH_BYTES_MAX:
         text = f"{name}: the reader grew by {peak - before:,} bytes, {GROWTH_BYTES_MAX:,} is the most"

@@ -124,6 +124,20 @@ MUTATIONS = (
     ),
     Mutation(
         "router/decision/cost.py",
+        "return weights.queued * work.queued_prompts * work.times.block * blocks",
+        "return 0.0 * blocks",
+        "queued prompts are not delayed",
+        DECISION,
+    ),
+    Mutation(
+        "engines/sim/scheduler.py",
+        "            self._cache_full_blocks(sequence, sequence.computed + count)\n            self.running.append(sequence)",
+        "            self.running.append(sequence)",
+        "prompts that start in one step compute the same blocks",
+        ("tests/unit/engines/sim",),
+    ),
+    Mutation(
+        "router/decision/cost.py",
         "later = arrivals / 1000.0 * (2.0 * queue + own) * own / 2.0",
         "later = 0.0",
         "requests that come later do not count",
@@ -151,7 +165,14 @@ MUTATIONS = (
         ("tests/unit/actors/worker/serving/test_prefill_timer.py",),
     ),
     Mutation(
-        "router/decision/cost.py",
+        "router/decision/prefill_times.py",
+        "began_ms = done_ms = max(began_ms, -ASSUMED * age_ms - took_ms)",
+        "pass",
+        "a prompt that is late is taken for computed",
+        DECISION,
+    ),
+    Mutation(
+        "router/decision/prefill_times.py",
         "own = pace * predict_ms(lengths, times, classes, uncached)",
         "own = predict_ms(lengths, times, classes, uncached)",
         "a slow worker is estimated like the others",
@@ -176,6 +197,13 @@ MUTATIONS = (
         "weight = min(float(tokens), SHARE_MAX * MEMORY_TOKENS)",
         "weight = 1.0",
         "a report of one token counts as one of a hundred",
+        FOLD,
+    ),
+    Mutation(
+        "router/fold/output_length.py",
+        "weight = one.count / (one.count + PRIOR)",
+        "weight = 1.0",
+        "the first answer of a tenant is expected again",
         FOLD,
     ),
     Mutation(
@@ -312,7 +340,7 @@ MUTATIONS = (
         ("tests/unit/actors/media/test_processes.py",),
     ),
     Mutation(
-        "router/decision/cost.py",
+        "router/decision/prefill_times.py",
         "return pulled.queue + arrival + pulled.prefill < computed.queue + computed.prefill",
         "return pulled.prefill < computed.prefill",
         "a prefix is pulled that would be computed sooner",

@@ -12,7 +12,7 @@ from tests.support.processes.restarted import KeptProcess, kept_sglang_worker
 from tests.support.sglang.environment import PYTHON
 
 MODEL = "tiny"
-FLAGS = ("--served-model-name", MODEL, "--max-model-len", "1024")
+FLAGS = ("--served-model-name", MODEL, "--max-model-len", "1024", "--reads-embeddings")
 VLLM, SGLANG = "worker-0", "sglang-0"
 
 

@@ -1,19 +1,20 @@
 """kill -9, or SIGSTOP, of each party of a real SGLang's hand-off, in each state of its request: the answer stays the same.
 
 A state is held by SIGSTOP of what would end it: of the prefill worker while the prompt is dispatched to it, of the decode
-worker while the room is open, of the prefill engine's own processes while the decode leg waits in the room.
+worker while the room is open, of the prefill engine's own processes while the decode leg waits in the room. It is reached when the message that
+begins it passes the NATS server.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from itertools import product
 from typing import Any, Final
 
 from headwater.actors.runtime.lease import TTL_S
 from tests.support.processes.disaggregated import Tokens, answer
+from tests.support.processes.encode_leg import PassingMessages, has_tokens, is_for, passing_messages
 from tests.support.processes.fleet import FleetProcess, descendants
 
 STATES: Final = ("dispatch", "handoff", "room", "decode")
@@ -27,9 +28,6 @@ PAUSED_S: Final = 2.0 * TTL_S
 Row = tuple[str, str, str]
 """State, victim, what is wrong."""
 
-HELD_S: Final = 0.5
-"""How long a state without a sign of its own is given to be reached."""
-
 
 async def hurt_in_state(
     up: FleetProcess, state: str, victim: str, number: int, expected: Tokens, *, paused_s: float = 0.0
@@ -42,10 +40,10 @@ async def hurt_in_state(
     pids = dict(zip(("prefill-0", "decode-0"), both, strict=True))
     stopped = _stop(state, pids)
     paused: list[int] = []
-    async with up.client() as client:
+    async with up.client() as client, passing_messages(up) as messages:
         asked = asyncio.ensure_future(answer(client, number, LONG))
         try:
-            await _reached(up, state)
+            await _reached(up, state, messages)
             if asked.done():
                 return f"it ended before it could be hurt: {asked}"
             if paused_s:
@@ -99,15 +97,21 @@ def _stop(state: str, pids: dict[str, int]) -> list[int]:
     return found
 
 
-async def _reached(up: FleetProcess, state: str) -> None:
-    signs: dict[str, Callable[[list[dict[str, Any]]], bool]] = {
-        "handoff": lambda stats: any(one.get("handoffs_held") for one in stats),
-        "room": lambda stats: any(one.get("handoffs_held") for one in stats),
-        "decode": lambda stats: any(one["id"] == "decode-0" and one.get("running") for one in stats),
+async def _reached(up: FleetProcess, state: str, messages: PassingMessages) -> None:
+    signs = {
+        "dispatch": is_for("prefill-0"),
+        "handoff": is_for("decode-0"),
+        "room": is_for("prefill-0", "claim"),
+        "decode": has_tokens,
     }
-    if state in signs:
-        await up.until(state, signs[state], within_s=60)
-    await asyncio.sleep(HELD_S)
+    await messages.until(signs[state])
+    if state == "room":
+        # After its claim was granted it is in the engine, which waits for the KV.
+        await up.until(state, _decodes, within_s=60)
+
+
+def _decodes(stats: list[dict[str, Any]]) -> bool:
+    return any(one["id"] == "decode-0" and (one.get("running") or one.get("waiting")) for one in stats)
 
 
 async def kill_in_every_state(up: FleetProcess, first: int) -> list[Row]:

@@ -2,8 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -24,6 +27,7 @@ from tests.support.processes.disaggregated import (
     refused_references,
     under_kills,
 )
+from tests.support.processes.encode_leg import Kill, check_kill, killed_in_state, kills
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [
@@ -140,17 +144,47 @@ async def test_images_are_encoded_and_handed_over(apart: FleetProcess, tmp_path:
 
 
 async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProcess, tmp_path: Path) -> None:
-    """The prefill worker encodes instead, whether the encode worker dies before, during or after its part."""
+    """While the prefill worker waits for the embedding that it has claimed: that one encodes instead."""
+    question = (picture_url(50), "What is this?")
+    expected = await reference_answers(tmp_path, question)
+    await apart.until_whole(3)
+    found = await killed_in_state(apart, "claimed", "encode-0", "prefill-0", ask_alone(apart, *question))
+    assert [found] == expected
+    assert '"embedding_not_read"' in apart.log.read_text()
     await until_it_encodes(apart)
-    asked = [(picture_url(seed), "What is this?") for seed in range(50, 56)]
-    expected = await reference_answers(tmp_path, *asked)
-    async with openai.AsyncOpenAI(base_url=f"{apart.url}/v1", api_key="none", max_retries=0) as client:
-        legs = [asyncio.create_task(ask(client, *question)) for question in asked]
-        await asyncio.sleep(0)
-        await apart.kill_worker("encode-0")
-        found = await asyncio.gather(*legs)
-    assert [one.text for one in found] == expected
-    await until_it_encodes(apart)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kill", kills("asked", "dispatched", "claimed", "decode"))
+async def test_a_kill_in_any_state_of_an_image_costs_no_answer(apart: FleetProcess, kill: Kill) -> None:
+    """Of each worker, the router and the edge: one right answer, or for the edge's client a broken connection.
+
+    Its encoder computes in the worker's own process, so the state in which it computes cannot be held.
+    """
+
+    async def asked(number: int, length: int, **more: Any) -> str:
+        question = (picture_url(100 + number), "What is this?")
+        return await ask_alone(apart, *question, max_tokens=length, **more)
+
+    # The same words with another image have another answer, and this one's KV is in a cache of its own.
+    await check_kill(apart, kill, asked, partial(asked, cache_salt="undisturbed"))
+
+
+async def ask_alone(up: FleetProcess, *question: str, **more: Any) -> str:
+    """The answer by a client of its own. Raises `httpx.TransportError` where the connection breaks.
+
+    While its only prefill or decode worker starts again, a fleet of SGLang serves nothing: by a 503 the client is sent away for some seconds.
+    """
+    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+        while True:
+            try:
+                return str((await ask(client, *question, **more)).text)
+            except openai.APIConnectionError as error:
+                raise httpx.TransportError(str(error)) from error
+            except openai.InternalServerError as error:
+                if error.status_code != 503 or "retry-after" not in error.response.headers:
+                    raise
+                await asyncio.sleep(float(error.response.headers["retry-after"]))
 
 
 async def test_references_that_are_not_good_are_refused(apart: FleetProcess, together: list[Tokens]) -> None:

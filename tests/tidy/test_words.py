@@ -17,6 +17,8 @@ GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 GENERATED = ROOT / "docs" / "reference"
 """Written from the source, where their words are counted."""
 
+EXAMPLES = (".md", ".py", ".toml", ".yaml", ".service", ".conf")
+
 WORDS = {
     r"told|tell|tells|telling|untold": "publish, report, notify, state",
     r"nobody|somebody|anybody|whoever": "name the process or the client",
@@ -65,6 +67,8 @@ CONTEXTUAL = {
 ALLOWED: dict[str, int] = {
     # The page shows commits of before.
     "docs/contributing": 2,
+    # A command that was renamed.
+    "CHANGELOG.md": 1,
     # Names of fields in stored snapshots.
     "router/fold": 2,
 }
@@ -80,12 +84,14 @@ _FILE_POSITION = re.compile(r"\.tell\(\)")
 
 
 def files() -> Iterator[Path]:
-    """Source and docs."""
+    """Source, docs and examples, without the tests."""
     for area in AREAS:
         yield from sorted((ROOT / area).rglob("*.py"))
     pages = sorted((ROOT / "docs").rglob("*.md"))
     yield from (path for path in pages if path != GLOSSARY and GENERATED not in path.parents)
-    yield ROOT / "README.md"
+    yield from (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))
+    examples = (ROOT / "examples").rglob("*")
+    yield from sorted(path for path in examples if path.suffix in EXAMPLES)
 
 
 def found_in(text: str) -> Iterator[tuple[int, str, str]]:

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 MODEL = "tiny"

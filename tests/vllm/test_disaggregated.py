@@ -5,9 +5,12 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -27,6 +30,19 @@ from tests.support.processes.disaggregated import (
     refused_references,
     under_kills,
 )
+from tests.support.processes.encode_leg import (
+    EDGE,
+    PINNED_S_MAX,
+    RESTARTED_S_MAX,
+    STATES,
+    Kill,
+    check_kill,
+    epochs,
+    has_nothing_left,
+    killed_in_state,
+    killed_with_a_request,
+    kills,
+)
 from tests.support.processes.fleet import FleetProcess, descendants, fleet
 
 pytestmark = [
@@ -42,7 +58,7 @@ PROMPTS_OF_SOAK = 200
 KILLS = ((6, "prefill-0"), (16, "decode-0"), (28, " router "))
 KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 IMAGES_OF_SOAK = 16
-IMAGE_KILLS = ((5, "encode-0"), (15, "prefill-0"), (30, "decode-0"), (40, "router"), (50, "encode-0"))
+IMAGE_VICTIMS = ("encode-0", "prefill-0", "decode-0", "router", "encode-0")
 SAMPLES = 40
 SAMPLE_S = 0.05
 BUSY_SHARE = 0.7
@@ -152,45 +168,61 @@ async def test_a_video_is_encoded_where_it_is_prefilled(apart: FleetProcess, up:
 
 
 async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProcess, up: FleetProcess) -> None:
-    """The prefill worker encodes instead, whether the encode worker dies before, during or after its part."""
+    """While its engine computes an embedding: the prefill worker encodes instead."""
+    failed = (await encode_legs(apart))["failed"]
+    found = await killed_in_state(apart, "encoding", "encode-0", "prefill-0", ask_about(apart, 50))
+    assert found[0] == (await ask_about(up, 50))[0]
+    assert (await encode_legs(apart))["failed"] == failed + 1
     await until_it_encodes(apart)
-    expected = [await ask_about(up, seed) for seed in range(50, 58)]
-    asked = [asyncio.create_task(ask_about(apart, seed)) for seed in range(50, 58)]
-    await asyncio.sleep(0)
-    await apart.kill_worker("encode-0")
-    found = await asyncio.gather(*asked)
-    assert [text for text, _ in found] == [text for text, _ in expected]
-    await until_it_encodes(apart)
+
+
+async def test_an_edge_that_is_killed_leaves_nothing(apart: FleetProcess, up: FleetProcess) -> None:
+    """While the prefill worker waits for the embedding: the workers stay as they are, have no request any more, and answer the next one."""
+    workers = epochs(await apart.stats())
+    with pytest.raises(httpx.TransportError):
+        await killed_in_state(apart, "claimed", EDGE, "prefill-0", ask_about(apart, 52))
+    await apart.until_whole(3)
+    await apart.until("nothing is left", has_nothing_left, within_s=PINNED_S_MAX)
+    assert epochs(await apart.stats()) == workers
+    assert (await ask_about(apart, 52))[0] == (await ask_about(up, 52))[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kill", kills(*STATES))
+async def test_a_kill_in_any_state_of_an_image_costs_no_answer(
+    apart: FleetProcess, up: FleetProcess, kill: Kill
+) -> None:
+    """Of each worker, the router and the edge: one right answer, or for the edge's client a broken connection."""
+
+    async def asked(fleet: FleetProcess, number: int, length: int) -> str:
+        return (await ask_about(fleet, 100 + number, max_tokens=length))[0]
+
+    await check_kill(apart, kill, partial(asked, apart), partial(asked, up))
 
 
 @pytest.mark.soak
 async def test_images_have_the_same_answers_under_kills(apart: FleetProcess, up: FleetProcess) -> None:
-    """Each worker and the router is killed while images are encoded, prefilled and decoded: one right answer to each request."""
-    expected = [await ask_about(up, seed) for seed in range(60, 60 + IMAGES_OF_SOAK)]
+    """Each worker and the router is killed with a request, under load: one right answer to each request."""
+    expected = [(await ask_about(up, seed))[0] for seed in range(60, 60 + IMAGES_OF_SOAK)]
     await until_it_encodes(apart)
-    ended = 0
-    places = asyncio.Semaphore(4)
+    places = count()
 
-    async def ask(place: int) -> str:
-        nonlocal ended
-        async with places:
-            found = await ask_about(
-                apart, 60 + place % IMAGES_OF_SOAK, cache_salt=f"{place // IMAGES_OF_SOAK}"
-            )
-        ended += 1
-        return found[0]
+    async def kill() -> None:
+        for victim in IMAGE_VICTIMS:
+            await killed_with_a_request(apart, victim)
+            # Without a router a worker that is stopped gets no request before its lease expires.
+            await apart.until_whole(3, RESTARTED_S_MAX)
 
-    asked = [asyncio.create_task(ask(place)) for place in range(5 * IMAGES_OF_SOAK)]
-    for after, what in IMAGE_KILLS:
-        while ended < after:
-            await asyncio.sleep(0.005)
-        if what == "router":
-            apart.kill(" router ")
-        else:
-            await apart.kill_worker(what)
-            await apart.until_whole(3)
-    found = await asyncio.gather(*asked)
-    assert found == [expected[place % IMAGES_OF_SOAK][0] for place in range(5 * IMAGES_OF_SOAK)]
+    killing = asyncio.create_task(kill())
+
+    async def ask() -> None:
+        while not killing.done():
+            place = next(places)
+            salt, number = divmod(place, IMAGES_OF_SOAK)
+            assert (await ask_about(apart, 60 + number, cache_salt=f"{salt}"))[0] == expected[number]
+
+    await asyncio.gather(*(ask() for _ in range(4)))
+    await killing
     # While it restarts, nothing is encoded apart.
     assert (await encode_legs(apart))["computed"]
 

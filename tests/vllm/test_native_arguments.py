@@ -15,7 +15,7 @@ from tests.support.engines import tiny_model
 from tests.support.processes import zygote
 from tests.support.processes.fleet import fleet
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(600)]
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import pytest_asyncio
 
+from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.request.source import MediaSource
 from tests.support.engines import whisper
 from tests.support.media.speech import spoken
 from tests.support.processes.fleet import FleetProcess, fleet
@@ -55,9 +58,9 @@ KEYWORDS = (
 )
 
 
-def flags(workers: int) -> tuple[str, ...]:
+def flags(workers: int, folder: Path | None = None) -> tuple[str, ...]:
     """Of a fleet that transcribes. Small batches: vLLM encodes as many recordings as fit into one when it starts."""
-    model = ("--engine", "vllm", "--model", str(whisper.ensure()), "--served-model-name", MODEL)
+    model = ("--engine", "vllm", "--model", str(folder or whisper.ensure()), "--served-model-name", MODEL)
     limits = ("--kv-cache-mib", "128", "--media-audio-seconds-max", "60")
     own = ("--", "--max-num-seqs", "2", "--max-num-batched-tokens", "1536")
     return (*model, *limits, "--workers", str(workers), *own)
@@ -92,6 +95,58 @@ async def test_spoken_words_are_the_text(transcriber: FleetProcess) -> None:
             await ask(file=("said.wav", b"no audio at all, whatever its name says"))
         with pytest.raises(openai.BadRequestError, match="use /v1/audio/transcriptions"):
             await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}])
+
+
+async def decoded(audio: bytes) -> "np.ndarray[Any, Any]":
+    """The samples that workers get of a file."""
+    intake = MediaIntake()
+    try:
+        return (await intake.fetch(MediaSource.from_bytes("audio", audio))).array()
+    finally:
+        await intake.close()
+
+
+def likeliest_language(model: Path, samples: "np.ndarray[Any, Any]") -> str:
+    """What the model takes these samples (float32, 16 kHz) for, by Hugging Face's implementation of it."""
+    import torch
+    from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    network = WhisperForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval()
+    read: Any = WhisperFeatureExtractor.from_pretrained(model)
+    vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
+    features = read(samples, sampling_rate=16_000, return_tensors="pt").input_features
+    with torch.no_grad():
+        start = torch.tensor([[whisper.START]])
+        scores = network(input_features=features, decoder_input_ids=start).logits[0, -1]
+    ids = range(whisper.START + 1, vocabulary["<|translate|>"])
+    best = max(ids, key=lambda number: float(scores[number]))
+    return str({number: name for name, number in vocabulary.items()}[best]).strip("<|>")
+
+
+async def test_the_language_is_detected(tmp_path: Path) -> None:
+    """As Hugging Face's implementation of the same weights does it; what the client names is taken, and unknown ones are rejected."""
+    model = await asyncio.to_thread(whisper.ensure_with_languages)
+    said = spoken(WORDS)
+    async with (
+        fleet(tmp_path, *flags(1, model), ready_s=240, vllm=True) as made,
+        openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        file: Any = {"model": MODEL, "file": ("said.wav", said)}
+        expected = await asyncio.to_thread(likeliest_language, model, await decoded(said))
+        create: Any = client.audio.transcriptions.create
+        verbose: Any = {"response_format": "verbose_json"}
+        detected: Any = await create(**file, **verbose)
+        assert detected.language == expected
+        named: Any = await create(**file, **verbose, language=expected)
+        assert (named.language, named.text) == (expected, detected.text)
+        other: Any = await create(**file, **verbose, language="en" if expected != "en" else "de")
+        assert other.language != expected
+        events = [event async for event in await create(**file, stream=True)]
+        assert events[-1].type == "transcript.text.done"
+        translated: Any = await client.audio.translations.create(**file, **verbose)
+        assert translated.language == expected
+        with pytest.raises(openai.BadRequestError, match="does not know this language; it knows af, am,"):
+            await create(**file, language="tlh")
 
 
 @pytest.mark.soak

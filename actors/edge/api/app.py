@@ -24,7 +24,8 @@ from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.generate import Generator
 from headwater.actors.edge.history.objects import TenantObjects
 from headwater.actors.edge.history.settings import HistorySettings
-from headwater.actors.edge.images.endpoints import ImagesApi
+from headwater.actors.edge.images.edits import PATH as IMAGE_EDITS
+from headwater.actors.edge.images.endpoints import VARIATIONS, ImagesApi, variations_unsupported
 from headwater.actors.edge.images.files import PATH as IMAGE_FILES
 from headwater.actors.edge.limits.holder import holder_of
 from headwater.actors.edge.limits.limiter import NO_QUOTA, RateLimiter, RequestQuota
@@ -41,9 +42,12 @@ from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.edge.videos.work import VIDEO_BYTES_MAX
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
-from headwater.actors.http.errors import ApiError, method_not_allowed
+from headwater.actors.http.decoding import require_method
+from headwater.actors.http.errors import ApiError
 from headwater.actors.http.json_shape import check_shape
 from headwater.actors.http.limits import BodyLimits
+from headwater.actors.http.long_strings import shorten
+from headwater.actors.http.unlocked import LARGE_BYTES
 from headwater.actors.http.websocket import WebSocket, refuse
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.persistence import Persistence
@@ -133,6 +137,7 @@ class App:
             "/v1/audio/transcriptions": audio.transcribe,
             "/v1/audio/translations": audio.translate,
             "/v1/images/generations": images.generate,
+            "/v1/images/edits": images.edit,
             "/tokenize": tokens.tokenize,
             "/detokenize": tokens.detokenize,
         }
@@ -191,7 +196,7 @@ class App:
         principal = await self._access.admit(scope)
         post = self._posts.get(path)
         if post is not None:
-            _only("POST", method)
+            require_method("POST", method)
             await self._post(post, principal, scope, receive, send)
         elif path.startswith(PREFIXES):
             endpoint = self._responses.find(method, path, scope["query_string"])
@@ -199,17 +204,19 @@ class App:
         elif path == VIDEOS or path.startswith(f"{VIDEOS}/"):
             endpoint = self.videos.find(method, path, scope["query_string"])
             await self._post(endpoint, principal, scope, receive, send)
+        elif path == VARIATIONS:
+            raise variations_unsupported()
         elif path.startswith(IMAGE_FILES):
-            _only("GET", method)
+            require_method("GET", method)
             await self._post(self._images.find(path), principal, scope, receive, send)
         elif path == "/version":
-            _only("GET", method)
+            require_method("GET", method)
             await self._answer(send, {"version": __version__})
         elif path == "/openapi.json":
-            _only("GET", method)
+            require_method("GET", method)
             await self._answer(send, openapi_document())
         elif path == "/v1/models":
-            _only("GET", method)
+            require_method("GET", method)
             models = [
                 model
                 for model in permitted_models(self._models, principal)
@@ -217,7 +224,7 @@ class App:
             ]
             await self._answer(send, {"object": "list", "data": [model_entry(model) for model in models]})
         elif path.startswith("/v1/models/"):
-            _only("GET", method)
+            require_method("GET", method)
             model = permitted_model(self._models, principal, path.removeprefix("/v1/models/"))
             await self._answer(send, model_entry(model))
         elif not self._probes and path in PROBES:
@@ -246,8 +253,10 @@ class App:
             send = HeaderAdder(send, quota.headers)
         try:
             async with self.bodies.read(scope, receive) as body:
-                if scope["path"] not in (*FORMS, VIDEOS):
+                if scope["path"] not in (*FORMS, VIDEOS, IMAGE_EDITS):
                     await check_shape(body)
+                    if len(body) >= LARGE_BYTES:
+                        body = await shorten(body)
                 scheme = scope.get("scheme", "http")
                 await post(Call(body, trace_of(scope), receive, send, headers, principal, quota, scheme))
         except ApiError as error:
@@ -312,11 +321,6 @@ def _video_parts(
     return TenantObjects(ports.stored, videos.ttl_s, history.tenant_bytes_max, VIDEO_BYTES_MAX), videos
 
 
-def _only(wanted: str, method: str) -> None:
-    if method != wanted:
-        raise method_not_allowed(wanted)
-
-
 def model_entry(model: Model) -> dict[str, Any]:
     """A model as `GET /v1/models` lists it. `limits` are those of one worker, 0 if unknown. LoRA adapters have a `parent`."""
     card = model.card
@@ -341,5 +345,10 @@ def model_entry(model: Model) -> dict[str, Any]:
             "kv_blocks": card.total_blocks,
             "block_tokens": card.block_size,
             "lora_slots": card.lora_slots,
+            "media_tokens": {
+                kind: most
+                for kind in card.media.limits
+                if (most := card.tokens_of_item_max(kind)) is not None
+            },
         },
     }

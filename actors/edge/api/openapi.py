@@ -36,6 +36,7 @@ from headwater.actors.edge.api.responses.types import (
     InputFields,
 )
 from headwater.actors.edge.api.tokens import DetokenizeRequest, TokenizeRequest
+from headwater.actors.edge.images.edits import USUAL_EDIT_VALUES, ImageEditForm
 from headwater.actors.edge.images.types import USUAL_IMAGE_VALUES, ImagesRequest
 from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
 from headwater.actors.edge.videos.types import REJECTED_IN_VIDEOS, VideoFields
@@ -109,6 +110,14 @@ ENDPOINTS: Final = (
         "generated images",
         ImagesRequest,
         rejected=USUAL_IMAGE_VALUES,
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/images/edits",
+        "changed images",
+        ImageEditForm,
+        rejected=USUAL_EDIT_VALUES,
+        content=FORM,
     ),
     ApiEndpoint("POST", "/v1/videos", "video job", VideoFields, rejected=REJECTED_IN_VIDEOS),
     ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),

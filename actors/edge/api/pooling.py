@@ -7,7 +7,14 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from headwater.actors.edge.api.pooling_prompts import (
+    PoolingPrompts,
+    conversation_prompts,
+    text_prompts,
+    without_places,
+)
 from headwater.actors.edge.api.pooling_types import (
+    EmbeddingRequest,
     PoolingCommon,
     decode_classify,
     decode_embedding,
@@ -17,7 +24,6 @@ from headwater.actors.edge.api.pooling_types import (
     entries,
     floats,
 )
-from headwater.actors.edge.generation.prompts import tokens_of
 from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.pooling import Pooling, PoolingJob
@@ -32,8 +38,7 @@ TOKENS_MAX: Final = 1_000_000
 """Prompt tokens of one request, over all of its inputs."""
 
 WRITTEN_A_TURN: Final = 64
-ENCODED_A_TURN: Final = 16
-"""Vectors encoded as JSON, and texts tokenized, per turn of the event loop: the bound on how long streams wait."""
+"""Vectors encoded as JSON per turn of the event loop: the bound on how long streams wait."""
 
 
 class PoolingApi:
@@ -49,19 +54,27 @@ class PoolingApi:
         self._serving.fields.check(request)
         model = self._model(request.model, call)
         task = _pooling_task(model.card, "embed")
-        special = request.add_special_tokens is not False
-        prompts = await _tokens(model, request.inputs(), "input", special=special)
+        prompts = await self._prompts(request, model, call)
         name = self._name("embd")
-        hints = self._hints(call, request)
-        job = PoolingJob(name, model, prompts, task, request.dimensions or 0, hints=hints)
-        vectors = await self._run("embeddings", job, call, "input")
+        job = PoolingJob(
+            name,
+            model,
+            prompts.tokens,
+            task,
+            request.dimensions or 0,
+            hints=self._hints(call, request),
+            media=prompts.media,
+        )
+        vectors = await self._run(
+            "embeddings", job, call, "input" if request.messages is None else "messages", prompts.held
+        )
         form = request.encoding_format or "float"
         parts: list[bytes] = []
         for index, vector in enumerate(vectors):
             parts.append(embedding_json(index, vector, form))
             if index % WRITTEN_A_TURN == WRITTEN_A_TURN - 1:
                 await asyncio.sleep(0)
-        rest = msgspec.json.encode({"model": model.card.name, "usage": _usage(prompts)})
+        rest = msgspec.json.encode({"model": model.card.name, "usage": _usage(prompts.tokens)})
         body = b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
         await respond(call.send, 200, body, _headers(name))
 
@@ -72,7 +85,7 @@ class PoolingApi:
         model = self._model(request.model, call)
         task = _pooling_task(model.card, "classify")
         special = request.add_special_tokens is not False
-        prompts = await _tokens(model, entries(request.input, "input"), "input", special=special)
+        prompts = await text_prompts(model, entries(request.input, "input"), "input", special=special)
         job = PoolingJob(self._name("classify"), model, prompts, task, hints=self._hints(call, request))
         data = []
         for index, vector in enumerate(await self._run("classify", job, call, "input")):
@@ -108,6 +121,21 @@ class PoolingApi:
             results.append(result)
         await self._answer(call, job, {"results": results})
 
+    async def _prompts(self, request: EmbeddingRequest, model: Model, call: Call) -> PoolingPrompts:
+        """What a request for embeddings pools. Raises `ApiError` 400."""
+        if request.messages is None:
+            special = request.add_special_tokens is not False
+            return PoolingPrompts(await text_prompts(model, request.inputs(), "input", special=special))
+        serving, card = self._serving, model.card
+        return await conversation_prompts(
+            request,
+            model,
+            call.quota.context(card.name, card.context_length),
+            serving.salts.salt_of(call.principal, card).value,
+            serving.intake_of(call.headers, call.principal),
+            special_tokens_in_text=serving.special_tokens_in_text,
+        )
+
     def _model(self, name: str, call: Call) -> Model:
         """The model that a request names; the request is counted. Raises `ApiError` 403, 404 and 429."""
         model = self._serving.model(name, call.principal)
@@ -124,7 +152,7 @@ class PoolingApi:
             segments: list[int] = []
             for first, second in pairs:
                 prompt, segment = await model.tokenizer.encode_pair(first, second)
-                prompts.append(prompt)
+                prompts.append(without_places(prompt, model, "model"))
                 segments.append(segment)
             job = PoolingJob(self._name(endpoint), model, prompts, task, 0, tuple(segments), hints)
             vectors = await self._run(endpoint, job, call, "model")
@@ -137,13 +165,20 @@ class PoolingApi:
         places = {
             text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
         }
-        prompts = await _tokens(model, list(places), "model", special=True)
+        prompts = await text_prompts(model, list(places), "model", special=True)
         job = PoolingJob(self._name(endpoint), model, prompts, task, hints=hints)
         vectors = await self._run(endpoint, job, call, "model")
         return job, [_cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
 
-    async def _run(self, endpoint: str, job: PoolingJob, call: Call, param: str) -> list[bytes]:
-        """Compute the vectors, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
+    async def _run(
+        self,
+        endpoint: str,
+        job: PoolingJob,
+        call: Call,
+        param: str,
+        held: Sequence[tuple[str, memoryview]] = (),
+    ) -> list[bytes]:
+        """Compute the vectors, unless the client disconnects. Workers can fetch the media that are `held`. Raises `ApiError`, `ClientGone`."""
         card = job.model.card
         _check(job, call.quota.context(card.name, card.context_length), param)
         salt = self._serving.salts.salt_of(call.principal, card)
@@ -152,8 +187,10 @@ class PoolingApi:
         tokens = sum(len(prompt) for prompt in job.prompts)
         call.quota.reserve(tokens, 0)
         record = self._serving.record(job.request, job.model, endpoint, call.trace)
-        record.accepted(tokens, len(job.prompts), call.body)
-        return await self._serving.compute(call, record, tokens, self._vectors(job, record))
+        media = job.media[0] if job.media else ()
+        record.accepted(tokens, len(job.prompts), call.body, media=media)
+        with self._serving.workers.media.hold(held):
+            return await self._serving.compute(call, record, tokens, self._vectors(job, record))
 
     async def _vectors(self, job: PoolingJob, record: RequestLogWriter) -> list[bytes]:
         vectors = await self._pooling.vectors(job, record)
@@ -181,16 +218,6 @@ class PoolingApi:
 
     def _name(self, prefix: str) -> str:
         return f"{prefix}-{self._serving.workers.ports.ids()}"
-
-
-async def _tokens(model: Model, inputs: Sequence[str | list[int]], param: str, *, special: bool) -> list[U32]:
-    """The prompts. Short texts are tokenized on the event loop, which yields between batches of them."""
-    prompts: list[U32] = []
-    for entry in inputs:
-        prompts.append(await tokens_of(model, entry, param, special=special))
-        if not len(prompts) % ENCODED_A_TURN:
-            await asyncio.sleep(0)
-    return prompts
 
 
 def _check(job: PoolingJob, context: int, param: str) -> None:

@@ -6,14 +6,20 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 import numpy as np
 
-from headwater.actors.edge.api.openai.types import Priority
+from headwater.actors.edge.api.openai.messages import turns_of
+from headwater.actors.edge.api.openai.types import MESSAGES_MAX, ChatMessage, Priority
+from headwater.actors.edge.generation.messages.turn import Turn
 from headwater.actors.edge.request.fields import UnsupportedFields
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
 
 INPUTS_MAX: Final = 2_048
 TEXTS_MAX: Final = 2_048
+CONVERSATIONS_MAX: Final = 128
 
+Messages = Annotated[
+    list[ChatMessage | list[ChatMessage]], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)
+]
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
 USUAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "normalize": (None, True),
@@ -48,15 +54,54 @@ class PoolingCommon(UnsupportedFields, kw_only=True):
 
 
 class EmbeddingRequest(PoolingCommon, kw_only=True):
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings: of `input`, or of `messages`, a conversation or a list of those as vLLM takes them."""
 
-    input: str | list[Any]
+    input: str | list[Any] | None = None
+    messages: Messages | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def inputs(self) -> list[str | list[int]]:
         """One entry per vector: a text, or token ids."""
-        return entries(self.input, "input")
+        return entries(self.input or "", "input")
+
+    def conversations(self) -> list[tuple[Turn, ...]]:
+        """One conversation per vector. Raises `ApiError` 400 naming the message or part."""
+        given = self.messages or []
+        single = [one for one in given if isinstance(one, ChatMessage)]
+        if len(single) == len(given):
+            return [turns_of(single)]
+        several = [one for one in given if isinstance(one, list) and one]
+        if len(several) < len(given):
+            raise bad_request(
+                "messages is a list of messages, or a list of such lists; none of them empty.",
+                param="messages",
+            )
+        if len(several) > CONVERSATIONS_MAX:
+            raise bad_request(
+                f"messages has more than {CONVERSATIONS_MAX} conversations; send several requests.",
+                param="messages",
+            )
+        return [turns_of(one, f"messages[{number}]") for number, one in enumerate(several)]
+
+    def refuse_unsupported(self) -> None:
+        """See `UnsupportedFields.refuse_unsupported`."""
+        super().refuse_unsupported()
+        if (self.input is None) == (self.messages is None):
+            raise bad_request("Send one of input and messages.", param="input")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt cannot both be true.",
+                param="continue_final_message",
+            )
+        if "chat_template" in (self.chat_template_kwargs or {}):
+            raise bad_request(
+                "chat_template cannot be set by a request; the operator sets it (--chat-template).",
+                param="chat_template_kwargs.chat_template",
+            )
 
 
 class ClassifyRequest(PoolingCommon, kw_only=True):

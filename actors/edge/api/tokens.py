@@ -64,9 +64,10 @@ class TokensApi:
         if wanted.messages:
             plain = not self._serving.special_tokens_in_text
             known: dict[MediaPart, MediaItem] = {}
-            turns = await with_texts_of_files(wanted.messages, self._serving.intake, known)
+            intake = self._serving.intake_of(call.headers, call.principal)
+            turns = await with_texts_of_files(wanted.messages, intake, known)
             wanted = msgspec.structs.replace(wanted, messages=turns)
-            loaded = await load_media(wanted.messages, model, self._serving.intake, known)
+            loaded = await load_media(wanted.messages, model, intake, known)
             chat = await chat_prompt(wanted, model, context, loaded, special_tokens_in_text=not plain)
             tokens = chat.tokens
         else:

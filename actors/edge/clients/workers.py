@@ -1,6 +1,8 @@
 """The workers that an edge sends requests to: messages to them, their frames, their leases."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
@@ -33,7 +35,10 @@ from headwater.schemas.messages.inference import (
     Refused,
     StatusQuery,
     StatusReply,
+    StreamsQuery,
+    StreamsReply,
     TokenFrame,
+    WaitingEdge,
 )
 from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables.lease import Lease
@@ -46,9 +51,6 @@ STATUS_TIMEOUT_S: Final = 1.0
 EMBED_TIMEOUT_S: Final = 120.0
 """For one message of prompts. A lost worker is detected long before, by its lease."""
 
-ENCODE_TIMEOUT_S: Final = 20.0
-"""For one image, the queue at the encode worker included."""
-
 SILENCE_PERIOD_S: Final = 1.0
 """Seconds between two checks for streams without frames."""
 
@@ -59,6 +61,7 @@ ReplyT = TypeVar("ReplyT")
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame = msgspec.msgpack.Decoder(TokenFrame)
+_streams = msgspec.msgpack.Decoder(StreamsQuery)
 _generate: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
 _status = msgspec.msgpack.Decoder(StatusReply)
 _encoded: msgspec.msgpack.Decoder[EncodeReply] = msgspec.msgpack.Decoder(EncodeReply)
@@ -131,6 +134,8 @@ class WorkerRegistry:
         self.epoch = 0
         """The epoch of this edge."""
         self._handles = count(1)
+        self._waits: set[int] = set()
+        """Handles of requests that are answered as a whole."""
         self._late_cancels: list[tuple[str, int, str]] = []
         self._leases: dict[str, Lease] = {}
         self._routers: dict[str, str] = {}
@@ -159,16 +164,27 @@ class WorkerRegistry:
         """Drop frames for this handle from now on."""
         self.receivers.pop(handle, None)
 
+    @contextmanager
+    def waiting(self) -> Iterator[WaitingEdge]:
+        """Within it, workers that ask are answered that this edge waits for the request with this `waiter`."""
+        handle = next(self._handles)
+        self._waits.add(handle)
+        try:
+            yield WaitingEdge(self.edge, self.epoch, handle)
+        finally:
+            self._waits.discard(handle)
+
     def workers(self, pool: str) -> int:
         """Number of workers of a pool that take requests, legs of them, or images."""
         return sum(1 for held in self._leases.values() if held.pool == pool and held.serves)
 
-    def encodes_for(self, pool: str, worker: str) -> bool:
-        """Is there an encode worker in the pool, and does this worker take what it computes?"""
-        held = self._leases.get(worker)
-        if held is None or not held.reads_embeddings:
-            return False
-        return any(held.serves == "encode" and held.pool == pool for held in self._leases.values())
+    def embedding_format(self, pool: str, worker: str) -> str:
+        """What image embeddings this worker takes, if an encode worker of the pool computes such; else ""."""
+        reader = self._leases.get(worker)
+        if reader is None or not reader.reads_embeddings:
+            return ""
+        formats = {held.embedding_format for held in self._leases.values() if held.encodes_in(pool)}
+        return reader.embedding_format if reader.embedding_format in formats else ""
 
     def is_routable(self, pool: str) -> bool:
         """Would a request to this pool find a router, and workers for the whole of it?"""
@@ -188,9 +204,9 @@ class WorkerRegistry:
         """Send a worker prompts to pool. Raises `BusError` if it does not reply, `WorkerLost` once it is lost."""
         return await self._request_unless_lost(worker, epoch, "embed", request, EMBED_TIMEOUT_S, _embed)
 
-    async def encode(self, worker: str, epoch: int, request: EncodeRequest) -> EncodeReply:
-        """Send an encode worker an image. Raises `BusError` if it does not reply, `WorkerLost` once it is lost."""
-        return await self._request_unless_lost(worker, epoch, "encode", request, ENCODE_TIMEOUT_S, _encoded)
+    async def encode(self, worker: str, epoch: int, request: EncodeRequest, wait_s: float) -> EncodeReply:
+        """Send an encode worker an image. Raises `BusError` if it does not reply within `wait_s`, `WorkerLost` once it is lost."""
+        return await self._request_unless_lost(worker, epoch, "encode", request, wait_s, _encoded)
 
     async def _request_unless_lost(
         self,
@@ -283,6 +299,13 @@ class WorkerRegistry:
             receiver = receivers.get(entry.handle)
             if receiver is not None:
                 receiver.receive(entry, now_s)
+
+    async def on_streams(self, message: Message) -> None:
+        """A worker asks which of the requests that it has from this edge have ended here: it aborts those."""
+        handles = _streams.decode(message.data).handles
+        known = self.receivers, self._waits
+        ended = [handle for handle in handles if not any(handle in some for some in known)]
+        await self.ports.bus.publish(message.reply, _encode(StreamsReply(tuple(ended))))
 
     async def watch_leases(self) -> None:
         """Follow the lease table until cancelled.

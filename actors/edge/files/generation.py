@@ -30,7 +30,6 @@ from headwater.schemas.messages.file_generation import (
     ImageRequest,
 )
 from headwater.schemas.messages.inference import Refused
-from headwater.schemas.tables.capability import Capability
 
 DEATHS_MAX: Final = 2
 """Workers that may die with a request: it is tried once more, as a diffusion engine takes minutes to start again."""
@@ -101,8 +100,7 @@ class FileGeneration:
         order = self._job.order
         if before is None or not await self._resume(before):
             dispatcher = Dispatcher(self._workers, self._job.pool, self._job.hints)
-            need: Capability = "image_generation" if isinstance(order, ImageRequest) else "video_generation"
-            constraints = Constraints(needs=(need,))
+            constraints = Constraints(needs=(order.need,))
             message = Addressed(order.request, 0, self._job.tokens, constraints, DEATHS_MAX)
             await dispatcher.place(message, record, self._generate_at)
         return [self._files[number] for number in range(order.count)]
@@ -124,7 +122,13 @@ class FileGeneration:
         place = PlacedFiles(decision.worker, decision.epoch, attempt)
         request: FileRequest = msgspec.structs.replace(self._job.order, request=attempt)
         if isinstance(request, ImageRequest):
-            request = msgspec.structs.replace(request, first=self._first)
+            with self._workers.waiting() as waiter:
+                request = msgspec.structs.replace(request, first=self._first, waiter=waiter)
+                return await self._start_and_follow(place, request)
+        # Another edge follows a video if this one ends.
+        return await self._start_and_follow(place, request)
+
+    async def _start_and_follow(self, place: PlacedFiles, request: FileRequest) -> NotTaken | None:
         try:
             refused = await self._workers.start_files(place.worker, place.epoch, request)
             if refused is not None:
@@ -133,7 +137,7 @@ class FileGeneration:
                 await self._placed(place)
         except BaseException:
             # It may compute all the same.
-            self._workers.cancel(place.worker, place.epoch, attempt)
+            self._workers.cancel(*place)
             raise
         return await self._follow_at(place)
 

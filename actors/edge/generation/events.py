@@ -33,7 +33,7 @@ class TokenUsage(NamedTuple):
     """Token counts of a request, over all its choices.
 
     `cached_tokens` of the prompt were read from an engine's KV cache, `cache_write_tokens` were computed and stored
-    there. `reasoning_tokens` are part of `completion_tokens`. None: not disclosed to this client.
+    there. `reasoning_tokens` are part of `completion_tokens`, `audio_tokens` of `prompt_tokens`. None: not disclosed to this client.
     """
 
     prompt_tokens: int
@@ -41,6 +41,7 @@ class TokenUsage(NamedTuple):
     cached_tokens: int | None = 0
     cache_write_tokens: int | None = 0
     reasoning_tokens: int = 0
+    audio_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -106,9 +107,12 @@ class AudioPlace(NamedTuple):
 
 
 class GenerationResult(NamedTuple):
-    """The whole answer. `places`: of the pieces of the recording that was transcribed, one for each choice."""
+    """The whole answer. `places`: of the pieces of the recording that was transcribed, one for each choice; `language`: what is
+    spoken in it, if it was detected.
+    """
 
     start: GenerationStart
     choices: tuple[ChoiceResult, ...]
     usage: TokenUsage
     places: tuple[AudioPlace, ...] = ()
+    language: str = ""

@@ -32,7 +32,7 @@ class Generator:
             model,
             context,
             salt,
-            serving.intake,
+            serving.intake_of(call.headers, call.principal),
             special_tokens_in_text=serving.special_tokens_in_text,
         )
 

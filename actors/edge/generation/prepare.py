@@ -15,11 +15,16 @@ from headwater.actors.edge.generation.prompts import chat_prompt, text_prompts, 
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.generation.sampling import sampling_for
 from headwater.actors.edge.generation.speech.chunks import AudioChunk, load_chunks
+from headwater.actors.edge.generation.speech.detection import (
+    LanguageDetection,
+    detection_of,
+    with_language,
+)
 from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
 from headwater.actors.edge.generation.speech.recording import AudioRecording
 from headwater.actors.edge.model.catalog import Model, endpoint_of
 from headwater.actors.http.errors import bad_request
-from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Sampling, TokenLogprob
@@ -47,10 +52,22 @@ class Prepared(NamedTuple):
     """Where the loaded media are in the prompt; a request with media has one."""
     chunks: tuple[AudioChunk, ...] = ()
     """The recording that is transcribed, in pieces: one for each prompt."""
+    detection: LanguageDetection | None = None
+    """How the language that is spoken is to be detected; None if it is known."""
+    language: str = ""
+    """What was detected."""
 
     def media_of(self, place: int) -> tuple[PromptMedia, ...]:
         """The media of the prompt at this place."""
         return (self.chunks[place].media(len(self.prompts[place])),) if self.chunks else self.media
+
+    def spoken_in(self, language: str) -> "Prepared":
+        """The same, with the language that was detected."""
+        assert self.detection is not None
+        token = self.detection.languages[language]
+        return self._replace(
+            prompts=[with_language(prompt, token) for prompt in self.prompts], language=language
+        )
 
     @property
     def places(self) -> tuple[AudioPlace, ...]:
@@ -92,13 +109,18 @@ class Prepared(NamedTuple):
         """Tokens over all prompts."""
         return sum(len(prompt) for prompt in self.prompts)
 
+    @property
+    def audio_tokens(self) -> int:
+        """Those that stand for audio."""
+        return sum(item.tokens for item in self.media if item.kind == "audio")
+
 
 async def prepare(
     request: GenerationRequest,
     model: Model,
     context: int,
     salt: CacheSalt = NO_SALT,
-    intake: MediaIntake | None = None,
+    intake: MediaFetcher | None = None,
     *,
     special_tokens_in_text: bool = False,
 ) -> Prepared:
@@ -150,13 +172,13 @@ async def _transcription(
     model: Model,
     context: int,
     salt: CacheSalt,
-    intake: MediaIntake | None,
+    intake: MediaFetcher | None,
 ) -> Prepared:
     """A recording: the same prompt for each piece of it."""
     support = require_speech(model)
     prompt = await speech_prompt(recording, model, support)
     sampling = sampling_for(request, model, context, len(prompt), None, "")
-    chunks = await load_chunks(recording, support, intake)
+    chunks = await load_chunks(recording, support, intake, model.card.media_processor)
     if salt.value:
         chunks = tuple(
             [chunk._replace(id=of_tenant((chunk.media(0),), salt.value)[0].id) for chunk in chunks]
@@ -170,4 +192,6 @@ async def _transcription(
         )
     prompts = [prompt] * len(chunks)
     read_as = answer_format(request, model.card, model.response_template)
-    return Prepared(request, model, prompts, sampling, read_as, "", salt, chunks=chunks)
+    unknown = bool(support.languages) and not recording.language
+    detection = detection_of(support) if unknown else None
+    return Prepared(request, model, prompts, sampling, read_as, "", salt, chunks=chunks, detection=detection)

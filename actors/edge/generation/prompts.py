@@ -39,7 +39,7 @@ async def text_prompts(request: GenerationRequest, model: Model, context: int) -
         ]
     else:
         found = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
-    if _takes_media(model):
+    if takes_media(model):
         for tokens in found:
             # Such a model ends on a placeholder without an item.
             expand_placeholders(tokens, NO_MEDIA, model, request.param)
@@ -127,12 +127,13 @@ async def chat_prompt(
         _check_length(model, context, text, request.param)
     special = bool(request.prompt_options.add_special_tokens)
     tokens = await literal.encode(text, add_special_tokens=special)
-    if not _takes_media(model):
+    if not takes_media(model):
         return ChatPrompt(text, tokens)
     return ChatPrompt(text, *expand_placeholders(tokens, loaded, model, request.param))
 
 
-def _takes_media(model: Model) -> bool:
+def takes_media(model: Model) -> bool:
+    """Has the model tokens that stand for items of media?"""
     card = model.card
     return card.images is not None or card.videos is not None or card.audio is not None
 

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import msgspec
-
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.generation.choice import ChoiceWriter
+from headwater.actors.edge.generation.detect_language import LanguageChoice
 from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import (
     ChoiceEnd,
@@ -19,6 +18,7 @@ from headwater.actors.edge.generation.events import (
 )
 from headwater.actors.edge.generation.parsed_choice import ParsedChoiceWriter
 from headwater.actors.edge.generation.prepare import Prepared
+from headwater.actors.edge.generation.sampling import with_seed
 from headwater.actors.edge.generation.sink import ByteSink, routing_headers
 from headwater.actors.edge.model.stop_strings import StopStringMatcher
 from headwater.actors.edge.request.dispatch import ChoiceMessages, Dispatcher
@@ -29,7 +29,7 @@ from headwater.actors.edge.request.saga_types import ChoiceSpec
 from headwater.actors.http.asgi import PING_S, Disconnect, Headers
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import Constraints
-from headwater.schemas.messages.inference import Sampling, TokenLogprob
+from headwater.schemas.messages.inference import TokenLogprob
 from headwater.schemas.messages.media import media_features
 from headwater.schemas.tables.capability import required_capabilities
 
@@ -80,17 +80,19 @@ class Generation:
         self._dispatching: asyncio.Future[None] | None = None
         self._drivers: list[ChoiceDriver] = []
         self._choices: list[ChoiceWriter] = []
-        self._add_choices(hints)
-        self._open = len(self._drivers)
+        self._dispatcher = Dispatcher(workers, prepared.model.card.pool, hints)
+        if prepared.detection is None:
+            self._add_choices()
 
-    def _add_choices(self, hints: RoutingHints) -> None:
+    def _add_choices(self) -> None:
         request, model, sampling = self._prepared.request, self._prepared.model, self._prepared.sampling
         card = model.card
-        dispatcher = Dispatcher(self._workers, card.pool, hints)
         media = self._prepared.media_of(0)
         features = media_features(media) if media else {}
         constraints = Constraints(
-            lora_name=model.lora_name, needs=required_capabilities(sampling, **features)
+            lora_name=model.lora_name,
+            needs=required_capabilities(sampling, **features),
+            media_processor=card.media_processor if media else "",
         )
         # A hint: engines without priorities ignore it.
         priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
@@ -99,20 +101,15 @@ class Generation:
             for number in range(self._prepared.per_prompt):
                 index = len(self._drivers)
                 # Equal seeds would give equal choices.
-                one = _with_seed(sampling, number) if number else sampling
+                one = with_seed(sampling, number) if number else sampling
+                salt, tokenizer = self._prepared.salt.value, card.tokenizer
                 spec = ChoiceSpec(
-                    self.name,
-                    index,
-                    one,
-                    constraints,
-                    request.guide_param,
-                    self._prepared.salt.value,
-                    priority,
-                    card.tokenizer,
+                    self.name, index, one, constraints, request.guide_param, salt, priority, tokenizer
                 )
-                messages = ChoiceMessages(spec, prompt, card.block_size, dispatcher, media)
+                messages = ChoiceMessages(spec, prompt, card.block_size, self._dispatcher, media)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
                 self._choices.append(self._writer(index))
+        self._open = len(self._drivers)
 
     def _writer(self, index: int) -> ChoiceWriter:
         request, read_as = self._prepared.request, self._prepared.format
@@ -188,6 +185,13 @@ class Generation:
 
     async def _place_all(self) -> None:
         """The choices of one prompt go to the worker of its first choice, which has the prompt cached."""
+        if self._prepared.detection is not None:
+            choice = LanguageChoice(self.name, self._prepared, self._dispatcher, self._record)
+            # If the request ends now, this is what it ends.
+            self._drivers = [choice.driver]
+            self._prepared = self._prepared.spoken_in(await choice.language())
+            self._drivers.clear()
+            self._add_choices()
         pinned = ""
         for index, driver in enumerate(self._drivers):
             await driver.place(pinned if index % self._prepared.per_prompt else "")
@@ -332,7 +336,8 @@ class Generation:
                 choice.prompt = self._prompt_of(index)
             choices.append(choice.result(number, index // per_prompt, self._end_of(index)))
         usage = self._usage()
-        return GenerationResult(self._start(usage), tuple(choices), usage, self._prepared.places)
+        places, language = self._prepared.places, self._prepared.language
+        return GenerationResult(self._start(usage), tuple(choices), usage, places, language)
 
     def _failure(self) -> ApiError | None:
         return next((driver.error for driver in self._drivers if driver.error), None)
@@ -345,6 +350,7 @@ class Generation:
             self._cached_tokens() if disclosed else None,
             self._written_tokens() if disclosed else None,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices),
+            audio_tokens=self._prepared.audio_tokens,
         )
 
     @property
@@ -390,11 +396,3 @@ class Generation:
             migrations=sum(driver.saga.migrations for driver in self._drivers),
             ttft_s=first_s - self._record.began_s if first_s else 0.0,
         )
-
-
-def _with_seed(sampling: Sampling, number: int) -> Sampling:
-    """The sampling of one choice: seeds count up from the client's, and wrap around after the greatest."""
-    if sampling.seed is None:
-        return sampling
-    seed = (sampling.seed + number + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(sampling, seed=seed)

@@ -170,3 +170,11 @@ def _check_tokens(tokens: Iterable[int], vocabulary: int, param: str) -> None:
             raise bad_request(
                 f"{param}: token id {token} is outside the vocabulary of {vocabulary}.", param=param
             )
+
+
+def with_seed(sampling: Sampling, number: int) -> Sampling:
+    """The sampling of one choice: seeds count up from the client's, and wrap around after the greatest."""
+    if sampling.seed is None:
+        return sampling
+    seed = (sampling.seed + number + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(sampling, seed=seed)

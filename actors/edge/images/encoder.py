@@ -1,4 +1,4 @@
-"""OpenAI's JSON of generated images: the response, and the events of a stream. Pure."""
+"""OpenAI's JSON of generated and changed images: the response, and the events of a stream. Pure."""
 
 import base64
 from typing import Any, NamedTuple
@@ -30,12 +30,17 @@ class ImagesEncoder(NamedTuple):
             }
         )
 
+    @property
+    def _kind(self) -> str:
+        """What the events are called by."""
+        return "image_edit" if self.order.images else "image_generation"
+
     def event(self, update: FileUpdate) -> bytes:
         """The server-sent event of a step or a file."""
         if not update.data:
             return _event(
                 {
-                    "type": "image_generation.progress",
+                    "type": f"{self._kind}.progress",
                     "step": update.steps_done,
                     "steps": self.order.steps,
                 }
@@ -51,13 +56,13 @@ class ImagesEncoder(NamedTuple):
         if update.preview != FINAL:
             return _event(
                 {
-                    "type": "image_generation.partial_image",
+                    "type": f"{self._kind}.partial_image",
                     "partial_image_index": update.preview,
                     **common,
                 }
             )
         return _event(
-            {"type": "image_generation.completed", "usage": self._usage, "seed": self.order.seed, **common}
+            {"type": f"{self._kind}.completed", "usage": self._usage, "seed": self.order.seed, **common}
         )
 
     @property

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations, and GET of the images that it gave a URL."""
+"""POST /v1/images/generations and /v1/images/edits, and GET of the images that these gave a URL."""
 
 import asyncio
 import base64
@@ -10,6 +10,8 @@ import msgspec
 from headwater.actors.edge.files.generation import FileGeneration, FileJob, FileUpdate, TakeUpdate
 from headwater.actors.edge.generation.prompts import tokens_of
 from headwater.actors.edge.history.objects import TenantObjects
+from headwater.actors.edge.images.edits import PATH as EDITS
+from headwater.actors.edge.images.edits import decode_edit, load_inputs
 from headwater.actors.edge.images.encoder import ImagesEncoder, error_event
 from headwater.actors.edge.images.files import ImageFiles
 from headwater.actors.edge.images.types import ImagesRequest, decode_images
@@ -18,8 +20,12 @@ from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Headers, respond
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.schemas.messages.file_generation import FINAL
+from headwater.actors.http.form import read_form
+from headwater.schemas.messages.file_generation import FINAL, ImageRequest
 from headwater.schemas.tables.card import ImageGenerationSupport, ModelCard
+
+VARIATIONS: Final = "/v1/images/variations"
+"""OpenAI has it for one model only, dall-e-2."""
 
 READ_S_MAX: Final = 20.0
 """A client that takes longer to read an event is disconnected: its worker keeps the rest for it."""
@@ -44,12 +50,33 @@ class ImagesApi:
     async def generate(self, call: Call) -> None:
         """POST /v1/images/generations."""
         request = decode_images(call.body)
-        self._serving.fields.check(request)
-        model = self._serving.model(request.model, call.principal)
+        model = self._model_of(request, call)
         order = request.order(_support(model.card), model.card.name)
+        call.quota.enter(model.card.name)
+        await self._answer(call, model, request, order)
+
+    async def edit(self, call: Call) -> None:
+        """POST /v1/images/edits."""
+        form = decode_edit(await read_form(call.headers, call.body))
+        model = self._model_of(form, call)
+        support = _edit_support(model.card)
+        form.check_inputs(support, model.card.name)
+        order = form.order(support, model.card.name)
+        call.quota.enter(model.card.name)
+        inputs = await load_inputs(form, self._serving.intake_of(call.headers, call.principal))
+        # The log of requests has the fields; images are no text.
+        call = call._replace(body=form.logged)
+        with self._serving.workers.media.hold(inputs.held):
+            await self._answer(call, model, form, inputs.complete(order, form, support))
+
+    def _model_of(self, request: ImagesRequest, call: Call) -> Model:
+        """Raises `ApiError` for fields that are not supported, and for a model that is not there."""
+        self._serving.fields.check(request)
         if request.response_format == "url":
             self._files.check_available()
-        call.quota.enter(model.card.name)
+        return self._serving.model(request.model, call.principal)
+
+    async def _answer(self, call: Call, model: Model, request: ImagesRequest, order: ImageRequest) -> None:
         tokens = len(await tokens_of(model, request.prompt, "prompt"))
         user = request.user or request.safety_identifier
         hints = parse_routing_headers(
@@ -62,10 +89,13 @@ class ImagesApi:
         if request.stream:
             await self._stream(job, model, request, encoder, call)
             return
+        made = await self._run(job, model, call, _take_nothing, stream=False)
+        paths: list[str | None] = [None] * len(made)
+        if request.response_format == "url":
+            paths = await self._files.put_all(call.principal.tenant, made, order.format)
         images: list[dict[str, str]] = []
-        for data in await self._run(job, model, call, _take_nothing, stream=False):
-            if request.response_format == "url":
-                path = await self._files.put(call.principal.tenant, data, order.format)
+        for data, path in zip(made, paths, strict=True):
+            if path is not None:
                 images.append({"url": _origin(call) + path})
             else:
                 images.append({"b64_json": base64.b64encode(data).decode()})
@@ -123,6 +153,27 @@ def _support(card: ModelCard) -> ImageGenerationSupport:
     if "image_generation" not in card.capabilities or card.image_generation is None:
         raise bad_request(f"{card.name} does not generate images; use {endpoint_of(card)}.", param="model")
     return card.image_generation
+
+
+def _edit_support(card: ModelCard) -> ImageGenerationSupport:
+    """Raises `ApiError` 400 for a model that changes no images."""
+    if "image_edits" not in card.capabilities or card.image_generation is None:
+        use = endpoint_of(card)
+        raise bad_request(
+            f"{card.name} does not edit images; use {use}, or a model with the capability 'image_edits'.",
+            param="model",
+        )
+    return card.image_generation
+
+
+def variations_unsupported() -> ApiError:
+    """For POST /v1/images/variations."""
+    return ApiError(
+        404,
+        f"/v1/images/variations is not supported: no engine has it. Send the image to {EDITS} with a prompt that "
+        "says what to vary, or with a low strength.",
+        code="not_supported",
+    )
 
 
 async def _take_nothing(_: FileUpdate) -> None:

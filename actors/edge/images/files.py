@@ -1,14 +1,26 @@
 """Generated images at a URL: objects of their tenant in the store, for a time."""
 
+import asyncio
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Final
+
+import structlog
 
 from headwater.actors.edge.history.objects import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.schemas.messages.file_generation import ImageFormat
 
 PATH: Final = "/v1/images/files/"
+
+PAUSES_S: Final = (0.2, 1.0)
+"""Before another attempt to store an image."""
+
+STORE_S_MAX: Final = 15.0
+"""For all images of a request: their client waits."""
+
+_log = structlog.get_logger("headwater.images")
 
 _ID: Final = re.compile(r"img_[0-9a-f]{32}\.(png|jpeg|webp)")
 
@@ -43,6 +55,34 @@ class ImageFiles:
         except ApiError as error:
             raise _unavailable(error) from error
         return PATH + id_
+
+    async def put_all(self, tenant: str, images: Sequence[bytes], format_: ImageFormat) -> list[str | None]:
+        """Paths of their URLs; None for an image that the store did not take after some attempts, or has no room for.
+
+        An image took seconds of a GPU: its client gets it with the response then, rather than an error to repeat.
+        """
+        paths: list[str | None] = []
+        try:
+            async with asyncio.timeout(STORE_S_MAX):
+                for data in images:
+                    paths.append(await self._put_again(tenant, data, format_, attempts=None not in paths))
+        except TimeoutError:
+            _log.warning("images_not_stored", images=len(images) - len(paths), reason="no answer in time")
+        return paths + [None] * (len(images) - len(paths))
+
+    async def _put_again(
+        self, tenant: str, data: bytes, format_: ImageFormat, *, attempts: bool
+    ) -> str | None:
+        """Store an image, with further `attempts` if the store fails. None if it is not stored."""
+        for pause_s in (*(PAUSES_S if attempts else ()), None):
+            try:
+                return await self.put(tenant, data, format_)
+            except ApiError as error:
+                if pause_s is None or error.status != 503:
+                    _log.warning("images_not_stored", images=1, reason=str(error))
+                    return None
+                await asyncio.sleep(pause_s)
+        raise AssertionError("the last attempt returns")
 
     async def get(self, tenant: str, path: str) -> tuple[bytes, bytes]:
         """An image and its media type. Raises `ApiError` 404 if this tenant has none there (any more)."""

@@ -51,7 +51,9 @@ def endpoint_of(card: ModelCard) -> str:
         return "/v1/chat/completions"
     if card.video_generation is not None:
         return "/v1/videos"
-    return "/v1/embeddings" if card.image_generation is None else "/v1/images/generations"
+    if card.image_generation is None:
+        return "/v1/embeddings"
+    return "/v1/images/generations" if "image_generation" in card.capabilities else "/v1/images/edits"
 
 
 class ModelCatalog:

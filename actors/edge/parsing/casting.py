@@ -3,11 +3,10 @@
 import ast
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+from headwater.actors.edge.parsing.json_number import JSON_NUMBER
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -97,7 +96,7 @@ def cast(raw: str, types: frozenset[str]) -> str:
 
 
 def _number(text: str, fractions: bool) -> str:
-    if _NUMBER.fullmatch(text) and (fractions or text.lstrip("-").isdigit()):
+    if JSON_NUMBER.fullmatch(text) and (fractions or text.lstrip("-").isdigit()):
         return text
     try:
         value = float(text)

@@ -15,10 +15,11 @@ from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.record import RequestLogWriter
+from headwater.actors.edge.request.routing_hints import tenant_of
 from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
 from headwater.actors.http.errors import ApiError, overloaded
-from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.intake import MediaIntake, TenantIntake
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
 
@@ -67,6 +68,12 @@ class Serving(NamedTuple):
     request_timeout_s: float = 0.0
     reasoning_field: ReasoningField = "both"
     intake: MediaIntake | None = None
+
+    def intake_of(self, headers: Headers, principal: Principal) -> TenantIntake | None:
+        """The media intake for the items of a client's call. Raises `ApiError` 400 for a header that names no tenant."""
+        if self.intake is None:
+            return None
+        return TenantIntake(self.intake, tenant_of(headers, principal))
 
     def model(self, name: str, principal: Principal) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""

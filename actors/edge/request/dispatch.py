@@ -53,7 +53,8 @@ class NotTaken(NamedTuple):
 
 
 class Addressed(NamedTuple):
-    """Message `number` of a request, for one of the workers with what `constraints` name. `tokens` are those of its prompts.
+    """Message `number` of a request, for one of the workers with what `constraints` name. `tokens` are those of its prompts,
+    `hashes` the packed hashes of the full blocks of the only one.
 
     It is not sent again once `deaths_max` workers died while they had it: then it counts as the cause.
     """
@@ -63,6 +64,7 @@ class Addressed(NamedTuple):
     tokens: int
     constraints: Constraints
     deaths_max: int
+    hashes: bytes = b""
 
 
 class RouteAnswer(NamedTuple):
@@ -80,15 +82,16 @@ class Dispatcher:
         self.workers = workers
         self.clock = workers.ports.clock
         self.pool = pool
+        self.tenant = hashing.tenant_digest(hints.flow.tenant)
         self._hints = hints
         self._opened_s = self.clock.monotonic_s()
 
     async def route(
-        self, ask: AskRouter, prompt_tokens: int, max_tokens: int, hashes: bytes = b""
+        self, ask: AskRouter, prompt_tokens: int, max_tokens: int, hashes: bytes = b"", *, reader: str = ""
     ) -> RouteAnswer:
-        """Query the router. `hashes` are the packed sequence hashes of the prompt's full blocks. May be cancelled."""
+        """Query the router. `hashes` are the packed sequence hashes of the prompt's full blocks, `reader` as in `RouteQuery`. May be cancelled."""
         began_s = self.clock.monotonic_s()
-        query = RouteQuery(ask.attempt, prompt_tokens, max_tokens, hashes, ask.constraints)
+        query = RouteQuery(ask.attempt, prompt_tokens, max_tokens, hashes, ask.constraints, reader=reader)
         query = self._hints.apply_to(query, passed_s=began_s - self._opened_s, waits=ask.may_wait)
         reply: Decision | RouteRefused | None = None
         failure = ""
@@ -120,7 +123,7 @@ class Dispatcher:
             attempt = f"{message.request}-{message.number}-{attempts}"
             constraints = msgspec.structs.replace(message.constraints, exclude=placement.exclude)
             ask = AskRouter(attempts, attempt, constraints, may_wait=not was_routed)
-            reply, failure, waited_s = await self.route(ask, message.tokens, 0)
+            reply, failure, waited_s = await self.route(ask, message.tokens, 0, message.hashes)
             placement = placement.extend(waited_s)
             if not isinstance(reply, Decision):
                 if reply is None:
@@ -251,6 +254,8 @@ class ChoiceMessages:
             leg=attempt.leg,
             handoff=effect.handoff,
             media=self._sent_media,
+            edge_epoch=self._workers.epoch,
+            tenant=self._dispatcher.tenant,
         )
         try:
             reply = await self._workers.generate(attempt.worker, attempt.epoch, request)
@@ -266,18 +271,20 @@ class ChoiceMessages:
         """Have encode workers encode the images of a leg that is going to be sent; returns what is to be recorded."""
         self._sent_media = self._media
         decision = self._decision
-        # A request has the embeddings of all its media or of none, and encode workers compute those of images.
-        are_images = all(item.kind == "image" for item in self._media)
-        if not self._media or not are_images or attempt.leg == "decode" or decision is None:
+        if not self._media or attempt.leg == "decode" or decision is None:
             return []
-        # Imported for requests with images only: a prompt of text takes a short way through the edge.
-        from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
+        # Imported for requests with media only: a prompt of text takes a short way through the edge.
+        from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, may_be_encoded_apart
 
+        if not may_be_encoded_apart(item.kind for item in self._media):
+            return []
         spec = self._spec
 
-        async def route(name: str, constraints: Constraints, tokens: int, hashes: bytes) -> Decision | None:
+        async def route(
+            name: str, constraints: Constraints, tokens: int, hashes: bytes, reader: str
+        ) -> Decision | None:
             answer = await self._dispatcher.route(
-                AskRouter(0, name, constraints, may_wait=False), tokens, 0, hashes
+                AskRouter(0, name, constraints, may_wait=False), tokens, 0, hashes, reader=reader
             )
             return answer.reply if isinstance(answer.reply, Decision) else None
 
@@ -285,7 +292,7 @@ class ChoiceMessages:
             self._workers, self._clock, route, self._dispatcher.pool, self._sequence.block_size
         )
         leg = EncodeLeg(spec.request, spec.index, attempt.name, decision)
-        self._sent_media, events = await encoders.encode(leg, self._media, spec.constraints.tolerates)
+        self._sent_media, events = await encoders.encode(leg, self._media, spec.constraints)
         return events
 
 

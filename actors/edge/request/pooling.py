@@ -9,10 +9,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from headwater.actors.bus.port import BusError
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.request.dispatch import Addressed, Dispatcher, NotTaken, WorkerDied
+from headwater.actors.edge.request.dispatch import (
+    Addressed,
+    Dispatcher,
+    NotTaken,
+    TokenSequence,
+    WorkerDied,
+)
 from headwater.actors.edge.request.migration import DEATHS_MAX
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import NO_HINTS, RoutingHints
@@ -21,6 +29,8 @@ from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import U32, pack_tokens
 from headwater.schemas.messages.inference import Embedded, EmbedRequest
+from headwater.schemas.messages.media import PromptMedia, media_features
+from headwater.schemas.tables.capability import required_capabilities
 
 MESSAGE_TOKENS_MAX: Final = 16_384
 """Prompt tokens of one message; a longer prompt goes alone."""
@@ -36,7 +46,7 @@ CONCURRENT_MESSAGES_MAX: Final = 8
 
 
 class PoolingJob(NamedTuple):
-    """Prompts of one request. `segments` as in `EmbedRequest`; `dimensions` 0: as many as the model has."""
+    """Prompts of one request. `segments` and `media` as in `EmbedRequest`; `dimensions` 0: as many as the model has."""
 
     request: str
     model: Model
@@ -46,6 +56,7 @@ class PoolingJob(NamedTuple):
     segments: tuple[int, ...] = ()
     hints: RoutingHints = NO_HINTS
     cache_salt: str = ""
+    media: tuple[tuple[PromptMedia, ...], ...] = ()
 
 
 def messages(lengths: Sequence[int], vector_bytes: int, first: int = 0) -> list[range]:
@@ -77,7 +88,10 @@ class Pooling:
         size = self._sizes.get(kind, job.dimensions * 4)
         parts: dict[int, tuple[bytes, ...]] = {}
         plan = messages(lengths, size or VECTOR_BYTES)
-        if not size and len(plan) > 1:
+        if job.media:
+            # Each conversation goes to where its blocks and media are.
+            plan = [range(number, number + 1) for number in range(len(lengths))]
+        elif not size and len(plan) > 1:
             # The first reply shows how many prompts fit into the others.
             parts[0] = await self._place(job, 0, plan[0], record)
             self._sizes[kind] = max(4, *(len(vector) for vector in parts[0]))
@@ -104,8 +118,15 @@ class Pooling:
         """Send one message to workers until one replies with its vectors."""
         dispatcher = Dispatcher(self._workers, job.model.card.pool, job.hints)
         tokens = sum(len(job.prompts[one]) for one in prompts)
-        constraints = Constraints(lora_name=job.model.lora_name, needs=("embed",))
-        message = Addressed(job.request, number, tokens, constraints, DEATHS_MAX)
+        features = media_features(item for one in prompts for item in (job.media[one] if job.media else ()))
+        needs = ("embed", *required_capabilities(None, **features))
+        constraints = Constraints(
+            lora_name=job.model.lora_name,
+            needs=needs,
+            media_processor=job.model.card.media_processor if any(features.values()) else "",
+        )
+        hashes = _hashes(job, prompts.start) if job.media else b""
+        message = Addressed(job.request, number, tokens, constraints, DEATHS_MAX, hashes)
 
         async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | NotTaken:
             return await self._embed(job, prompts, decision, attempt)
@@ -127,10 +148,13 @@ class Pooling:
             job.dimensions,
             tuple(job.segments[one] for one in prompts) if any(job.segments) else (),
             job.cache_salt,
+            media=tuple(job.media[one] for one in prompts) if job.media else (),
         )
         worker, epoch = decision.worker, decision.epoch
         try:
-            reply = await self._workers.embed(worker, epoch, request)
+            with self._workers.waiting() as waiter:
+                request = msgspec.structs.replace(request, waiter=waiter)
+                reply = await self._workers.embed(worker, epoch, request)
         except (BusError, asyncio.CancelledError):
             # It may compute all the same.
             self._workers.cancel(worker, epoch, attempt)
@@ -146,3 +170,14 @@ class Pooling:
                 f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"
             )
         return reply.vectors
+
+
+def _hashes(job: PoolingJob, prompt: int) -> bytes:
+    """The packed hashes of a prompt's full blocks, where its engines report which they have."""
+    card = job.model.card
+    if "kv_events" not in card.capabilities:
+        return b""
+    sequence = TokenSequence(
+        job.prompts[prompt], card.block_size, job.model.lora_name, job.cache_salt, job.media[prompt]
+    )
+    return sequence.extend([])[1]

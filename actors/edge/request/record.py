@@ -6,8 +6,10 @@ from typing import Final
 
 from headwater.actors import metrics
 from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.http.long_strings import whole_body
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.request import (
+    MediaPlace,
     PayloadKind,
     RequestAccepted,
     RequestCheckpoint,
@@ -78,7 +80,13 @@ class RequestLogWriter:
                 choices,
                 self._payload_kind,
                 self._payload(body),
-                tuple([(item.id, item.start, item.tokens) for item in media if item.kind == "image"]),
+                media=tuple(
+                    [
+                        MediaPlace(item.kind, item.id, item.start, item.tokens)
+                        for item in media
+                        if item.kind != "recording"
+                    ]
+                ),
             )
         )
 
@@ -152,4 +160,5 @@ class RequestLogWriter:
     def _payload(self, data: bytes) -> bytes:
         if self._payload_kind == "off":
             return b""
+        data = whole_body(data)
         return sha256(data).digest() if self._payload_kind == "hashed" else data

@@ -61,13 +61,15 @@ class RoutingHints(NamedTuple):
         """The query with these hints, `passed_s` after the request arrived. Constraints that the query has already win.
 
         A query that may not wait (`waits`) belongs to a request that a worker had before: its deadline no longer matters. The
-        worker that a client chose does its first leg only.
+        worker that a client chose does its first leg only, and its images go to whatever encode worker that one reads from.
         """
         flow, hinted, preferences = self.flow, self.constraints, self.preferences
         deadline_ms = 0
         if flow.deadline_ms and waits:
             deadline_ms = max(1, flow.deadline_ms - round(passed_s * 1_000.0))
-        if hinted.pinned:
+        if "encode" in query.constraints.needs:
+            hinted = msgspec.structs.replace(hinted, pinned="", engine="")
+        elif hinted.pinned:
             if query.constraints.leg == "decode":
                 hinted = msgspec.structs.replace(hinted, pinned="")
             else:

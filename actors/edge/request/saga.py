@@ -47,7 +47,7 @@ from headwater.actors.edge.request.saga_types import (
     TimedOut,
 )
 from headwater.actors.edge.request.states import SETBACKS, Cause, after
-from headwater.actors.http.errors import ApiError, ended_workers, refused_by_router, rejected, upstream_failed
+from headwater.actors.http import errors
 from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped
 from headwater.schemas.messages.handoff import Handoff
 from headwater.schemas.messages.inference import FrameEntry, Leg
@@ -150,7 +150,7 @@ def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effe
     if isinstance(event, RouterUnanswered):
         placement = placement.unanswered(event.reason)
     elif event.refusal.for_good:
-        return _not_placed(saga, refused_by_router(event.refusal), effects)
+        return _not_placed(saga, errors.refused_by_router(event.refusal), effects)
     else:
         placement = placement.refused_by_router(event.refusal)
     error = placement.expired(event.now_s)
@@ -192,7 +192,8 @@ def _on_reply(saga: Saga, event: LegAccepted | LegRefused | LegUnanswered, effec
                     _cancel(attempt, effects)
             saga = _turn_down(saga, "spent" if spent else "refused", reason, effects)
             if isinstance(event, LegRefused) and not event.retryable:
-                return _not_placed(saga, rejected(reason, event.param or saga.spec.guide_param), effects)
+                rejection = errors.rejected(reason, event.param or saga.spec.guide_param)
+                return _not_placed(saga, rejection, effects)
     assert saga.placement is not None
     placement = saga.placement.refused_by_worker(attempt.worker, attempt.epoch, reason)
     error = placement.expired(event.now_s)
@@ -225,9 +226,11 @@ def _drop_handoff(saga: Saga, cause: Cause, reason: str, effects: Effects) -> Sa
     return _go(replace(saga, migrations=saga.migrations + 1), cause, effects, reason, handoff)
 
 
-def _not_placed(saga: Saga, error: ApiError, effects: Effects) -> Saga:
+def _not_placed(saga: Saga, error: errors.ApiError, effects: Effects) -> Saga:
     origin = saga.placement.origin if saga.placement is not None else ""
-    return _fail(saga, upstream_failed(f"{origin}: {error}") if origin else error, effects)
+    if origin:
+        error = errors.not_moved(origin, error, has_begun=saga.emitted > 0)
+    return _fail(saga, error, effects)
 
 
 # Streaming: frames, and what ends or interrupts them.
@@ -298,7 +301,7 @@ def _on_finished(saga: Saga, event: LegFinished, effects: Effects) -> Saga:
     worker = saga.attempt.worker
     if event.finish == "rejected":
         saga = _detach(saga, effects)
-        return _fail(saga, rejected(event.detail, event.param or saga.spec.guide_param), effects)
+        return _fail(saga, errors.rejected(event.detail, event.param or saga.spec.guide_param), effects)
     if event.finish in ("stop", "length") and saga.state == "decode":
         return _end(saga, "finished", "stop" if event.finish == "stop" else "length", effects)
     reason = f"worker {worker}: {event.detail or 'it aborted the request'}"
@@ -311,7 +314,7 @@ def _lose(saga: Saga, cause: Cause, reason: str, now_s: float, effects: Effects,
     if is_blamed(finish, saga.received):
         saga = replace(saga, deaths=saga.deaths + 1)
         if saga.deaths >= DEATHS_MAX:
-            return _fail(saga, ended_workers(saga.deaths, reason), effects)
+            return _fail(saga, errors.ended_workers(saga.deaths, reason), effects)
     _cancel(attempt, effects)
     if not attempt.accepted:
         # The reply to the dispatch, which is still awaited, continues the search.
@@ -325,26 +328,26 @@ def _lose(saga: Saga, cause: Cause, reason: str, now_s: float, effects: Effects,
         return _end(saga, "finished", "length", effects)
     if not is_migratable(sampling, saga.emitted):
         blocker = migration_blocker(sampling, saga.emitted)
-        return _fail(saga, upstream_failed(f"{reason}; {blocker}."), effects)
+        return _fail(saga, errors.upstream_failed(f"{reason}; {blocker}."), effects)
     origin = f"Worker {attempt.worker}.{attempt.epoch} failed and no other worker took the request"
     placement = Placement(now_s + MOVE_S_MAX, origin=origin)
     return _ask_router(replace(saga, placement=placement), now_s, effects)
 
 
-def _moved_too_often(reason: str) -> ApiError:
-    return upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last reason: {reason}.")
+def _moved_too_often(reason: str) -> errors.ApiError:
+    return errors.upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last reason: {reason}.")
 
 
 # What every part uses.
 
 
-def _fail(saga: Saga, error: ApiError, effects: Effects) -> Saga:
+def _fail(saga: Saga, error: errors.ApiError, effects: Effects) -> Saga:
     if saga.streaming:
         _cancel(saga.attempt, effects)
     return _end(saga, "failed", "error", effects, error)
 
 
-def _end(saga: Saga, cause: Cause, end: End, effects: Effects, error: ApiError | None = None) -> Saga:
+def _end(saga: Saga, cause: Cause, end: End, effects: Effects, error: errors.ApiError | None = None) -> Saga:
     saga, _ = _release(_detach(saga, effects), effects)
     saga = _go(saga, cause, effects)
     effects.append(Finish(end, error))

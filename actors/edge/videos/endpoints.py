@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from headwater.actors.edge.api.responses.paging import page_of, page_request
 from headwater.actors.edge.generation.prompts import tokens_of
 from headwater.actors.edge.history.objects import TenantObjects
 from headwater.actors.edge.model.catalog import endpoint_of
@@ -28,6 +27,7 @@ from headwater.actors.edge.videos.types import decode_video
 from headwater.actors.edge.videos.work import VideoParts
 from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Disconnect, respond
 from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed, overloaded
+from headwater.actors.http.paging import page_of, page_request
 from headwater.events.errors import LogError
 from headwater.schemas.tables.card import ModelCard, VideoGenerationSupport
 

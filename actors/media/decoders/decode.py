@@ -22,7 +22,7 @@ def decode(
     if kind == "image":
         from headwater.actors.media.decoders.image import decode_image
 
-        return decode_image(file, form, limits.image, out)
+        return decode_image(file, form, limits.image, out, mask=target.mask)
     if kind == "audio":
         from headwater.actors.media.decoders.audio import decode_audio
 

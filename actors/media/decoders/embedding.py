@@ -10,7 +10,7 @@ from headwater.actors.media.decoders.image_size import malformed
 from headwater.actors.media.decoders.result import DecodedMedia, Sink
 from headwater.actors.media.request.errors import MediaCode, MediaError
 from headwater.actors.media.request.settings import EmbeddingLimits
-from headwater.actors.media.request.source import EmbeddingForm
+from headwater.actors.media.request.source import GRID, EmbeddingForm
 
 EXPONENTS: Final[dict[str, Any]] = {
     "F32": np.uint32(0x7F80_0000),
@@ -19,7 +19,6 @@ EXPONENTS: Final[dict[str, Any]] = {
 }
 """The bits of the exponent by type: all set in infinities and in what is no number."""
 
-GRID: Final = "image_grid_thw"
 GRID_TYPES: Final[dict[str, np.dtype[Any]]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
 GRID_MAX: Final = 4_096
 

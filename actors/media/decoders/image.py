@@ -1,4 +1,4 @@
-"""Images to pixels: uint8, RGB, upright, over white. Metadata never leaves this module.
+"""Images to pixels: uint8, RGB, upright, over white; or their transparency alone. Metadata never leaves this module.
 
 Of an animated image the first frame is decoded, and no other.
 """
@@ -42,8 +42,10 @@ TURNS: Final = {
 _WHITE: Final = (255, 255, 255)
 
 
-def decode_image(file: BinaryIO, form: FileFormat, limits: ImageLimits, out: Sink) -> DecodedMedia:
-    """Write pixels of shape (height, width, 3) to `out`. Raises `MediaError`."""
+def decode_image(
+    file: BinaryIO, form: FileFormat, limits: ImageLimits, out: Sink, *, mask: bool = False
+) -> DecodedMedia:
+    """Write pixels of shape (height, width, 3) to `out`; with `mask` (height, width, 1), 255 where it is transparent. Raises `MediaError`."""
     stated = image_size(file, form)
     _check_pixels(stated, limits)
     Image.MAX_IMAGE_PIXELS = limits.pixels_max  # checked by the library for what is in no header
@@ -69,10 +71,15 @@ def decode_image(file: BinaryIO, form: FileFormat, limits: ImageLimits, out: Sin
     except (struct.error, zlib.error) as error:
         raise malformed(form, "it cannot be decoded") from error
     width, height = upright.size
+    if mask and not _may_be_clear(upright):
+        raise MediaError(
+            MediaCode.WRONG_TYPE,
+            "The mask has no transparency: its transparent areas are what is changed. Send a PNG with an alpha channel.",
+        )
     for top in range(0, height, BAND_ROWS):
         band = upright.crop((0, top, width, min(height, top + BAND_ROWS)))
-        out.write(_rgb(band).tobytes())
-    return DecodedMedia("uint8", (height, width, 3), form.name)
+        out.write((_transparency(band) if mask else _rgb(band)).tobytes())
+    return DecodedMedia("uint8", (height, width, 1 if mask else 3), form.name)
 
 
 def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
@@ -100,9 +107,17 @@ def _rgb(band: Image.Image) -> Image.Image:
     """8 bits a channel; transparency over white, as models are trained with."""
     if band.mode.startswith("I;16"):
         return band.point(lambda value: value / 256).convert("L").convert("RGB")
-    if band.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in band.info:
+    if _may_be_clear(band):
         clear = band.convert("RGBA")
         flat = Image.new("RGB", clear.size, _WHITE)
         flat.paste(clear, mask=clear.getchannel("A"))
         return flat
     return band.convert("RGB")
+
+
+def _may_be_clear(image: Image.Image) -> bool:
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+
+
+def _transparency(band: Image.Image) -> Image.Image:
+    return band.convert("RGBA").getchannel("A").point(lambda value: 255 - value)

@@ -134,8 +134,15 @@ class IntakeSettings(NamedTuple):
         ),
     ] = 4
     queue_max: Annotated[
-        int, Meta(ge=0, description="items of media that wait for a process; beyond it 503")
+        int,
+        Meta(
+            ge=0,
+            description="items of media that wait for a process, of those to be fetched and of those in requests; beyond it 503",
+        ),
     ] = 256
+    queue_s: Annotated[
+        float, Meta(gt=0, description="seconds that an item of media waits for a process at most; then 503")
+    ] = 30.0
     decoded_mib: Annotated[
         int,
         Meta(

@@ -7,6 +7,9 @@ Encoding = Literal["url", "data_url", "base64", "raw"]
 TensorType = Literal["F32", "F16", "BF16"]
 """As safetensors spells them."""
 
+GRID = "image_grid_thw"
+"""The tensor of a model of Qwen2-VL's kind with an image's patches: 1, rows, columns."""
+
 RATE_HZ = 16_000
 FRAMES = 32
 
@@ -54,10 +57,12 @@ class MediaTarget(NamedTuple):
     """What a model takes.
 
     `processor`: its processor's settings, in any stable notation; they become a part of the item's id. `rate_hz`: samples
-    per second of audio. `frames`: how many frames are sampled from a video. `embedding`: None where the model takes none.
+    per second of audio. `frames`: how many frames are sampled from a video. `embedding`: None where the model takes none. `mask`: of an image its
+    transparency alone, which says what of another image is to be changed.
     """
 
     processor: str = ""
     rate_hz: int = RATE_HZ
     frames: int = FRAMES
     embedding: EmbeddingForm | None = None
+    mask: bool = False

@@ -4,7 +4,7 @@ Whatever fails, the request continues: its images are then fetched from the edge
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from headwater.actors.bus.port import Bus
 from headwater.actors.worker.encoding.offers import OwnerChannel
 from headwater.engines.engine import EncodedImage, EngineError
 from headwater.engines.transfer.port import TensorTransfer
+from headwater.schemas.clock import Clock
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.media import ClientEmbedding, ImageEmbedding, PromptMedia
 
@@ -40,11 +41,14 @@ class EmbeddingEngine(Protocol):
 class EmbeddingReader:
     """One per worker. `transfer` is None for a worker that reads none."""
 
-    def __init__(self, bus: Bus, ns: str, engine: EmbeddingEngine) -> None:
+    def __init__(self, bus: Bus, ns: str, engine: EmbeddingEngine, clock: Clock) -> None:
         self.transfer: TensorTransfer | None = None
         self._bus = bus
         self._ns = ns
         self._engine = engine
+        self._clock = clock
+        self.on_read: Callable[[int, float], None] = lambda tokens, seconds: None
+        """Called with an image's tokens, and how long it took from the claim until the engine had the embedding."""
         self._reading: dict[str, asyncio.Future[None]] = {}
 
     async def read(self, media: Sequence[PromptMedia]) -> bool:
@@ -92,8 +96,10 @@ class EmbeddingReader:
 
     async def _fetch(self, transfer: TensorTransfer, item: PromptMedia, embedding: ImageEmbedding) -> None:
         channel = OwnerChannel(self._bus, self._ns, embedding.epoch)
+        began_s = self._clock.monotonic_s()
         values = await transfer.read(embedding.offer, channel)
         await self._engine.put_embedding(item, EncodedImage(values, embedding.offer.dtype, embedding.fields))
+        self.on_read(item.tokens, self._clock.monotonic_s() - began_s)
         metrics.EMBEDDINGS_READ.labels("read").inc()
         metrics.EMBEDDING_BYTES.inc(embedding.offer.nbytes)
 

@@ -1,7 +1,8 @@
 """Requests to encode an image: its pixels are fetched from the edge, its embedding is computed, kept, and offered to one reader."""
 
 import asyncio
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -11,13 +12,14 @@ from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.media import MediaCache, MediaMissing
+from headwater.actors.worker.serving.orphans import RequestsByEdge, by_edge
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.engines.engine import Engine, EngineDied, EngineError, RequestRejected
 from headwater.engines.transfer.port import SlabFull, TensorTransfer, TransferError
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
-from headwater.schemas.messages.inference import Refused
-from headwater.schemas.messages.media import ImageEmbedding
+from headwater.schemas.messages.inference import Refused, WaitingEdge
+from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
 
 OFFER_S: Final = 15.0
 """How long an offer waits for its reader, which is sent the request at once."""
@@ -27,6 +29,11 @@ ACTIVE_MAX: Final = 256
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(EncodeRequest)
 _log = structlog.get_logger("headwater.encoding")
+
+
+class _Encoding(NamedTuple):
+    task: asyncio.Task[None]
+    waiter: WaitingEdge | None
 
 
 class EncodeRequests:
@@ -49,9 +56,9 @@ class EncodeRequests:
         self._status = status
         self._inflight = inflight
         self._media = media
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._tokens: dict[str, int] = {}
-        """Of the images that are being encoded, by id."""
+        self._running: dict[str, _Encoding] = {}
+        self._wanted: dict[str, tuple[int, int]] = {}
+        """Of the images that are being encoded, by id: their tokens, and how many requests wait for them."""
 
     async def on_encode(self, message: Message) -> None:
         """Accept a request, or refuse it. The reply is sent once the embedding is there."""
@@ -75,15 +82,15 @@ class EncodeRequests:
             metrics.IMAGES_ENCODED.labels("declined").inc()
             return await self._reply(message, Declined(ahead))
         task = self._spawn(self._encode(message, request), "encode")
-        self._running[request.request] = task
+        self._running[request.request] = _Encoding(task, request.waiter)
         task.add_done_callback(lambda _: self._end(request.request))
         return None
 
     def _ahead(self, request: EncodeRequest) -> int:
         """Tokens of images that are encoded before this one; 0 if it is at hand, or one of them."""
-        if self._engine.holds_embedding(request.item) or request.item.id in self._tokens:
+        if self._engine.holds_embedding(request.item) or request.item.id in self._wanted:
             return 0
-        return sum(self._tokens.values())
+        return sum(tokens for tokens, _ in self._wanted.values())
 
     async def _encode(self, message: Message, request: EncodeRequest) -> None:
         reply: EncodeReply
@@ -112,13 +119,17 @@ class EncodeRequests:
         item = request.item
         if self.transfer is None:
             return Refused("it has no transport for embeddings", True)
+        _, waiting = self._wanted.get(item.id, (0, 0))
+        is_computed = not self._engine.holds_embedding(item) or waiting > 0
+        if is_computed:
+            self._wanted[item.id] = item.tokens, waiting + 1
         try:
             if not self._engine.holds_embedding(item):
-                self._tokens[item.id] = item.tokens
                 (item,) = await self._media.load(request.edge, [item])
             image = await self._engine.encode(item)
         finally:
-            self._tokens.pop(item.id, None)
+            if is_computed:
+                self._leave(item)
         self._inflight.note_encoded(request.request, item.tokens if image.cached else 0)
         offer = await self.transfer.offer(image.values, ttl_s=OFFER_S, dtype=image.dtype)
         if epoch != self.epoch:
@@ -126,14 +137,29 @@ class EncodeRequests:
             return Refused("it started a new incarnation", True)
         return Encoded(ImageEmbedding(offer, epoch, image.fields), image.cached)
 
+    def _leave(self, item: PromptMedia) -> None:
+        """A request no longer waits for this image. The others do, and it is ahead of later ones until the last has left."""
+        tokens, waiting = self._wanted.pop(item.id)
+        if waiting > 1:
+            self._wanted[item.id] = tokens, waiting - 1
+
     def _end(self, request: str) -> None:
         del self._running[request]
         self._inflight.finish_encoding(request)
 
+    def requests_by_edge(self) -> RequestsByEdge:
+        """See `EdgeRequests`."""
+        return by_edge((request, running.waiter) for request, running in self._running.items())
+
+    def abort(self, requests: Sequence[str]) -> None:
+        """See `EdgeRequests`."""
+        for request in requests:
+            if request in self._running:
+                self._running[request].task.cancel()
+
     def abort_all(self) -> None:
         """Stop all requests: their edges do without an embedding."""
-        for task in list(self._running.values()):
-            task.cancel()
+        self.abort(list(self._running))
 
     async def _reply(self, message: Message, reply: EncodeReply) -> None:
         await self._bus.publish(message.reply, _encode(reply))

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import structlog
 
 from headwater.actors.worker.serving.inflight import Inflight
@@ -204,9 +205,12 @@ class EngineHealth:
         return await self._canary_answer(self._engine.embed(request), limit_s)
 
     async def _image_canary(self, support: ImageGenerationSupport, limit_s: float) -> Step | None:
-        """The smallest image, in one step."""
+        """The smallest image, in one step; from a black one, for a model that only changes images."""
         side = support.side_min
         request = ImageRequest(f"canary-{self._ids()}", "", side, side, steps=1, seed=0)
+        if "image_generation" not in self._engine.capabilities:
+            black = PromptMedia("image", "canary", 0, 0, (side, side, 3), bytes(side * side * 3))
+            request = msgspec.structs.replace(request, images=(black,))
         return await self._canary_answer(self._engine.generate_images(request, lambda _: None), limit_s)
 
     async def _video_canary(self, support: VideoGenerationSupport, limit_s: float) -> Step | None:

@@ -233,13 +233,14 @@ class Incarnation:
             block_size=info.block_size,
             total_blocks=info.total_blocks,
             max_running=info.max_running,
-            pairs_with=info.pairs_with,
+            pairs_with=status.embedding_format if status.role == "encode" else info.pairs_with,
             capabilities=tuple(capabilities),
             lora_slots=info.lora_slots,
             instance=status.instance,
             tier=status.tier,
             taints=status.taints,
             tokenizer=status.tokenizer,
+            media_processor=status.media_processor,
         )
 
     def _current_status(self) -> WorkerChanged:

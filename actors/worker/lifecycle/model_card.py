@@ -62,6 +62,8 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         speech=info.speech,
         image_generation=info.image_generation,
         video_generation=info.video_generation,
+        media_processor=media_processor(files, info),
+        media_tokens_max={engine.name: dict(info.media_tokens_max)} if info.media_tokens_max else {},
         response_template=await _store_artifact(ports, files.response_template.encode())
         if files.response_template
         else "",
@@ -73,6 +75,13 @@ async def publish_card(ports: Ports, served: Served, engine: Engine, info: Engin
         return present
     if present is not None and present.tokenizer != card.tokenizer:
         _log.warning("tokenizer_differs", pool=card.pool, before=present.tokenizer, now=card.tokenizer)
+    if present is not None and present.media_processor not in ("", card.media_processor):
+        _log.warning(
+            "media_processor_differs",
+            pool=card.pool,
+            before=present.media_processor,
+            now=card.media_processor,
+        )
     await table.put_model(card)
     return card
 
@@ -89,7 +98,21 @@ def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
         known |= {
             name: getattr(present, name) for name, own in known.items() if own is None and name in either
         }
+        limits = {name: most for name, most in present.media_tokens_max.items() if name != card.engine}
+        known["media_tokens_max"] = {**limits, **card.media_tokens_max}
+        if not card.media_processor and any(known[name] is not None for name in MediaSupport._fields):
+            known["media_processor"] = present.media_processor
     return replace(card, engines=engines, capabilities=tuple(sorted(either)), **known)
+
+
+def media_processor(files: ModelFiles, info: EngineInfo) -> str:
+    """The digest of all settings with which a worker turns media into its model's input, "" for a model without media.
+
+    They are those of the model's files and those that the engine was started with. Equal values mean equal input from equal pixels and samples.
+    """
+    if not info.media.capabilities and info.speech is None:
+        return ""
+    return hashlib.sha256(f"{files.media_processor}\0{info.media_settings}".encode()).hexdigest()
 
 
 async def _store_artifact(ports: Ports, data: bytes) -> str:

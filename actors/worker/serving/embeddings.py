@@ -5,7 +5,8 @@ An edge cancels one like any other request.
 """
 
 import asyncio
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -13,10 +14,19 @@ import structlog
 from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.media import MediaCache, MediaMissing
+from headwater.actors.worker.serving.orphans import RequestsByEdge, by_edge
 from headwater.actors.worker.serving.refusals import ABORTED, refusal_of
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.engines.engine import Engine
-from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
+from headwater.schemas.messages.inference import (
+    Cancel,
+    Embedded,
+    EmbedReply,
+    EmbedRequest,
+    Refused,
+    WaitingEdge,
+)
 
 ACTIVE_MAX: Final = 256
 """Requests at once; one more is refused, and its edge tries another worker."""
@@ -30,18 +40,31 @@ _cancel = msgspec.msgpack.Decoder(Cancel)
 _log = structlog.get_logger("headwater.embedding")
 
 
+class _Pooling(NamedTuple):
+    task: asyncio.Task[None]
+    message: Message
+    waiter: WaitingEdge | None
+
+
 class Embeddings:
     """The pooling requests of one worker, counted in `inflight`."""
 
     def __init__(
-        self, bus: Bus, engine: Engine, spawn: Spawn, status: WorkerStatus, inflight: Inflight
+        self,
+        bus: Bus,
+        engine: Engine,
+        spawn: Spawn,
+        status: WorkerStatus,
+        inflight: Inflight,
+        media: MediaCache,
     ) -> None:
         self._bus = bus
         self._engine = engine
         self._spawn = spawn
         self._status = status
         self._inflight = inflight
-        self._running: dict[str, tuple[asyncio.Task[None], Message]] = {}
+        self._media = media
+        self._running: dict[str, _Pooling] = {}
 
     async def on_embed(self, message: Message) -> None:
         """Accept a request, or refuse it. The reply is sent when the engine has computed it."""
@@ -58,7 +81,7 @@ class Embeddings:
         if refusal:
             return await self._reply(message, Refused(refusal, True))
         task = self._spawn(self._compute(message, request), "embed")
-        self._running[request.request] = (task, message)
+        self._running[request.request] = _Pooling(task, message, request.waiter)
         self._inflight.accept_embedding(request.request)
         # Not at the end of `_compute`: a task may be cancelled before it starts.
         task.add_done_callback(lambda _: self._end(request.request))
@@ -66,16 +89,24 @@ class Embeddings:
 
     async def on_cancel(self, message: Message) -> None:
         """Cancel requests that no client waits for any more."""
-        for request in _cancel.decode(message.data).requests:
+        self.abort(_cancel.decode(message.data).requests)
+
+    def requests_by_edge(self) -> RequestsByEdge:
+        """See `EdgeRequests`."""
+        return by_edge((request, running.waiter) for request, running in self._running.items())
+
+    def abort(self, requests: Sequence[str]) -> None:
+        """See `EdgeRequests`."""
+        for request in requests:
             if request in self._running:
-                self._running[request][0].cancel()
+                self._running[request].task.cancel()
 
     def abort_all(self) -> None:
         """Abort all requests and reply so: their edges try another worker."""
-        for task, message in list(self._running.values()):
-            task.cancel()
+        for running in list(self._running.values()):
+            running.task.cancel()
             # A worker that only sleeps keeps its lease: without this reply the edge would wait for its timeout.
-            self._spawn(self._reply_aborted(message), "embed aborted")
+            self._spawn(self._reply_aborted(running.message), "embed aborted")
 
     async def _reply_aborted(self, message: Message) -> None:
         try:
@@ -86,8 +117,13 @@ class Embeddings:
     async def _compute(self, message: Message, request: EmbedRequest) -> None:
         reply: EmbedReply
         try:
+            if request.waiter is not None and any(request.media):
+                items = [await self._media.load(request.waiter.edge, media) for media in request.media]
+                request = msgspec.structs.replace(request, media=tuple(items))
             vectors = await self._engine.embed(request)
             reply = _checked(request, vectors)
+        except MediaMissing as error:
+            reply = Refused(str(error), True)
         except Exception as error:
             reply = refusal_of(error, request.request)
         try:

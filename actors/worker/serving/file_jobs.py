@@ -1,9 +1,11 @@
 """Files to generate, images or videos: requests that take seconds to hours, whose results are kept until their edge has fetched them.
 
-An edge that no longer asks for a request is gone, and the request is cancelled, unless another edge asks for it by then.
+A video is a job that any edge may follow: it is cancelled once no edge has asked for it for `ABANDONED_S`, whichever edge sent it. Images
+end with the edge that waits for them (see `orphans`); those of an edge that does not answer for them, like videos.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -12,6 +14,8 @@ import structlog
 from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.media import MediaCache, MediaMissing
+from headwater.actors.worker.serving.orphans import RequestsByEdge, by_edge
 from headwater.actors.worker.serving.refusals import ABORTED, refusal_of
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.engines.engine import Engine, FileStep, NotSupported
@@ -31,7 +35,6 @@ from headwater.schemas.messages.file_generation import (
     VideoRequest,
 )
 from headwater.schemas.messages.inference import Accepted, Cancel, Refused
-from headwater.schemas.tables.capability import Capability
 
 ACTIVE_MAX: Final = 64
 """Requests at once; one more is refused, and its edge tries another worker."""
@@ -40,6 +43,9 @@ ABANDONED_S: Final = 30.0
 """A request whose edge asked nothing for so long is cancelled, and its files are dropped."""
 
 EXPIRY_PERIOD_S: Final = 5.0
+
+INPUTS_S_MAX: Final = 30.0
+"""That fetching the images of an edit may take: its edge only waits for the state of the request."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _message: msgspec.msgpack.Decoder[FileMessage] = msgspec.msgpack.Decoder(FileMessage)
@@ -86,7 +92,14 @@ class FileJobs:
     """The requests for files of one worker, counted in `inflight` from when they are accepted until they are dropped."""
 
     def __init__(
-        self, bus: Bus, engine: Engine, spawn: Spawn, status: WorkerStatus, inflight: Inflight, clock: Clock
+        self,
+        bus: Bus,
+        engine: Engine,
+        spawn: Spawn,
+        status: WorkerStatus,
+        inflight: Inflight,
+        clock: Clock,
+        media: MediaCache,
     ) -> None:
         self._bus = bus
         self._engine = engine
@@ -94,6 +107,7 @@ class FileJobs:
         self._status = status
         self._inflight = inflight
         self._clock = clock
+        self._media = media
         self._jobs: dict[str, _Job] = {}
 
     async def on_message(self, message: Message) -> None:
@@ -116,7 +130,19 @@ class FileJobs:
 
     async def on_cancel(self, message: Message) -> None:
         """Drop requests that no client waits for any more, or whose edge has all files."""
-        for request in _cancel.decode(message.data).requests:
+        self.abort(_cancel.decode(message.data).requests)
+
+    def requests_by_edge(self) -> RequestsByEdge:
+        """See `EdgeRequests`. Images only."""
+        return by_edge(
+            (name, job.request.waiter)
+            for name, job in self._jobs.items()
+            if isinstance(job.request, ImageRequest)
+        )
+
+    def abort(self, requests: Sequence[str]) -> None:
+        """See `EdgeRequests`. Their files are dropped too."""
+        for request in requests:
             self._drop(request)
 
     def abort_all(self) -> None:
@@ -137,9 +163,8 @@ class FileJobs:
                     self._drop(name)
 
     def _accept(self, request: FileRequest) -> Accepted | Refused:
-        needed: Capability = "image_generation" if isinstance(request, ImageRequest) else "video_generation"
-        if needed not in self._engine.capabilities:
-            return Refused(str(NotSupported(self._engine.name, needed)), False)
+        if request.need not in self._engine.capabilities:
+            return Refused(str(NotSupported(self._engine.name, request.need)), False)
         if self._inflight.knows(request.request):
             # A copy, perhaps of one that was dropped since.
             return Accepted()
@@ -163,13 +188,26 @@ class FileJobs:
 
         try:
             if isinstance(request, ImageRequest):
-                await self._engine.generate_images(request, emit)
+                await self._engine.generate_images(await self._with_inputs(request), emit)
             else:
                 await self._engine.generate_video(request, emit)
             job.end(Refused(f"the engine gave {job.missing} files too few", True) if job.missing else None)
+        except MediaMissing as error:
+            job.end(Refused(str(error), True))
         except Exception as error:
             # Each try may take minutes: two are enough.
             job.end(refusal_of(error, request.request, fatal=True))
+
+    async def _with_inputs(self, request: ImageRequest) -> ImageRequest:
+        """The request with the data of its images, from the edge that waits for it. Raises `MediaMissing`."""
+        if not request.inputs:
+            return request
+        edge = request.waiter.edge if request.waiter is not None else ""
+        loaded = await self._media.load(edge, request.inputs, within_s=INPUTS_S_MAX)
+        images = len(request.images)
+        return msgspec.structs.replace(
+            request, images=loaded[:images], mask=loaded[images] if request.mask is not None else None
+        )
 
     def _drop(self, name: str) -> None:
         job = self._jobs.pop(name, None)

@@ -16,8 +16,12 @@ ENDED_MAX = 4_096
 """Names remembered of requests that have ended."""
 
 
+IMAGES_MAX = 4_096
+"""Images remembered that the engine was given as pixels: it keeps what it computed of the latest ones."""
+
+
 class Progress(NamedTuple):
-    """Changes since the last report: the last fields of `LoadReported`, in their order."""
+    """Changes since the last report: fields of `LoadReported`."""
 
     accepted: tuple[str, ...] = ()
     prefilled: tuple[str, ...] = ()
@@ -26,7 +30,10 @@ class Progress(NamedTuple):
     prefills: tuple[tuple[int, int], ...] = ()
     step_us: int = 0
     gaps: int = 0
+    encodes: tuple[tuple[int, int, int, int], ...] = ()
     outputs: tuple[tuple[int, int], ...] = ()
+    reads: tuple[tuple[int, int], ...] = ()
+    answered: tuple[tuple[int, int], ...] = ()
 
 
 class LoadSource(Protocol):
@@ -56,6 +63,9 @@ class Inflight:
         """Denoising steps of images and videos, and their files, so far."""
         self.ended = 0
         """Requests that have ended so far."""
+        self.reads_embeddings = False
+        """Does it matter how long images take? Where an encode worker could encode them."""
+        self._images: OrderedDict[str, None] = OrderedDict()
         self._clock = clock
         self._engine = engine
         self._handoffs = handoffs
@@ -73,6 +83,8 @@ class Inflight:
         self._finished: list[str] = []
         self._cached: list[int] = []
         self._outputs: list[tuple[int, int]] = []
+        self._reads: list[tuple[int, int]] = []
+        self._answered: list[tuple[int, int]] = []
         self.timer = PrefillTimer(self._clock.monotonic_s, self.tokens)
 
     def __len__(self) -> int:
@@ -111,7 +123,27 @@ class Inflight:
         if not fetches:
             is_waiting = self._engine.is_waiting(request.request)
             tokens = len(request.tokens) // _TOKEN_BYTES
-            self.timer.add_prompt(request.request, tokens, is_measurable=not is_waiting)
+            self.timer.add_prompt(
+                request.request,
+                tokens,
+                is_measurable=not is_waiting,
+                images=self._images_to_encode(request) if self.reads_embeddings else (),
+            )
+
+    def _images_to_encode(self, request: GenerateRequest) -> list[tuple[int, int]]:
+        """(end in the prompt, tokens) of each image that the engine gets as pixels for the first time."""
+        found = []
+        for item in request.media:
+            if item.kind == "image" and item.data and item.given is None and item.id not in self._images:
+                found.append((item.start + item.tokens, item.tokens))
+                self._images[item.id] = None
+        while len(self._images) > IMAGES_MAX:
+            self._images.popitem(last=False)
+        return found
+
+    def note_read(self, tokens: int, seconds: float) -> None:
+        """The embedding of an image with so many tokens was read from the worker that encoded it."""
+        self._reads.append((tokens, max(1, round(seconds * 1e6))))
 
     def record_first_step(self, request: GenerateRequest, step: Step) -> None:
         """The first step of a request. A prefill leg's may come before its prompt is computed: see `finish`."""
@@ -134,6 +166,7 @@ class Inflight:
                 self.timer.record_first_tokens(request.request, step.cached_tokens, decodes=False)
             else:
                 self._outputs.append((request.sampling.max_tokens, tokens))
+                self._answered.append((len(request.tokens) // _TOKEN_BYTES, request.tenant))
         load = self._engine.load()
         self.timer.end_request(request.request, load.running, load.waiting)
 
@@ -197,9 +230,11 @@ class Inflight:
             tuple(self._cached),
             *self.timer.take_measurements(self.tokens),
             tuple(self._outputs),
+            tuple(self._reads),
+            tuple(self._answered),
         )
         self._accepted, self._prefilled, self._finished, self._cached = [], [], [], []
-        self._outputs = []
+        self._outputs, self._reads, self._answered = [], [], []
         return progress
 
     async def drained(self) -> None:

@@ -42,15 +42,17 @@ class MediaCache:
         self._bytes = 0
         self._loading: dict[str, asyncio.Future[bytes]] = {}
 
-    async def load(self, edge: str, media: Sequence[PromptMedia]) -> tuple[PromptMedia, ...]:
+    async def load(
+        self, edge: str, media: Sequence[PromptMedia], within_s: float = LOAD_S_MAX
+    ) -> tuple[PromptMedia, ...]:
         """The items with their data. Raises `MediaMissing`."""
         try:
-            async with asyncio.timeout(LOAD_S_MAX):
+            async with asyncio.timeout(within_s):
                 return tuple(
                     [msgspec.structs.replace(item, data=await self._data(edge, item)) for item in media]
                 )
         except TimeoutError as error:
-            raise MediaMissing(f"edge {edge} did not send its media within {LOAD_S_MAX:g} s") from error
+            raise MediaMissing(f"edge {edge} did not send its media within {within_s:g} s") from error
 
     async def _data(self, edge: str, item: PromptMedia) -> bytes:
         loading = self._loading.get(item.id)

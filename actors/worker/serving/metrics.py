@@ -16,6 +16,10 @@ GAUGES: Final = {
         "headwater_worker_held_handoffs",
         "Prefilled prompts whose KV is kept for another worker",
     ),
+    "embedding_bytes_held": (
+        "headwater_worker_held_embedding_bytes",
+        "Bytes of image embeddings on offer to other workers, or being read",
+    ),
     "kv_events_pending": ("headwater_worker_pending_kv_events", "KV events that the log has not stored yet"),
     "epoch": ("headwater_worker_epoch", "Epoch of the worker's incarnation"),
 }

@@ -13,7 +13,7 @@ changed its state.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SAMPLES_MAX = 64
@@ -29,19 +29,26 @@ JOINED_MAX = 8
 
 
 class PrefillMeasurements(NamedTuple):
-    """Since the last report: (prompt tokens computed, microseconds) of each sample; the mean time between tokens over `gaps`, 0 for none."""
+    """Since the last report: (prompt tokens computed, microseconds) of each sample; the mean time between tokens over `gaps`, 0 for none.
+
+    Samples of prompts for which images were encoded are in `encodes` instead: see `LoadReported`.
+    """
 
     prefills: tuple[tuple[int, int], ...] = ()
     step_us: int = 0
     gaps: int = 0
+    encodes: tuple[tuple[int, int, int, int], ...] = ()
 
 
 class _Prompt:
     """A request without its first token. `began_s`: when the first step ended after it was accepted, -1 for none."""
 
-    __slots__ = ("accepted_s", "began_s", "is_measurable", "tokens")
+    __slots__ = ("accepted_s", "began_s", "images", "is_measurable", "tokens")
 
-    def __init__(self, tokens: int, accepted_s: float, *, is_measurable: bool) -> None:
+    def __init__(
+        self, tokens: int, accepted_s: float, images: Sequence[tuple[int, int]], *, is_measurable: bool
+    ) -> None:
+        self.images = images
         self.tokens = tokens
         self.accepted_s = accepted_s
         self.began_s = -1.0
@@ -60,6 +67,7 @@ class PrefillTimer:
         self._doubts: deque[tuple[float, float]] = deque(maxlen=DOUBTS_MAX)
         """(when, intervals that started before this are affected)."""
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
+        self._encodes: deque[tuple[int, int, int, int]] = deque(maxlen=SAMPLES_MAX)
         self._group: list[tuple[_Prompt, int]] = []
         self._group_s = 0.0
         self._group_step_s = 0.0
@@ -72,15 +80,26 @@ class PrefillTimer:
         """Intervals that wait to be joined with the next; the three below describe them."""
         self._joined_s = 0.0
         self._computed = 0
+        self._encoded: list[int] = []
         self._known = True
         self._firsts = 0
         self._shared_s = 0.0
         """Time between tokens up to `_step_s`, summed over all requests."""
         self._step_s = 0.0
 
-    def add_prompt(self, request: str, tokens: int, *, is_measurable: bool = True) -> None:
-        """The engine has a prompt to compute; not `is_measurable` if some of its time is spent elsewhere."""
-        prompt = self._prompts[request] = _Prompt(tokens, self._now(), is_measurable=is_measurable)
+    def add_prompt(
+        self,
+        request: str,
+        tokens: int,
+        *,
+        is_measurable: bool = True,
+        images: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """The engine has a prompt to compute; not `is_measurable` if some of its time is spent elsewhere.
+
+        It encodes `images` for that, each with (its end in the prompt, its tokens), unless their KV is cached.
+        """
+        prompt = self._prompts[request] = _Prompt(tokens, self._now(), images, is_measurable=is_measurable)
         self._fresh.append(prompt)
 
     def record_step(self) -> None:
@@ -132,14 +151,15 @@ class PrefillTimer:
         """What was measured since the last call. `tokens`: generated so far, by all requests."""
         if self._group and self._now() - self._group_s > TOGETHER_S:
             self._close()
-        samples = tuple(self._samples)
+        samples, encodes = tuple(self._samples), tuple(self._encodes)
         self._samples.clear()
+        self._encodes.clear()
         gaps = tokens - self._tokens - self._firsts
         if gaps <= 0:
-            return PrefillMeasurements(samples)
+            return PrefillMeasurements(samples, encodes=encodes)
         mean_us = round(self._shared_s / gaps * 1e6)
         self._tokens, self._firsts, self._shared_s = tokens, 0, 0.0
-        return PrefillMeasurements(samples, mean_us, gaps)
+        return PrefillMeasurements(samples, mean_us, gaps, encodes)
 
     def _began_last_step(self, now: float) -> float:
         """When the step that ends now began; -1 if no request generates that would show it."""
@@ -160,7 +180,9 @@ class PrefillTimer:
         began_s = max(before_s, min(_began(prompt, at_s) for prompt, _ in group))
         if not self._joined:
             self._joined_s, self._computed, self._known = began_s, 0, True
+            self._encoded = []
         self._computed += sum(prompt.tokens - cached for prompt, cached in group)
+        self._encoded += [size for prompt, cached in group for end, size in prompt.images if end > cached]
         self._known &= all(cached >= 0 and prompt.is_measurable for prompt, cached in group)
         left = next(iter(self._prompts.values()), None)
         step_s = self._group_step_s if self._group_step_s >= 0 else began_s
@@ -172,7 +194,11 @@ class PrefillTimer:
         while self._doubts and self._doubts[0][0] <= at_s - TOGETHER_S:
             self._doubts.popleft()
         elapsed_us = round((at_s - self._joined_s) * 1e6)
-        if self._known and not doubtful and elapsed_us > 0 and self._computed > 0:
+        if not self._known or doubtful or elapsed_us <= 0 or self._computed <= 0:
+            return
+        if self._encoded:
+            self._encodes.append((self._computed, len(self._encoded), sum(self._encoded), elapsed_us))
+        else:
             self._samples.append((self._computed, elapsed_us))
 
 

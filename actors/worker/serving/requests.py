@@ -16,6 +16,7 @@ from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.handoffs import Handoffs, UnclaimedKv
 from headwater.actors.worker.serving.inflight import Inflight, LoadSource
 from headwater.actors.worker.serving.media import MediaCache, MediaMissing
+from headwater.actors.worker.serving.orphans import RequestsByEdge
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.actors.worker.serving.token_frames import FrameSender
 from headwater.engines.engine import Aborts, Emit, EngineError, RequestRejected, Step, Transfer
@@ -281,6 +282,15 @@ class RequestIntake:
         while True:
             await self._ports.clock.sleep(EXPIRE_PERIOD_S)
             self._release_kv(self.handoffs.expire())
+
+    def requests_by_edge(self) -> RequestsByEdge:
+        """See `EdgeRequests`."""
+        return self.frames.streams_by_edge()
+
+    def abort(self, requests: Sequence[str]) -> None:
+        """See `EdgeRequests`. The KV that they left for other workers stays for its lease."""
+        for request in requests:
+            self._abort(request)
 
     def abort_all(self) -> None:
         """Abort all requests and hand-offs that are not claimed: their edges migrate them.

@@ -9,12 +9,16 @@ from headwater.schemas.tables.lease import ServedPart
 
 
 class WorkerProfile(NamedTuple):
-    """What a worker is started as. `instance` names the engine instance; the ranks of one engine share it."""
+    """What a worker is started as. `instance` names the engine instance; the ranks of one engine share it.
+
+    `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's.
+    """
 
     role: Role = "both"
     instance: str = ""
     tier: str = ""
     taints: tuple[str, ...] = ()
+    embedding_format: str = ""
 
 
 class StatusPublisher(Protocol):
@@ -35,6 +39,7 @@ class WorkerStatus:
         self.worker = worker
         self.instance = profile.instance
         self.tier = profile.tier
+        self.embedding_format = profile.embedding_format
         self.role: Role = profile.role
         self.state: WorkerState = "ready"
         self.taints = profile.taints
@@ -42,6 +47,8 @@ class WorkerStatus:
         self.lora_on_demand = False
         self.tokenizer = ""
         """The digest of its model's tokenizer; set once the model card is published."""
+        self.media_processor = ""
+        """The digest of the settings of its processor of media; set once the engine has started."""
         self.failure_reason = ""
         self.publisher: StatusPublisher | None = None
         """The present incarnation; None between two. A new incarnation publishes the whole status when it joins."""

@@ -41,11 +41,12 @@ class TokenStream:
     """One request's tokens so far."""
 
     __slots__ = (
-        "cached", "detail", "edge", "finish", "handle", "handoff", "logprobs", "param", "prompt_logprobs", "tokens",
+        "cached", "detail", "edge", "edge_epoch", "finish", "handle", "handoff", "logprobs", "param", "prompt_logprobs", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: GenerateRequest) -> None:
         self.edge = request.edge
+        self.edge_epoch = request.edge_epoch
         self.handle = request.handle
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -117,6 +118,14 @@ class FrameSender:
     def open_streams(self) -> list[str]:
         """Requests whose last step has not come."""
         return list(self._streams)
+
+    def streams_by_edge(self) -> dict[tuple[str, int], dict[int, str]]:
+        """Open streams of edges that answer for theirs: request by handle, by edge and its epoch."""
+        found: dict[tuple[str, int], dict[int, str]] = {}
+        for request, stream in self._streams.items():
+            if stream.edge_epoch:
+                found.setdefault((stream.edge, stream.edge_epoch), {})[stream.handle] = request
+        return found
 
     def has_stream(self, request: str) -> bool:
         """Was a stream opened for the request, and not dropped since?"""

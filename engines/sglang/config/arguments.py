@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sglang.config import disaggregation
 from headwater.schemas.events.fleet import Role
@@ -17,8 +18,6 @@ CPU_PAGE_SIZE: Final = 32
 
 PAGE_SIZE: Final = 16
 """SGLang's own default is pages of one token: an event, a hash and an index entry for each token."""
-
-EMBEDDINGS_MIB: Final = 256
 
 CPU_TOKENS: Final = 32_768
 CPU_RUNNING: Final = 16

@@ -10,6 +10,8 @@ POSSIBLE: frozenset[Capability] = frozenset(
     {
         "generate",
         "images",
+        "videos",
+        "audio",
         "image_embeddings",
         "logprobs",
         "prompt_logprobs",
@@ -36,7 +38,7 @@ POSSIBLE: frozenset[Capability] = frozenset(
 def capabilities(
     config: Mapping[str, Any], *, generates: bool, processors: Mapping[str, str], signatures: Signatures
 ) -> frozenset[Capability]:
-    """What an engine with these resolved arguments (by `ServerArgs`' names) can do, except images: its model decides about these.
+    """What an engine with these resolved arguments (by `ServerArgs`' names) can do, except media: its model decides about these.
 
     SGLang has no allowed tokens and no bad words.
     """

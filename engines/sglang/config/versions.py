@@ -3,15 +3,15 @@
 from importlib import metadata
 from typing import Final
 
-from headwater.engines.releases import Hole, check_release
+from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
 
 OLDEST: Final = (0, 5, 17)
 """The first release that this adapter was used with."""
 
 
-HOLES: Final[tuple[Hole, ...]] = (
-    Hole("CVE-2026-3059", (0, 5, 10), "unpickles data from an open port (diffusion broker)", refused=True),
-    Hole(
+VULNERABILITIES: Final[tuple[Vulnerability, ...]] = (
+    SGLANG_DIFFUSION_BROKER,
+    Vulnerability(
         "CVE-2026-3060", (0, 5, 10), "unpickles data from an open port (encoder disaggregation)", refused=True
     ),
 )
@@ -33,4 +33,4 @@ def installed() -> str:
 def check(version: str, *, allow: bool) -> None:
     """See `check_release`. Raises `EngineUnavailable`."""
     flag = "--sglang-allow-vulnerable-engine"
-    check_release("SGLang", version, HOLES, allow=allow, flag=flag, oldest=OLDEST)
+    check_release("SGLang", version, VULNERABILITIES, allow=allow, flag=flag, oldest=OLDEST)

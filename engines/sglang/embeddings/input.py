@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingGone, EmbeddingStore
-from headwater.engines.embeddings.tensors import check_shape, tensor_of
+from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, patches_per_token, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media.image_rule import PROBE_ID
 from headwater.schemas.messages.media import PromptMedia
@@ -27,7 +27,7 @@ SCORE_TOLERANCE: Final = 0.5
 FEATURE: Final = "precomputed_embeddings"
 
 Prepare = Callable[[Sequence[PromptMedia], "Sequence[GivenEmbedding] | None"], Awaitable[dict[str, Any]]]
-"""Makes the fields of a request from its images: see `SglangImages.prepare`."""
+"""Makes the fields of a request from its images: see `SglangMedia.prepare`."""
 
 
 class GivenEmbedding(NamedTuple):
@@ -64,7 +64,7 @@ class SglangEmbeddings:
         """Where the scheduler counts: see `counter`."""
         self._shelf = MemoryShelf()
         self._store = EmbeddingStore(self._shelf, mib << 20, time.monotonic)
-        self._width = 0
+        self._form = ModelEmbeddings(0, "")
 
     @property
     def encoded(self) -> int:
@@ -77,9 +77,8 @@ class SglangEmbeddings:
 
     async def put(self, item: PromptMedia, image: EncodedImage) -> None:
         """See `Engine.put_embedding`."""
-        tensor = tensor_of(image)
-        check_shape(item, tensor, self._width)
-        await self._store.put(item, tensor, image.fields)
+        self._form.check(item, image)
+        await self._store.put(item, tensor_of(image), image.fields)
 
     def given(self, media: Sequence[PromptMedia]) -> list[GivenEmbedding] | None:
         """The embeddings of a request's images; None if it came with pixels. Raises `EmbeddingGone`.
@@ -123,13 +122,16 @@ class SglangEmbeddings:
                 "this SGLang was not seen encoding an image: whether it uses the embeddings of encode workers cannot be "
                 "proved. Omit --reads-embeddings, or install SGLang 0.5.23"
             ) from None
-        self._width = int(tensor.shape[1])
         encoded = self.encoded
         bare = PromptMedia("image", GIVEN_ID, probe.start, probe.tokens, probe.shape)
         fields = (await prepare([probe], None))["image_data"][0]
         given = GivenEmbedding(tensor, {name: value[0].tolist() for name, value in fields_in(fields).items()})
         try:
-            check_shape(bare, tensor, self._width)
+            image = encoded_image(tensor, msgspec.json.encode(given.fields))
+            self._form = ModelEmbeddings(
+                int(tensor.shape[1]), image.dtype, patches_per_token(bare, given.fields)
+            )
+            self._form.check(bare, image)
             found = await _scores(manager, prompt, await prepare([bare], [given]), more())
         except (EngineError, ValueError, TypeError) as error:
             raise EngineUnavailable(f"this SGLang does not take an image's embedding: {error}") from error

@@ -3,13 +3,15 @@
 from importlib import metadata
 from typing import Final
 
-from headwater.engines.releases import Hole, check_release
+from headwater.engines.releases import Vulnerability, check_release
 
 OLDEST: Final = (1, 2, 0)
 """The first release whose API this adapter was written from."""
 
-HOLES: Final[tuple[Hole, ...]] = (
-    Hole("CVE-2025-23254", (0, 18, 2), "unpickles what any local user sends to its executor", refused=True),
+VULNERABILITIES: Final[tuple[Vulnerability, ...]] = (
+    Vulnerability(
+        "CVE-2025-23254", (0, 18, 2), "unpickles what any local user sends to its executor", refused=True
+    ),
 )
 """Vulnerabilities that matter behind Headwater's edge."""
 
@@ -27,7 +29,7 @@ def check(version: str, *, allow: bool) -> None:
     check_release(
         "TensorRT-LLM",
         version,
-        HOLES,
+        VULNERABILITIES,
         allow=allow,
         flag="--tensorrt-llm-allow-vulnerable-engine",
         oldest=OLDEST,

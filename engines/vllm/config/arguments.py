@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.vllm.config import cli_arguments, connectors
 from headwater.schemas.events.fleet import Role
@@ -15,8 +16,6 @@ from headwater.schemas.events.fleet import Role
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_MIB = 512
 MIB = 1024 * 1024
-EMBEDDINGS_MIB = 256
-
 _SAME_TYPES = {"float": "float32", "half": "float16"}
 
 

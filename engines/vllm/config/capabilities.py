@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from headwater.engines.vllm.config.connectors import can_hand_over
+from headwater.engines.vllm.config.pooling import POOLING
 from headwater.schemas.tables.capability import Capability
-
-POOLING = ("embed", "classify", "score", "token_embed", "token_classify")
-"""Tasks of pooling models that return vectors. Newer releases have `classify` instead of `score`."""
 
 GENERATES: frozenset[Capability] = frozenset(
     {"generate", "logprobs", "prompt_logprobs", "allowed_tokens", "seed", "cache_salt"}
@@ -15,11 +13,6 @@ GENERATES: frozenset[Capability] = frozenset(
 
 POSSIBLE: Final[frozenset[Capability]] = frozenset(get_args(Capability))
 """What it has depends on its arguments: no capability is out of reach."""
-
-
-def pooling_tasks(tasks: tuple[str, ...]) -> tuple[str, ...]:
-    """The tasks of `Engine.embed` among those that vLLM supports."""
-    return tuple(task for task in POOLING if task in tasks)
 
 
 def capabilities(
@@ -42,8 +35,8 @@ def capabilities(
         if can_hand_over(config):
             found.add("handoff")
     if "transcription" in tasks and config.model_config.hf_config.model_type == "whisper":
-        found |= {"transcription", "logprobs", "seed", "cache_salt"}
-    if pooling_tasks(tasks):
+        found |= {"transcription", "logprobs", "allowed_tokens", "seed", "cache_salt"}
+    if any(task in POOLING for task in tasks):
         found |= {"embed", "cache_salt"}
     events = config.kv_events_config
     if config.cache_config.enable_prefix_caching and events and events.enable_kv_cache_events:

@@ -8,8 +8,8 @@ import msgspec
 
 from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingStore
-from headwater.engines.embeddings.tensors import tensor_of
-from headwater.engines.engine import EncodedImage, EngineUnavailable
+from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, tensor_of
+from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media.image_rule import probe_image
 from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.embeddings.config import transfer_config
@@ -27,6 +27,8 @@ class EmbeddingInput:
         self._folder = embedding_files.make_folder()
         self.taken: EmbeddingSupport | None = None
         """Which embeddings of images the engine takes in place of them, once verified; None where it needs the images too."""
+        self.form: ModelEmbeddings | None = None
+        """What the engine computes of images itself, and can be given, once verified."""
         self.store = EmbeddingStore(embedding_files.FileShelf(self._folder), mib << 20, time.monotonic)
 
     def arguments(self) -> dict[str, Any]:
@@ -44,7 +46,10 @@ class EmbeddingInput:
         return embedding_files.counted(self._folder, embedding_files.LOADED)
 
     async def put(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`."""
+        """See `Engine.put_embedding`. vLLM loads what it is given unseen, and ends on what does not fit its prompt."""
+        if self.form is None:
+            raise EngineError("this vLLM takes no embeddings of images")
+        self.form.check(item, image)
         await self.store.put(item, tensor_of(image), image.fields)
 
     def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
@@ -71,6 +76,7 @@ class EmbeddingInput:
                 "this vLLM did not call its encoder cache connector: it cannot take the embeddings of encode workers"
             ) from None
         self.taken = _taken(engine.vllm_config.model_config, tensor)
+        self.form = form_of(probe, tensor, self.taken)
         encoded = self.encoded
         given = PromptMedia("image", GIVEN_ID, 0, probe.tokens, probe.shape, probe.data)
         embedding_files.write(self._folder, given.id, tensor)
@@ -82,6 +88,16 @@ class EmbeddingInput:
             raise EngineUnavailable(
                 "this vLLM encodes an image again although it was given its embedding: it cannot use encode workers"
             )
+
+
+def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> ModelEmbeddings:
+    """From the embedding of the probe image, and what is known of its grid. Raises `EngineUnavailable` for another number of rows than tokens."""
+    image = encoded_image(tensor, b"")
+    if tuple(tensor.shape[:-1]) != (probe.tokens,):
+        raise EngineUnavailable(
+            f"this model's embedding of an image with {probe.tokens} tokens has the shape {tuple(tensor.shape)}: it cannot use encode workers"
+        )
+    return ModelEmbeddings(int(tensor.shape[-1]), image.dtype, taken.merge**2 if taken is not None else 0)
 
 
 async def _generate_one(engine: Any, support: ImageSupport, item: PromptMedia) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from headwater.ops.bench.report import machine
 from headwater.ops.bench.zoo import cross_validation, frontier
-from headwater.ops.bench.zoo.bounds import NOTE, bound_table, to_queueing
+from headwater.ops.bench.zoo.bounds import bound_table, to_queueing
 from headwater.ops.bench.zoo.cells import Plan, plan_of, run_cells
 from headwater.ops.bench.zoo.compare import (
     OURS,
@@ -24,6 +24,7 @@ from headwater.ops.bench.zoo.options import ZooOptions
 from headwater.ops.bench.zoo.peer import PeerInstall, find_peer
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.process.text_table import table
+from headwater.ops.whatif.bounds.ratios import NOTE
 from headwater.ops.whatif.report import GOODPUT_ITL_MS, GOODPUT_TTFT_MS
 from headwater.router.decision.names import DEFAULT_POLICY
 

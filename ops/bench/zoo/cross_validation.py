@@ -23,8 +23,8 @@ from headwater.schemas.events.route import Weights
 GRID: Final[dict[str, tuple[float, ...]]] = {
     "crowding": (0.02, 0.05, 0.1, 0.25),
     "arrivals": (2.0, 5.0, 15.0),
-    "retain": (0.0, 1.0),
     "memory": (100.0, 300.0, 900.0),
+    "queued": (0.0, 0.5, 1.0),
 }
 """The values tried of each weight, in all combinations: around the default."""
 

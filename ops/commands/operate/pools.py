@@ -5,12 +5,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from headwater.ops.config.command import command
-from headwater.ops.config.processes import PoolReader
+from headwater.ops.config.processes import PoolOperator
 
 
 @command
 def pools(
-    settings: PoolReader,
+    settings: PoolOperator,
     *,
     watch: Annotated[bool, Meta(description="keep running, and create the logs of new pools")] = False,
 ) -> int:
@@ -18,4 +18,6 @@ def pools(
     from headwater.ops.operator import pools as operator
     from headwater.ops.process import signals
 
-    return signals.run(lambda stop: operator.create_pools(settings.nats, settings.pool, stop, watch=watch))
+    return signals.run(
+        lambda stop: operator.create_pools(settings.nats, settings.streams, settings.pool, stop, watch=watch)
+    )

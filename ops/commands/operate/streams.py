@@ -5,13 +5,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from headwater.ops.config.command import command
-from headwater.ops.config.processes import ClientSettings
+from headwater.ops.config.processes import StreamOperator
 from headwater.ops.config.setting import Flag
 
 
 @command
 def streams(
-    settings: ClientSettings,
+    settings: StreamOperator,
     *,
     repair: Annotated[bool, Meta(description="create and alter streams where nothing is lost by it")] = False,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
@@ -20,4 +20,6 @@ def streams(
     from headwater.ops.operator import streams as operator
     from headwater.ops.process import signals
 
-    return signals.run(lambda _: operator.streams(settings.nats, repair=repair, as_json=as_json))
+    return signals.run(
+        lambda _: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
+    )

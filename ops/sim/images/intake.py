@@ -17,7 +17,9 @@ DECODE_S: Final = 0.005
 class SimIntake(MediaIntake):
     """Takes what `pictures.data_url` makes. See `MediaIntake`."""
 
-    async def _fetch(self, source: MediaSource, limits: MediaLimits, target: MediaTarget) -> MediaItem:
+    async def _fetch(
+        self, source: MediaSource, limits: MediaLimits, target: MediaTarget, tenant: str
+    ) -> MediaItem:
         await asyncio.sleep(DECODE_S)
         if source.encoding != "data_url" or not isinstance(source.content, str):
             raise MediaError(MediaCode.BAD_URL, "Simulated edges take pictures in data URLs only.")

@@ -38,6 +38,7 @@ class Question(NamedTuple):
     session: str = ""
     tenant: str = ""
     needs: tuple[str, ...] = ()
+    reader: str = ""
 
 
 class DecisionCheck(Protocol):
@@ -120,6 +121,7 @@ class VirtualRouter:
             Constraints(leg=question.leg, pairs_with=question.pairs_with, needs=question.needs),
             Preferences(self._setup.policy, self._setup.temperature, question.session),
             FlowControl(tenant=question.tenant, waits=not (question.leg or question.needs)),
+            reader=question.reader,
         )
 
     def choose(self, query: RouteQuery) -> Decision | RouteRefused:

@@ -76,6 +76,39 @@ async function responsesLoop(streamed) {
   assert.fail("no answer");
 }
 
+const pictureUrl = `data:image/png;base64,${task.picture}`;
+
+async function image() {
+  const content = [
+    { type: "text", text: "What's in this image?" },
+    { type: "image_url", image_url: { url: pictureUrl } },
+  ];
+  const done = await openai.chat.completions.create({ model: task.model, messages: [{ role: "user", content }] });
+  assert.equal(done.choices[0].message.content, task.picture_shown);
+}
+
+async function audio() {
+  const content = [
+    { type: "text", text: "What is in this recording?" },
+    { type: "input_audio", input_audio: { data: task.sound, format: "wav" } },
+  ];
+  const done = await openai.chat.completions.create({
+    model: task.model,
+    modalities: ["text"],
+    messages: [{ role: "user", content }],
+  });
+  assert.equal(done.choices[0].message.content, task.sound_shown);
+}
+
+async function responsesImage() {
+  const content = [
+    { type: "input_text", text: "what's in this image?" },
+    { type: "input_image", image_url: pictureUrl },
+  ];
+  const body = { model: task.model, input: [{ role: "user", content }] };
+  assert.equal((await openai.responses.create(body)).output_text, task.picture_shown);
+}
+
 const textOf = (message) => message.content.map((block) => block.text ?? "").join("");
 
 async function message(streamed) {
@@ -110,6 +143,17 @@ async function messageLoop(streamed) {
   assert.fail("no answer");
 }
 
+async function messageWithImage() {
+  const source = { type: "base64", media_type: "image/png", data: task.picture };
+  const content = [{ type: "image", source }, { type: "text", text: "Describe this image." }];
+  const done = await anthropic.messages.create({
+    model: task.model,
+    max_tokens: 500,
+    messages: [{ role: "user", content }],
+  });
+  assert.equal(textOf(done), task.picture_shown);
+}
+
 async function count() {
   const { input_tokens } = await anthropic.messages.countTokens({ model: task.model, messages: hi });
   assert.ok(input_tokens > 2);
@@ -129,6 +173,9 @@ const suites = {
     "tool loop streamed": () => toolLoop(true),
     "responses tool loop": () => responsesLoop(false),
     "responses tool loop streamed": () => responsesLoop(true),
+    image,
+    audio,
+    "responses image": responsesImage,
   },
   "@anthropic-ai/sdk": {
     chat: () => message(false),
@@ -137,6 +184,7 @@ const suites = {
     "tool loop streamed": () => messageLoop(true),
     counting: count,
     "unknown model": unknownModel,
+    image: messageWithImage,
   },
 };
 

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 
 class Task(NamedTuple):
-    """The fleet, and the conversation that a client has with it."""
+    """The fleet, and the conversation that a client has with it.
+
+    `picture` is a PNG and `sound` a WAV file in base64; `picture_shown` and `sound_shown` are answers about them.
+    """
 
     url: str
     model: str
@@ -26,6 +29,10 @@ class Task(NamedTuple):
     greeting: str
     reasoning: str
     tools: list[dict[str, Any]]
+    picture: str
+    picture_shown: str
+    sound: str
+    sound_shown: str
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Run a tool as the client's program would: its name and arguments must be the recorded ones."""

@@ -170,6 +170,35 @@ def errors(task: Task) -> None:
         raise AssertionError("a request without messages was served")
 
 
+def picture_block(task: Task) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": task.picture}
+    return {"type": "image", "source": source}
+
+
+def image(task: Task) -> None:
+    content = [picture_block(task), {"type": "text", "text": "Describe this image."}]
+    message = client_of(task).messages.create(
+        model=task.model, max_tokens=500, messages=[{"role": "user", "content": content}]
+    )
+    assert text_of(message) == task.picture_shown
+
+
+def image_of_a_tool(task: Task) -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "screenshot", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [picture_block(task)]}
+    message = client_of(task).messages.create(
+        model=task.model,
+        max_tokens=500,
+        tools=[{"name": "screenshot", "input_schema": {"type": "object"}}],
+        messages=[
+            {"role": "user", "content": "What is on the screen?"},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ],
+    )
+    assert text_of(message) == task.picture_shown
+
+
 PACKAGE = "anthropic"
 
 SCENARIOS: dict[str, Any] = {
@@ -184,4 +213,6 @@ SCENARIOS: dict[str, Any] = {
     "max tokens": max_tokens,
     "counting": counting,
     "errors": errors,
+    "image": image,
+    "image as a tool's result": image_of_a_tool,
 }

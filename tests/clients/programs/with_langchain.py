@@ -41,6 +41,15 @@ def loop(provider: str, stream: bool, task: Task) -> None:
     assert message.usage_metadata["output_tokens"] > 0
 
 
+def shown(provider: str, kind: str, task: Task) -> None:
+    data, mime = (task.picture, "image/png") if kind == "image" else (task.sound, "audio/wav")
+    block = {"type": kind, "base64": data, "mime_type": mime}
+    message = model_of(provider, task).invoke(
+        [HumanMessage([{"type": "text", "text": "Describe it."}, block])]
+    )
+    assert message.text == (task.picture_shown if kind == "image" else task.sound_shown), message
+
+
 PACKAGE = "langchain-core"
 
 SCENARIOS: dict[str, Any] = {
@@ -48,4 +57,7 @@ SCENARIOS: dict[str, Any] = {
     "tool loop streamed": partial(loop, "openai", True),
     "anthropic tool loop": partial(loop, "anthropic", False),
     "anthropic tool loop streamed": partial(loop, "anthropic", True),
+    "image": partial(shown, "openai", "image"),
+    "audio": partial(shown, "openai", "audio"),
+    "anthropic image": partial(shown, "anthropic", "image"),
 }

@@ -38,6 +38,23 @@ def loop(provider: str, stream: bool, task: Task) -> None:
     assert message.content == task.answer, message
 
 
+def shown(provider: str, part: str, task: Task) -> None:
+    parts = {
+        "image": {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{task.picture}"}},
+        "audio": {"type": "input_audio", "input_audio": {"data": task.sound, "format": "wav"}},
+    }
+    done: Any = litellm.completion(
+        model=f"{provider}/{task.model}",
+        api_base=f"{task.url}/v1" if provider == "openai" else task.url,
+        api_key="none",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Describe it."}, parts[part]]}],
+        max_tokens=500,
+        num_retries=0,
+    )
+    expected = task.picture_shown if part == "image" else task.sound_shown
+    assert done.choices[0].message.content == expected, done
+
+
 PACKAGE = "litellm"
 
 SCENARIOS: dict[str, Any] = {
@@ -45,4 +62,7 @@ SCENARIOS: dict[str, Any] = {
     "tool loop streamed": partial(loop, "openai", True),
     "anthropic tool loop": partial(loop, "anthropic", False),
     "anthropic tool loop streamed": partial(loop, "anthropic", True),
+    "image": partial(shown, "openai", "image"),
+    "audio": partial(shown, "openai", "audio"),
+    "anthropic image": partial(shown, "anthropic", "image"),
 }

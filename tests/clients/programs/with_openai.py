@@ -159,6 +159,45 @@ def responses_streamed(task: Task) -> None:
     assert response.output_text == task.answer
 
 
+def image(task: Task) -> None:
+    url = f"data:image/png;base64,{task.picture}"
+    content = [
+        {"type": "text", "text": "What is in this image?"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+    ]
+    done = client_of(task).chat.completions.create(
+        model=task.model, messages=[{"role": "user", "content": content}]
+    )
+    assert done.choices[0].message.content == task.picture_shown
+
+
+def audio(task: Task) -> None:
+    content = [
+        {"type": "text", "text": "What is in this recording?"},
+        {"type": "input_audio", "input_audio": {"data": task.sound, "format": "wav"}},
+    ]
+    done = client_of(task).chat.completions.create(
+        model=task.model, modalities=["text"], messages=[{"role": "user", "content": content}]
+    )
+    assert done.choices[0].message.content == task.sound_shown
+    assert done.usage is not None
+    assert done.usage.prompt_tokens_details is not None
+    assert done.usage.prompt_tokens_details.audio_tokens
+
+
+def responses_image(task: Task) -> None:
+    """Once sent, and then from what the server has stored."""
+    client = client_of(task)
+    content = [
+        {"type": "input_text", "text": "what's in this image?"},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{task.picture}"},
+    ]
+    first = client.responses.create(model=task.model, input=[{"role": "user", "content": content}])
+    assert first.output_text == task.picture_shown
+    second = client.responses.create(model=task.model, input="And now?", previous_response_id=first.id)
+    assert second.output_text == task.picture_shown
+
+
 PACKAGE = "openai"
 
 SCENARIOS: dict[str, Any] = {
@@ -171,4 +210,7 @@ SCENARIOS: dict[str, Any] = {
     "unknown model": unknown_model,
     "responses tool loop": responses,
     "responses tool loop streamed": responses_streamed,
+    "image": image,
+    "audio": audio,
+    "responses image": responses_image,
 }

@@ -19,7 +19,7 @@ from tests.support.ports.waiting import eventually
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 LONG = 400

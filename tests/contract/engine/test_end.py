@@ -17,7 +17,7 @@ from tests.support.ports.engines import (
 )
 from tests.support.ports.waiting import eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 LONG = 3_000
 

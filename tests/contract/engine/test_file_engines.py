@@ -5,13 +5,16 @@ a video pipeline on a CPU, in the long form.
 """
 
 import asyncio
+import io
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from headwater.engines.diffusers.engine import DiffusersEngine
 from headwater.engines.diffusers.options import DiffusersOptions
@@ -27,6 +30,7 @@ from headwater.engines.engine import (
 from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine
 from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
 from headwater.schemas.messages.file_generation import FINAL, FileRequest, ImageRequest, VideoRequest
+from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.diffusion import sglang_double, tiny_image_pipeline, tiny_video_pipeline
 from tests.support.sglang.diffusion import INSTALLED, SERVER_ARGUMENTS, python_on_cpu
 
@@ -34,11 +38,13 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 IMAGE = ImageRequest("r", "a red fox", 64, 64, steps=3, seed=11)
 VIDEO = VideoRequest("r", "a red fox", 64, 64, frames=5, fps=8, steps=3, seed=11)
+SOURCE = PromptMedia("image", "source", 0, 0, (96, 128, 3), bytes(range(256)) * 144)
+EDIT = msgspec.structs.replace(IMAGE, images=(SOURCE,))
 LONG = 150
 """Steps of a request that is cancelled."""
 
@@ -91,6 +97,14 @@ async def _double_video(folder: Path) -> Engine:
     return double(folder, "T2V")
 
 
+async def _double_edits(folder: Path) -> Engine:
+    return double(folder, "I2I")
+
+
+async def _double_both(folder: Path) -> Engine:
+    return double(folder, "TI2I")
+
+
 async def _sglang_video(folder: Path) -> Engine:
     model = await asyncio.to_thread(tiny_video_pipeline.make, folder / "tiny")
     return real(folder, model, "--backend", "sglang", "--model-id", "Wan2.1-T2V-1.3B-Diffusers")
@@ -100,6 +114,9 @@ ENGINES: list[object] = [
     pytest.param((_diffusers_images, IMAGE), id="diffusers images"),
     pytest.param((_diffusers_video, VIDEO), id="diffusers video"),
     pytest.param((_double_images, IMAGE), id="double images"),
+    pytest.param((_diffusers_images, EDIT), id="diffusers edits"),
+    pytest.param((_double_edits, EDIT), id="double edits"),
+    pytest.param((_double_both, EDIT), id="double images and edits"),
     pytest.param((_double_video, VIDEO), id="double video"),
     pytest.param((_sglang_video, VIDEO), id="sglang video", marks=pytest.mark.soak),
 ]
@@ -171,6 +188,54 @@ async def test_of_several_images_only_the_missing_ones_are_generated(case: Case)
     assert len(set(every)) == 3
     assert await case.run(count=3, first=1) == every[1:]
     assert await case.run(seed=case.order.seed + 2) == every[2:]
+
+
+def is_edit(order: FileRequest) -> bool:
+    """Does it change an image?"""
+    return isinstance(order, ImageRequest) and bool(order.images)
+
+
+async def test_another_image_is_another_result(case: Case) -> None:
+    """Of any size; an engine that also generates makes another image of the prompt alone. One that cannot says so."""
+    if not is_edit(case.order):
+        pytest.skip("it changes no images")
+    one = await case.run()
+    grey = msgspec.structs.replace(SOURCE, shape=(64, 64, 3), data=b"\x80" * (64 * 64 * 3))
+    assert await case.run(images=(grey,)) != one
+    if "image_generation" in case.engine.capabilities:
+        assert await case.run(images=()) != one
+    else:
+        with pytest.raises(NotSupported, match="image_generation"):
+            await case.run(images=())
+    with pytest.raises(RequestRejected, match="came with 0"):
+        await case.run(images=(msgspec.structs.replace(SOURCE, data=b""),))
+
+
+async def test_a_mask_and_a_strength_are_honoured_or_refused(case: Case) -> None:
+    """What is not masked has the pixels that it had; a strength without a step is refused."""
+    if not is_edit(case.order):
+        pytest.skip("it changes no images")
+    left = bytes([255] * 64 + [0] * 64) * 96
+    mask = PromptMedia("image", "mask", 0, 0, (96, 128, 1), left)
+    if isinstance(case.engine, SglangDiffusionEngine):
+        for changes in ({"mask": mask}, {"strength": 0.5}):
+            with pytest.raises(RequestRejected, match="SGLang takes no"):
+                await case.run(**changes)
+        return
+    [file] = await case.run(mask=mask)
+    with Image.open(io.BytesIO(file)) as opened:
+        result = np.asarray(opened)
+    whole = Image.frombytes("RGB", (128, 96), SOURCE.data).resize((64, 64), Image.Resampling.LANCZOS)
+    before = np.asarray(whole)
+    assert np.array_equal(result[:, 32:], before[:, 32:])
+    assert (result[:, :32] != before[:, :32]).mean() > 0.9
+    weak, strong = [
+        np.asarray(Image.open(io.BytesIO((await case.run(steps=20, strength=s))[0]))) for s in (0.1, 1.0)
+    ]
+    assert not np.array_equal(weak, strong)
+    with pytest.raises(RequestRejected, match="less than one step") as raised:
+        await case.run(strength=0.1)
+    assert raised.value.param == "strength"
 
 
 async def test_the_other_kind_is_refused(case: Case) -> None:
@@ -254,6 +319,11 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="the model cannot be loaded"):
         await broken.start()
     await broken.stop()
+    both = double(tmp_path, "TI2I")
+    await both.start()
+    await both.generate_images(EDIT, lambda _: None)
+    assert [*(both._server.folder / "inputs").iterdir()] == []
+    await both.stop()
     other = double(tmp_path, "I2V")
     with pytest.raises(EngineUnavailable, match="its tasks: I2V"):
         await other.start()

@@ -9,7 +9,7 @@ from tests.support.ports.engines import EOS, EngineCase
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 # "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n" for the small model.

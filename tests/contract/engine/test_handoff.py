@@ -17,7 +17,7 @@ from tests.support.ports.waiting import POLL_S
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 Pair = tuple[EngineCase, EngineCase]

@@ -27,7 +27,7 @@ from tests.support.sglang import environment
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.sglang if environment.HERE else pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
     # Its own libraries' are not ours to fail on.

@@ -144,4 +144,4 @@ async def test_blocks_with_images_of_no_request_are_not_indexed(world: World) ->
             await case.settle()
         held = [block for event in case.engine.held_blocks() for block in hashing.unpack_hashes(event.hashes)]
         assert not set(named(request)[1:].tolist()) & set(held)
-        assert "kv_blocks_of_unknown_images" in [one["event"] for one in logs]
+        assert "kv_blocks_of_unknown_media" in [one["event"] for one in logs]

@@ -10,7 +10,7 @@ from tests.support.ports.engines import EngineCase
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 

@@ -60,7 +60,7 @@ async def test_killed_server_comes_back_on_its_port_with_its_store(tmp_path: Pat
             await server.restart()
             assert (server.url, server.pid) != (url, pid)
             assert server.url == url
-            last = await last_message(client, "S", "s.x")
+            last = await last_message(client, "S", "s.x", deadline_s=30)
             assert last is not None
             assert last.data == b"1"
     finally:

@@ -92,7 +92,7 @@ async def test_a_full_disk_under_the_embedded_server(tmp_path: Path) -> None:
             assert (await until_health(up, 503, TOLD_S))["status"] == "not persisting"
             data.free()
             await _well_again(up, sent)
-            assert "edge_listens" not in up.log.read_text()[len(logged) :], "the edge was started again"
+            assert "edge_listening" not in up.log.read_text()[len(logged) :], "the edge was started again"
 
 
 @pytest.mark.soak

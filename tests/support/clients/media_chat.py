@@ -27,15 +27,17 @@ def _part(part: str) -> dict[str, Any]:
 
 
 class MediaAnswer:
-    """An answer: its text, the worker that gave it, the prompt's tokens and those that the engine found cached."""
+    """An answer: its text, its request's id, the worker that gave it, the prompt's tokens, those that the engine found cached and those of audio."""
 
     def __init__(self, raw: Any) -> None:
         answer = raw.parse()
         self.text = answer.choices[0].message.content
+        self.request = raw.headers["x-request-id"]
         self.worker = raw.headers["x-headwater-worker"]
         self.expected = int(raw.headers["x-headwater-cached-blocks"])
         self.tokens = answer.usage.prompt_tokens
-        self.cached = answer.usage.prompt_tokens_details.cached_tokens
+        details = answer.usage.prompt_tokens_details
+        self.cached, self.audio = details.cached_tokens, details.audio_tokens
 
 
 async def ask(client: openai.AsyncOpenAI, *parts: str, worker: str = "", **more: Any) -> MediaAnswer:

@@ -21,7 +21,7 @@ from headwater.schemas.events.fleet import LORA_ON_DEMAND, WorkerChanged, Worker
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, Weights
-from headwater.schemas.hashing import pack_hashes
+from headwater.schemas.hashing import pack_hashes, tenant_digest
 from headwater.schemas.subjects import pool_subject
 from headwater.schemas.tables.capability import PREFIX_PULL
 from tests.support.data.queries import route_query
@@ -46,14 +46,19 @@ FLEET: Final[dict[str, dict[str, Any]]] = {
     "b3": {"capabilities": ("logprobs",)},
 }
 
+TENANTS: Final = ("", "blue", "red")
+LATE_NS = 150_000_000
+"""From the clock of a worker's message until it is stored: late enough for decisions to take account of it."""
+
 
 class ConstrainedLog:
     """Appends messages with sound chains; `state` is their fold."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        # Apart, so that `draw` gives what it gave before reports had these.
+        # Apart, so that `draw` gives what it gave before reports had these, and `answers` what it gave before there were tenants.
         self.answers = random.Random(seed)
+        self.tenants = random.Random(seed)
         self.state = RouterState()
         self.messages: list[Message] = []
         self.wall_ns = WALL_NS
@@ -80,8 +85,9 @@ class ConstrainedLog:
         )
         self._heads[subject] = (seq + 1, sealed.digest)
         position = self.state.position + 1
-        self.messages.append((position, subject, self.wall_ns, sealed.data))
-        broken = self.state.apply(Record(position, subject, self.wall_ns, decode_batch(sealed.data)))
+        stored_ns = self.wall_ns + (0 if writer == ROUTER else LATE_NS)
+        self.messages.append((position, subject, stored_ns, sealed.data))
+        broken = self.state.apply(Record(position, subject, stored_ns, decode_batch(sealed.data)))
         assert broken is None, broken
 
     def turn(self) -> None:
@@ -131,6 +137,7 @@ class ConstrainedLog:
             policy="direct" if pinned else policy,
             temperature=draw.choice((-1.0, 0.0, 0.5)),
             session=draw.choice(("", "a", "b")),
+            tenant=self.tenants.choice(TENANTS),
             **({"leg": "decode", "pairs_with": PAIR} if leg else {}),
         )
 
@@ -156,7 +163,11 @@ class ConstrainedLog:
             self.answers.randrange(600),
             tuple((self.answers.randrange(1, 500), self.answers.randrange(500)) for _ in finished),
             tuple((1 << self.answers.randrange(4, 12), self.answers.randrange(1, 9_000)) for _ in accepted),
+            answered=tuple(self._answered() for _ in finished),
         )
+
+    def _answered(self) -> tuple[int, int]:
+        return self.tenants.randrange(1, 300), tenant_digest(self.tenants.choice(TENANTS))
 
 
 def constrained_log(seed: int, messages: int) -> list[Message]:

@@ -92,11 +92,19 @@ def batch(
 
 
 def record(
-    position: int, *events: Event, writer: str = "w1", epoch: int = 1, wall_ns: int = WALL_NS
+    position: int,
+    *events: Event,
+    writer: str = "w1",
+    epoch: int = 1,
+    wall_ns: int = WALL_NS,
+    age_ns: int = 0,
 ) -> Record:
-    """A log message as a reader gets it."""
+    """A log message as a reader gets it, stored `age_ns` after its writer's time."""
     return Record(
-        position, "hw.test.pool.p.kv.w", wall_ns, batch(*events, writer=writer, epoch=epoch, wall_ns=wall_ns)
+        position,
+        "hw.test.pool.p.kv.w",
+        wall_ns + age_ns,
+        batch(*events, writer=writer, epoch=epoch, wall_ns=wall_ns),
     )
 
 

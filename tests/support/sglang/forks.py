@@ -25,6 +25,7 @@ PRELOADS: Final = (
     "sglang.srt.models.registry",
     "sglang.srt.models.llama",
     "sglang.srt.models.llama_reward",
+    "sglang.srt.models.qwen2_audio",
     "sglang.srt.models.qwen2_vl",
     "sglang.srt.models.sdar",
     "sglang.srt.managers.scheduler",
@@ -43,7 +44,7 @@ ENVIRONMENT: Final = {
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # two ranks, if there are two
 }
 
-MODELS: Final = frozenset({"llama", "llama_embedding", "llama_reward", "qwen2_vl", "sdar"})
+MODELS: Final = frozenset({"llama", "llama_embedding", "llama_reward", "qwen2_audio", "qwen2_vl", "sdar"})
 """Modules of models that tests load; the others take four seconds."""
 
 

@@ -115,7 +115,7 @@ async def test_images_are_the_pipelines_own_and_the_same_for_the_same_seed(
         got = await http.get(url)
         assert (got.status_code, got.headers["content-type"]) == (200, "image/webp")
         assert opened(got.content).format == "WEBP"
-        assert (await http.get(url[:-8] + "000.webp")).status_code == 404
+        assert (await http.get(f"{up.url}/v1/images/files/img_{32 * '0'}.webp")).status_code == 404
     with pytest.raises(openai.BadRequestError, match="multiples of 4"):
         await client.images.generate(model="tiny", prompt="x", size="65x64")
     with pytest.raises(openai.BadRequestError, match=f"at most {STEPS_MAX} per image"):
@@ -139,6 +139,62 @@ async def test_a_stream_shows_the_image_as_it_becomes_clear(client: openai.Async
     assert {opened(event.b64_json).size for event in shown} == {(SIDE, SIDE)}
     assert len({event.b64_json for event in shown}) == len(shown)
     assert shown[-1].b64_json == plain.data[0].b64_json
+
+
+def picture(mode: str, colours: tuple[int, ...], side: int = 96) -> tuple[str, bytes]:
+    """A PNG of `side` × 64 pixels, whose halves have these colours."""
+    half = len(colours) // 2
+    image = Image.new(mode, (side, 64), colours[:half])
+    image.paste(colours[half:], (side // 2, 0, side, 64))
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    return "a.png", written.getvalue()
+
+
+async def test_images_are_changed(client: openai.AsyncOpenAI) -> None:
+    """From an upload and a prompt, of the upload's shape; with a mask only a part of it. What is no image, or too many, is refused by name."""
+    source = picture("RGB", (200, 30, 40, 20, 60, 210))
+
+    async def edited(**changes: Any) -> list[str | None]:
+        answer = await client.images.edit(**{**ORDER, "image": source, **changes})
+        assert answer.data is not None
+        return [entry.b64_json for entry in answer.data]
+
+    [one] = await edited()
+    assert opened(one).size == (80, 64)
+    assert (await edited(image=[source], n=2))[0] == one
+    for changes in (
+        {"prompt": "a blue owl"},
+        {"image": picture("RGB", (0, 0, 0, 9, 9, 9))},
+        {"size": "64x64"},
+    ):
+        assert await edited(**changes) != [one]
+    mask = picture("RGBA", (0, 0, 0, 0, 0, 0, 0, 255))
+    [masked] = await edited(mask=mask)
+    kept, before = (
+        image.resize((80, 64)).getpixel((79, 30)) for image in (opened(masked), opened(source[1]))
+    )
+    assert kept == before
+    assert opened(masked).getpixel((5, 30)) != (200, 30, 40)
+    shown = []
+    async for event in await client.images.edit(**ORDER, image=source, stream=True, partial_images=1):
+        shown.append(event)
+    assert [event.type for event in shown] == ["image_edit.partial_image", "image_edit.completed"]
+    assert shown[-1].b64_json == one
+    for wrong, says in (
+        (
+            {"image": ("a.png", b"no image at all, whatever its name says")},
+            "no known type by its first bytes",
+        ),
+        ({"image": [source, source]}, "tiny takes 1"),
+        ({"mask": source}, "no transparency"),
+        ({"mask": picture("RGBA", (0,) * 8, side=64)}, "must be of the same size"),
+        ({"extra_body": {"strength": 0.01}}, "less than one step"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=says):
+            await edited(**wrong)
+    with pytest.raises(openai.NotFoundError, match="/v1/images/edits"):
+        await client.images.create_variation(model="tiny", image=source)
 
 
 async def test_a_worker_whose_client_left_is_idle_at_once(

@@ -5,20 +5,17 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx
 import numpy as np
 import openai
 import pytest
 import pytest_asyncio
 
-from headwater.actors.media.item import media_id
-from headwater.engines.sim import model
-from headwater.engines.sim.embedding import content_of, embedding_of
-from headwater.engines.sim.sequence import image_offset, token_at
+from headwater.engines.sim.embedding import embedding_of
 from headwater.schemas.messages.media import PromptMedia
-from tests.support.clients.media_chat import MediaAnswer
+from tests.support.clients.media_chat import MediaAnswer, content
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
+from tests.support.clients.sim_images import ANSWER_TOKENS, SEED, TOKENS, expected, question
 from tests.support.media.documents import pdf
 from tests.support.media.embeddings import embedding_file, embedding_part
 from tests.support.media.images import data_url
@@ -26,10 +23,6 @@ from tests.support.media.recordings import film, recording, tone, wav
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
-
-TOKENS = 56
-ANSWER_TOKENS = 24
-SEED = 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,29 +34,9 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetPro
         yield made
 
 
-def expected(*seeds: int) -> str:
-    """The answer about these pictures: the simulated engine's text from where the images shift it to."""
-    contents = []
-    for seed in seeds:
-        shape = (HEIGHT, WIDTH, 3)
-        pixels = np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8).tobytes()
-        id_ = media_id("image", "uint8", shape, pixels, "")
-        contents.append(content_of(embedding_of(PromptMedia("image", id_, 0, TOKENS, shape, pixels))))
-    script = model.script()
-    tokens = [token_at(script, SEED + image_offset(contents), number) for number in range(ANSWER_TOKENS)]
-    return str(model.tokenizer().decode(tokens))
-
-
 async def ask(client: httpx.AsyncClient, *seeds: int, before: str) -> tuple[str, str]:
     """An answer about pictures after some words, and the request's id."""
-    content = [
-        {"type": "text", "text": before},
-        *({"type": "image_url", "image_url": {"url": picture_url(seed)}} for seed in seeds),
-    ]
-    fields = {"model": "sim", "seed": SEED, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
-    reply = await client.post(
-        "/v1/chat/completions", json={**fields, "messages": [{"role": "user", "content": content}]}
-    )
+    reply = await client.post("/v1/chat/completions", json=question(*seeds, before=before))
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]["content"], reply.headers["x-request-id"]
 
@@ -87,8 +60,8 @@ async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: F
         assert code == 0, shown
         assert "64 tokens of an image's embedding in 4 full blocks" in shown
         assert re.search(r"56 tokens: encode-0\.\d+ had its embedding, after [0-9.]+ ms", shown), shown
-        assert "with more than 0 tokens of other images ahead of it" in shown
-        assert re.search(r"; images [0-9a-f]{32} \(56 tokens from \d+ on\)", shown), shown
+        assert re.search(r"with more than \d+ tokens of other images ahead of it", shown), shown
+        assert re.search(r"; image [0-9a-f]{32} \(56 tokens from \d+ on\)$", shown, re.M), shown
         await up.kill_worker("encode-0")
         for seed in (1, 3):
             assert (await ask(client, seed, before="without"))[0] == expected(seed)
@@ -126,7 +99,7 @@ async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
         before = await legs(plain)
         words = (await ask()).tokens
         sound = await ask(heard("wav"))
-        assert (sound.tokens, sound.cached) == (words + 50, 0)
+        assert (sound.tokens, sound.cached, sound.audio) == (words + 50, 0, 50)
         same, other = await ask(heard("flac")), await ask(heard("mp3"))
         # The words before it are less than a block of 16; the one with the end of the sound has what follows, too.
         assert same.cached == (words + 50) // 16 * 16
@@ -134,7 +107,13 @@ async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
         assert (other.tokens, other.cached) == (words + 50, 0)
         video = await ask(seen(0), picture := {"type": "image_url", "image_url": {"url": picture_url(7)}})
         # 16 of 20 frames, two of which have 16 tokens.
-        assert (video.tokens, video.cached) == (words + 8 * 16 + TOKENS, 0)
+        assert (video.tokens, video.cached, video.audio) == (words + 8 * 16 + TOKENS, 0, None)
+        code, shown = await up.command("explain", video.request)
+        assert code == 0, shown
+        places = rf"; video [0-9a-f]{{32}} \(128 tokens from (\d+) on\), image [0-9a-f]{{32}} \({TOKENS} tokens from (\d+) on\)"
+        starts = re.search(places + "; all encoded by the serving worker", shown)
+        assert starts is not None, shown
+        assert int(starts[2]) == int(starts[1]) + 128
         assert (await ask(seen(0), picture)).cached == video.tokens // 16 * 16
         assert (await ask(seen(9), picture)).cached == 0
         assert (await ask(picture, seen(0))).cached == 0
@@ -162,6 +141,9 @@ async def test_official_clients_send_files_of_which_the_model_sees_the_text(up: 
     part: Any = {"type": "input_file", "filename": "a.pdf", "file_data": url}
     source: Any = {"type": "base64", "media_type": "application/pdf", "data": data}
     block: Any = {"type": "document", "title": "a.pdf", "source": source}
+    # Two seconds of CPU, which each worker that collects this file would need.
+    import anthropic
+
     async with (
         up.client() as plain,
         openai.AsyncOpenAI(base_url=str(plain.base_url.join("/v1")), api_key="none", max_retries=0) as client,
@@ -231,3 +213,20 @@ async def test_an_embedding_answers_as_its_image_does(up: FleetProcess) -> None:
             reply = await answer(bad, "first")
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
             assert reply.json()["error"]["param"] == "messages[0].content[1].image_embeds"
+
+
+async def test_vectors_are_of_the_images(up: FleetProcess) -> None:
+    """Of a conversation: the same picture in another file is the same vector; another one, and none, are others."""
+
+    def turn(*parts: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": content(*parts)}]
+
+    one, again, other = picture_url(41), picture_url(41, "PNG", compress_level=1), picture_url(42)
+    conversations = [turn(one, "a"), turn(again, "a"), turn(other, "a"), turn("a", one), turn("a")]
+    async with up.client() as client:
+        body = {"model": "sim", "messages": conversations}
+        answer = await client.post("/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        vectors = [tuple(entry["embedding"]) for entry in answer.json()["data"]]
+    assert vectors[0] == vectors[1]
+    assert len(set(vectors)) == len(vectors) - 1

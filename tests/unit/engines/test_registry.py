@@ -101,6 +101,6 @@ def test_package_that_offers_a_taken_name_is_an_error(
         "Mine",
     )
     points.write_text("[headwater.engines]\nsim = other.engine:Mine\n")
-    registry._entry_points.cache_clear()
+    registry._entries.cache_clear()
     with pytest.raises(EngineUnavailable, match="both offer an engine 'sim'"):
         registry.find("sim")

@@ -58,23 +58,30 @@ HASHES: list[tuple[list[int], int, int, list[int]]] = [
 GOLDEN = Path(tests.__path__[0]) / "golden"
 # The state's digest moves with what a worker is known by; the index's never does.
 LOGS = [
-    ("pool-v1.log.gz", "bd4fa50b6d7dfd07cedc6b91804d3755", 18429677081767367044),
-    ("pool-v2.log.gz", "336a56f0f82c7d3b034ef871621d8136", 11143978192293227892),
-    ("pool-v2-decided.log.gz", "f668d4f09b34f9f2c09f2ae262a95041", 8743994246817469863),
-    ("pool-v2-constraints.log.gz", "f668d4f09b34f9f2c09f2ae262a95041", 8743994246817469863),
-    ("pool-v2-summary.log.gz", "f668d4f09b34f9f2c09f2ae262a95041", 8743994246817469863),
-    ("pool-v2-pace.log.gz", "dcc30e081e6b32bda3af392fc7910dd5", 7615386877702289470),
-    ("pool-v2-decode.log.gz", "ee312dc1784e5e3b88bd782652e9e223", 7615386877702289470),
-    ("pool-v2-arrivals.log.gz", "07e5d5734b4a074f61e34d6d6e96bd26", 9657791578513287112),
-    ("pool-v2-pulls.log.gz", "8280ef0858fe090ab1e081b5f2f2f680", 9657791578513287112),
+    ("pool-v1.log.gz", "e6fd334957977fbacc430419f566cbcd", 18429677081767367044),
+    ("pool-v2.log.gz", "5b8778f95f7119f40c130765c09b8cdb", 11143978192293227892),
+    ("pool-v2-decided.log.gz", "32a51c6bf624cbea1d2fa0ed7bb0e14a", 8743994246817469863),
+    ("pool-v2-constraints.log.gz", "32a51c6bf624cbea1d2fa0ed7bb0e14a", 8743994246817469863),
+    ("pool-v2-summary.log.gz", "32a51c6bf624cbea1d2fa0ed7bb0e14a", 8743994246817469863),
+    ("pool-v2-pace.log.gz", "8253ff1d76e04d8a69756ae3a6a477f7", 7615386877702289470),
+    ("pool-v2-decode.log.gz", "edbe8cd274bac96365096c1e9ed804f1", 7615386877702289470),
+    ("pool-v2-arrivals.log.gz", "3d490db4434d2d7293cf30d806c7d85f", 9657791578513287112),
+    ("pool-v2-pulls.log.gz", "12d0fd45e9a8b2db553ecd9ee33490e0", 9657791578513287112),
+    ("pool-v2-queued.log.gz", "092d35e212327e864e87bcf7b0527477", 7970150887956441526),
+    ("pool-v2-late.log.gz", "ce06b20defd30bbfacc508917083091c", 7970150887956441526),
+    ("pool-v2-lengths.log.gz", "2c397356ecd577e69811f83b27c47b7c", 7970150887956441526),
 ]
 # One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
-# step times of engines, with estimates of decoding, with a weight for requests that come later, and with prefixes that are pulled.
+# step times of engines, with estimates of decoding, with a weight for requests that come later, with prefixes that are pulled, with a
+# weight for prompts that are queued, with load reports that are late, and with tenants and prompts of answers.
 ALGORITHM_1 = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 ALGORITHM_2 = "pool-v2-pace.log.gz"
 ALGORITHM_3 = "pool-v2-decode.log.gz"
 ALGORITHM_4 = "pool-v2-arrivals.log.gz"
 ALGORITHM_5 = "pool-v2-pulls.log.gz"
+ALGORITHM_6 = "pool-v2-queued.log.gz"
+ALGORITHM_7 = "pool-v2-late.log.gz"
+ALGORITHM_8 = "pool-v2-lengths.log.gz"
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -166,9 +173,20 @@ PINNED_NOW = {
     **json.loads((GOLDEN / "events-v2-decode.json").read_text()),
     **json.loads((GOLDEN / "events-v2-images.json").read_text()),
     **json.loads((GOLDEN / "events-v2-pulls.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-media.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-encoding.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-lengths.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-processors.json").read_text()),
 }
-"""With decisions that estimate the time between tokens, weigh requests that come later and name a prefix to pull, reports of pulls, and the
-images of requests."""
+"""All fields of today."""
+PINNED_ENCODING = json.loads((GOLDEN / "events-v2-encoding.json").read_text())
+PINNED_LENGTHS = json.loads((GOLDEN / "events-v2-lengths.json").read_text())
+PINNED_PULLS = json.loads((GOLDEN / "events-v2-pulls.json").read_text())
+"""With decisions that name a prefix to pull, and no weight for queued prompts."""
+PINNED_QUEUED = json.loads((GOLDEN / "events-v2-queued.json").read_text())
+"""With decisions that weigh queued prompts, and no times of images."""
+PINNED_IMAGES = json.loads((GOLDEN / "events-v2-images.json").read_text())
+"""With the images of requests, and no other media."""
 PINNED_ARRIVALS = json.loads((GOLDEN / "events-v2-arrivals.json").read_text())
 """With decisions that weigh requests that come later."""
 PINNED_DECODE = json.loads((GOLDEN / "events-v2-decode.json").read_text())
@@ -180,6 +198,22 @@ PINNED_LIMITS = json.loads((GOLDEN / "events-v2-limits.json").read_text())
 """With decisions that keep a few candidates and a digest of the costs of all, a weight for long queues, and limits of latency."""
 PINNED_PACE = json.loads((GOLDEN / "events-v2-pace.json").read_text())
 PINNED_SUMMARY = json.loads((GOLDEN / "events-v2-summary.json").read_text())
+EARLIER = {
+    "appended": PINNED_APPENDED,
+    "constraints": PINNED_CONSTRAINTS,
+    "engines": PINNED_ENGINES,
+    "summary": PINNED_SUMMARY,
+    "pace": PINNED_PACE,
+    "limits": PINNED_LIMITS,
+    "decode": PINNED_DECODE,
+    "encoded": PINNED_ENCODED,
+    "arrivals": PINNED_ARRIVALS,
+    "images": PINNED_IMAGES,
+    "pulls": PINNED_PULLS,
+    "queued": PINNED_QUEUED,
+    "encoding": PINNED_ENCODING,
+    "lengths": PINNED_LENGTHS,
+}
 
 
 @pytest.mark.parametrize(("tokens", "size", "parent", "names"), HASHES)
@@ -231,7 +265,7 @@ def meant_then(event: Event) -> Event:
     """The event with the weights of earlier releases. What a form lacks of them has today's defaults."""
     if not isinstance(event, Decision):
         return event
-    assert event.weights.crowding in (0.25, Weights().crowding)
+    assert event.weights.crowding in (0.25, 0.05, Weights().crowding)
     return msgspec.structs.replace(event, weights=THEN)
 
 
@@ -243,18 +277,8 @@ def test_decisions_of_the_first_form_are_read_as_they_were_meant() -> None:
 
 @pytest.mark.parametrize(
     "pinned",
-    [
-        PINNED_APPENDED,
-        PINNED_CONSTRAINTS,
-        PINNED_ENGINES,
-        PINNED_SUMMARY,
-        PINNED_PACE,
-        PINNED_LIMITS,
-        PINNED_DECODE,
-        PINNED_ENCODED,
-        PINNED_ARRIVALS,
-    ],
-    ids=["appended", "constraints", "engines", "summary", "pace", "limits", "decode", "encoded", "arrivals"],
+    EARLIER.values(),
+    ids=EARLIER,
 )
 def test_events_of_earlier_forms_are_read_as_they_were_meant(pinned: dict[str, str]) -> None:
     """Bytes from before workers had tokenizers, and decisions had draws, digests, a weight for long queues, limits of latency or estimates of
@@ -324,16 +348,17 @@ def replayed(name: str) -> tuple[int, dict[int, int]]:
 
 def test_decisions_are_recomputed() -> None:
     """All policies and constraints: the recorded decision comes out again, bit for bit."""
-    assert replayed(ALGORITHM_5) == (104, {})
-    assert any(one.pull for one in decisions_of(ALGORITHM_5))
+    assert replayed(ALGORITHM_8) == (104, {})
+    assert any(one.pull for one in decisions_of(ALGORITHM_8))
+    assert sum(one.tenant > 0 and one.output_deviation > 0 for one in decisions_of(ALGORITHM_8)) > 30
 
 
 def test_estimates_of_decoding_change_no_choice() -> None:
-    """The same fleet and requests: version 3 chose what version 2 chose, at the same costs."""
+    """The same fleet and requests: version 3 chose what version 2 chose, and version 8 what version 7 did, at the same costs."""
     before, now = decisions_of(ALGORITHM_2), decisions_of(ALGORITHM_3)
-    assert [(one.worker, one.leg, one.digest) for one in before] == [
-        (one.worker, one.leg, one.digest) for one in now
-    ]
+    for names in ((ALGORITHM_2, ALGORITHM_3), (ALGORITHM_7, ALGORITHM_8)):
+        one, other = ([(made.worker, made.leg, made.digest) for made in decisions_of(name)] for name in names)
+        assert one == other
     assert {one.algorithm for one in now} == {3}
     assert sum(one.chosen.itl_ms > 0 for one in now) > len(now) // 2
     assert not any(candidate.itl_ms or one.output_tokens for one in before for candidate in one.candidates)
@@ -346,6 +371,9 @@ def test_estimates_of_decoding_change_no_choice() -> None:
         (ALGORITHM_2, 2, 99),
         (ALGORITHM_3, 3, 99),
         (ALGORITHM_4, 4, 104),
+        (ALGORITHM_5, 5, 104),
+        (ALGORITHM_6, 6, 104),
+        (ALGORITHM_7, 7, 104),
     ],
 )
 def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, version: int, count: int) -> None:
@@ -355,6 +383,6 @@ def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, versi
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
     """Today's writers append the same events; their bytes may have fields more."""
-    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_5).read_bytes()))
-    written = [event for *_, data in constrained_log(7, 240) for event in decode_batch(data).events]
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_8).read_bytes()))
+    written = [event for *_, data in constrained_log(9, 240) for event in decode_batch(data).events]
     assert written == [event for *_, data in log for event in decode_batch(data).events]

@@ -24,7 +24,7 @@ from headwater.schemas.tables.card import SpeechSupport
 
 
 class ShownTranscript(msgspec.Struct, frozen=True):
-    """What the client asked for. `language`: what is spoken, as the response says it."""
+    """What the client asked for. `language`: what is spoken, "" if it is to be detected."""
 
     format: TranscriptFormat
     task: str
@@ -139,7 +139,7 @@ class TranscriptEncoder:
         shown = self._shown
         return {
             "task": shown.task,
-            "language": shown.language,
+            "language": shown.language or result.language,
             "duration": round(_seconds(result), 3),
             "text": "".join(one.text for one in segments).strip(),
             "segments": [

@@ -51,7 +51,8 @@ class AudioApi:
         model = self._serving.model(form.model, call.principal)
         support = require_speech(model)
         task = "translate" if translates else "transcribe"
-        shown = ShownTranscript(form.response_format, task, form.language or ENGLISH, form.temperature)
+        language = form.language or ("" if support.languages else ENGLISH)
+        shown = ShownTranscript(form.response_format, task, language, form.temperature)
         encoder = TranscriptEncoder(model.tokenizer, support, shown)
         plain = form.response_format not in ("json", "verbose_json") and not form.stream
         # The log of requests has the fields; a recording is no text.

@@ -97,8 +97,10 @@ def decode_form(form: UploadForm, kind: type[FormT]) -> FormT:
             raise bad_request(f"The file {name[:64]!r} is not expected; the recording is 'file'.", param=name)
     if "file" not in form.files:
         raise bad_request("The form has no file.", param="file")
+    if len(form.files["file"]) > 1:
+        raise bad_request("The form has several files; the recording is one.", param="file")
     try:
-        wanted = msgspec.convert({**values, "file": form.files["file"]}, kind, strict=False)
+        wanted = msgspec.convert({**values, "file": form.files["file"][0]}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_field(error) from error
     _refuse_unsupported(wanted)

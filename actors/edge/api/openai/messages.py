@@ -14,9 +14,9 @@ from headwater.actors.edge.generation.messages.turn import MediaPart, Part, Text
 from headwater.actors.http.errors import bad_request
 
 
-def turns_of(messages: Sequence[ChatMessage]) -> tuple[Turn, ...]:
-    """The conversation. Raises `ApiError` 400 naming the message or part."""
-    return tuple(_turn(message, f"messages[{number}]") for number, message in enumerate(messages))
+def turns_of(messages: Sequence[ChatMessage], param: str = "messages") -> tuple[Turn, ...]:
+    """The conversation in the field `param`. Raises `ApiError` 400 naming the message or part."""
+    return tuple(_turn(message, f"{param}[{number}]") for number, message in enumerate(messages))
 
 
 def _turn(message: ChatMessage, param: str) -> Turn:

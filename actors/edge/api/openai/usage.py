@@ -6,10 +6,11 @@ from headwater.actors.edge.generation.events import TokenUsage
 
 
 class PromptTokens(msgspec.Struct, omit_defaults=True):
-    """Prompt tokens that were read from an engine's cache, and those that were computed and stored there."""
+    """Prompt tokens that were read from an engine's cache, those that were computed and stored there, and those that stand for audio."""
 
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    audio_tokens: int | None = None
 
 
 class CompletionTokens(msgspec.Struct):
@@ -30,11 +31,11 @@ class Usage(msgspec.Struct, omit_defaults=True):
 
 def usage_of(counts: TokenUsage) -> Usage:
     """The counts in OpenAI's shape."""
-    disclosed = counts.cached_tokens is not None or counts.cache_write_tokens is not None
+    details = PromptTokens(counts.cached_tokens, counts.cache_write_tokens, counts.audio_tokens or None)
     return Usage(
         counts.prompt_tokens,
         counts.completion_tokens,
         counts.total_tokens,
-        PromptTokens(counts.cached_tokens, counts.cache_write_tokens) if disclosed else None,
+        details if details != PromptTokens() else None,
         CompletionTokens(counts.reasoning_tokens) if counts.reasoning_tokens else None,
     )

@@ -9,7 +9,6 @@ from headwater.actors.edge.api.responses.endpoints import answer
 from headwater.actors.edge.api.responses.items.stored import listed
 from headwater.actors.edge.api.responses.items.types import Item, read_item
 from headwater.actors.edge.api.responses.load_history import Stores, resolve_references, storage_off
-from headwater.actors.edge.api.responses.paging import page_of, page_request
 from headwater.actors.edge.api.responses.types import (
     ConversationFields,
     ConversationItems,
@@ -18,6 +17,7 @@ from headwater.actors.edge.api.responses.types import (
 from headwater.actors.edge.history.conversations import ConversationHead, no_item
 from headwater.actors.edge.request.context import Call
 from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.paging import page_of, page_request
 
 _create: Final = msgspec.json.Decoder(ConversationFields)
 _update: Final = msgspec.json.Decoder(ConversationUpdate)

@@ -1,13 +1,13 @@
 """One response from its request to its place in the store, over HTTP or WebSocket."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.actors.edge.api.responses.encoder import ResponsesEncoder
 from headwater.actors.edge.api.responses.framing import Framing, server_sent
-from headwater.actors.edge.api.responses.items.stored import listed
+from headwater.actors.edge.api.responses.items.stored import listed, text_characters
 from headwater.actors.edge.api.responses.items.tools import ToolSet
 from headwater.actors.edge.api.responses.items.types import Item
 from headwater.actors.edge.api.responses.load_history import (
@@ -27,11 +27,19 @@ from headwater.actors.edge.generation.messages.turn import MediaPart
 from headwater.actors.edge.generation.prompts import chat_prompt
 from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.history.conversations import check_room
+from headwater.actors.edge.history.objects import OBJECT_BYTES_MAX
 from headwater.actors.edge.history.responses import StoredResponse
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.request.context import Call, Serving
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
+
+ANSWER_BYTES: Final = 256 * 1024
+"""Of a stored response, for its answer and for JSON's own characters."""
+
+INPUT_CHARACTERS_MAX: Final = OBJECT_BYTES_MAX - ANSWER_BYTES
+"""Of a request whose response is stored."""
 
 
 class Creation(NamedTuple):
@@ -73,11 +81,35 @@ class ResponseCreator:
         request, tools = generation_request(fields, history.items, items, id_, stream=stream)
         if fields.truncation == "auto":
             context = call.quota.context(model.card.name, model.card.context_length)
-            request = await self._truncate(request, model, context - (fields.max_output_tokens or 1))
-        encoder = self._encoder(fields, model, id_, tools, framing)
+            room = context - (fields.max_output_tokens or 1)
+            request = await self._truncate(
+                request, model, room, serving.intake_of(call.headers, call.principal)
+            )
+        full = listed(items, id_)
         if history.conversation is not None:
             check_room(history.conversation, len(items) + 1)
-        return Creation(request, encoder, listed(items, id_), history, tenant)
+        stored = self._is_stored(fields, text_characters((full, fields.instructions, tools.echo)))
+        encoder = self._encoder(fields, model, id_, tools, framing, stored=stored)
+        return Creation(request, encoder, full, history, tenant)
+
+    def _is_stored(self, fields: CreateFields, characters: int) -> bool:
+        """Whether a response whose request has so many characters is stored.
+
+        Raises `ApiError` 400 if it is too large, and the client asked for `store` or named a conversation: rather than a chain that breaks
+        at its next request. By default `store` is true for all, and a client that never continues needs no store.
+        """
+        wanted = self._stores is not None and fields.store is not False
+        if self._stores is None or characters <= INPUT_CHARACTERS_MAX:
+            return wanted
+        if fields.store or fields.conversation_id:
+            param = "conversation" if fields.conversation_id else "store"
+            raise bad_request(
+                f"The request has {characters} characters, and one that is stored at most {INPUT_CHARACTERS_MAX}. Name large media by "
+                f"their URLs, or send store: false{' and no conversation' if fields.conversation_id else ''}.",
+                param=param,
+                code="object_too_large",
+            )
+        return False
 
     async def read_history(
         self, fields: InputFields, tenant: str, local: LocalResponses | None = None
@@ -87,14 +119,21 @@ class ResponseCreator:
         return history, await resolve_references(fields.items(), tenant, self._stores)
 
     def _encoder(
-        self, fields: CreateFields, model: Model, id_: str, tools: ToolSet, framing: Framing
+        self,
+        fields: CreateFields,
+        model: Model,
+        id_: str,
+        tools: ToolSet,
+        framing: Framing,
+        *,
+        stored: bool,
     ) -> ResponsesEncoder:
         resource = new_resource(
             fields,
             id_,
             tools.echo,
             model.card.default_sampling,
-            stored=self._stores is not None and fields.store is not False,
+            stored=stored,
             created_s=self.now_s(),
         )
         return ResponsesEncoder(
@@ -134,37 +173,39 @@ class ResponseCreator:
         request: GenerationRequest,
         model: Model,
         context: int,
+        intake: MediaFetcher | None,
         known: dict[MediaPart, MediaItem] | None = None,
     ) -> int:
         """Tokens of a request's prompt; media in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
         special = self._serving.special_tokens_in_text
         found = {} if known is None else known
-        turns = await with_texts_of_files(request.messages, self._serving.intake, found)
+        turns = await with_texts_of_files(request.messages, intake, found)
         request = msgspec.structs.replace(request, messages=turns)
-        loaded = await load_media(request.messages, model, self._serving.intake, found)
+        loaded = await load_media(request.messages, model, intake, found)
         chat = await chat_prompt(request, model, context, loaded, special_tokens_in_text=special)
         return len(chat.tokens)
 
-    async def _truncate(self, request: GenerationRequest, model: Model, room: int) -> GenerationRequest:
+    async def _truncate(
+        self, request: GenerationRequest, model: Model, room: int, intake: MediaFetcher | None
+    ) -> GenerationRequest:
         """Without the oldest turns, as many as needed for `room` tokens. Logarithmically many counts are tried."""
         known: dict[MediaPart, MediaItem] = {}
-        if await self._fits(request, model, room, known):
+
+        async def fits(candidate: GenerationRequest) -> bool:
+            try:
+                return await self.count(candidate, model, room, intake, known) <= room
+            except ApiError as error:
+                if error.code == "context_length_exceeded":
+                    return False
+                raise
+
+        if await fits(request):
             return request
-        fits, too_many = 1, len(request.messages)
-        while fits + 1 < too_many:
-            middle = (fits + too_many) // 2
-            if await self._fits(keep_last(request, middle), model, room, known):
-                fits = middle
+        enough, too_many = 1, len(request.messages)
+        while enough + 1 < too_many:
+            middle = (enough + too_many) // 2
+            if await fits(keep_last(request, middle)):
+                enough = middle
             else:
                 too_many = middle
-        return keep_last(request, fits)
-
-    async def _fits(
-        self, request: GenerationRequest, model: Model, room: int, known: dict[MediaPart, MediaItem]
-    ) -> bool:
-        try:
-            return await self.count(request, model, room, known) <= room
-        except ApiError as error:
-            if error.code == "context_length_exceeded":
-                return False
-            raise
+        return keep_last(request, enough)

@@ -9,7 +9,6 @@ from headwater.actors.edge.api.responses.compaction import compacted, compaction
 from headwater.actors.edge.api.responses.creation import ResponseCreator
 from headwater.actors.edge.api.responses.encoder import ResponsesEncoder
 from headwater.actors.edge.api.responses.load_history import Stores
-from headwater.actors.edge.api.responses.paging import page_of, page_request
 from headwater.actors.edge.api.responses.resource import new_resource
 from headwater.actors.edge.api.responses.translate import count_request
 from headwater.actors.edge.api.responses.types import (
@@ -25,6 +24,7 @@ from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.http.asgi import Headers, respond
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.paging import page_of, page_request
 
 _create: Final = msgspec.json.Decoder(CreateFields)
 _count: Final = msgspec.json.Decoder(InputFields)
@@ -62,7 +62,10 @@ class ResponsesApi:
         call.quota.enter(model.card.name)
         history, items = await self._creator.read_history(fields, call.principal.tenant)
         context = call.quota.context(model.card.name, model.card.context_length)
-        count = await self._creator.count(count_request(fields, history.items, items), model, context)
+        request = count_request(fields, history.items, items)
+        count = await self._creator.count(
+            request, model, context, self._serving.intake_of(call.headers, call.principal)
+        )
         await answer(call, {"object": "response.input_tokens", "input_tokens": count})
 
     async def compact(self, call: Call) -> None:

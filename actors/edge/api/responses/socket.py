@@ -30,6 +30,7 @@ from headwater.actors.http.asgi import Headers
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.actors.http.json_shape import check_shape
+from headwater.actors.http.long_strings import shorten
 from headwater.actors.http.websocket import WebSocket
 from headwater.schemas.failure import failure_place
 
@@ -165,7 +166,9 @@ class _Session:
     async def _enqueue(self, message: bytes) -> None:
         """Hand a message to its stream. Raises `ApiError` for one that has none."""
         await check_shape(message)
-        head: _Peek = decode_body(_peek, message)
+        message = await shorten(message)
+        # As plain bytes: what is read here is in none of the long strings.
+        head: _Peek = decode_body(_peek, bytes(message))
         stream_id = head.stream_id
         if stream_id is not None and not (isinstance(stream_id, str) and _STREAM_ID.match(stream_id)):
             raise bad_request(

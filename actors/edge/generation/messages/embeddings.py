@@ -5,15 +5,13 @@ from typing import Final
 import msgspec
 
 from headwater.actors.media.item import MediaItem
-from headwater.actors.media.request.source import EmbeddingForm, TensorType
+from headwater.actors.media.request.source import GRID, EmbeddingForm, TensorType
 from headwater.schemas.messages.media import ClientEmbedding
 from headwater.schemas.messages.transfer import DType
 from headwater.schemas.tables.card import EmbeddingSupport, ImageSupport, ModelCard
 
 TENSOR_TYPES: Final[dict[DType, TensorType]] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """As safetensors spells them."""
-
-GRID: Final = "image_grid_thw"
 
 
 def form_of(card: ModelCard) -> EmbeddingForm | None:

@@ -9,7 +9,7 @@ from headwater.actors.edge.generation.messages.load import fetch_parts, media_pa
 from headwater.actors.edge.generation.messages.media_parts import file_text
 from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, Turn
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request.errors import MediaCode
 
@@ -18,7 +18,7 @@ FILES_MAX: Final = 16
 
 
 async def with_texts_of_files(
-    turns: Sequence[Turn], intake: MediaIntake | None, known: dict[MediaPart, MediaItem]
+    turns: Sequence[Turn], intake: MediaFetcher | None, known: dict[MediaPart, MediaItem]
 ) -> tuple[Turn, ...]:
     """The conversation with each file replaced by its text, or by an image. Raises `ApiError` 400 naming the part at fault.
 

@@ -9,7 +9,7 @@ from headwater.actors.edge.generation.messages.embeddings import form_of, image_
 from headwater.actors.edge.generation.messages.turn import MediaPart, Turn
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.intake import DEFAULT_TARGET, MediaIntake
+from headwater.actors.media.intake import DEFAULT_TARGET, MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request.errors import MediaCode
 from headwater.actors.media.request.settings import MediaLimits
@@ -26,6 +26,11 @@ TOO_MANY: Final[Mapping[PromptMediaKind, str]] = {
     "image": "too_many_images",
     "video": "too_many_videos",
     "audio": "too_many_audio_clips",
+}
+TOO_MANY_TOKENS: Final[Mapping[PromptMediaKind, str]] = {
+    "image": "image_tokens",
+    "video": "video_tokens",
+    "audio": "audio_tokens",
 }
 BAD_SHAPE: Final[Mapping[PromptMediaKind, str]] = {
     "image": "image_shape",
@@ -53,7 +58,7 @@ def media_parts(turns: Iterable[Turn]) -> list[MediaPart]:
 async def load_media(
     turns: Sequence[Turn],
     model: Model,
-    intake: MediaIntake | None,
+    intake: MediaFetcher | None,
     known: dict[MediaPart, MediaItem] | None = None,
 ) -> LoadedMedia:
     """Fetch and decode the media of a conversation, at the same time. Raises `ApiError` 400 naming the part at fault.
@@ -75,7 +80,7 @@ async def load_media(
 
 async def fetch_parts(
     parts: Iterable[MediaPart],
-    intake: MediaIntake,
+    intake: MediaFetcher,
     known: dict[MediaPart, MediaItem],
     limits: MediaLimits | None = None,
     target: MediaTarget = DEFAULT_TARGET,
@@ -147,7 +152,7 @@ def shown_as(kind: str) -> PromptMediaKind:
 
 def _target(card: ModelCard) -> MediaTarget:
     """What items are decoded to for a model. It decides about their values, and so is part of their ids."""
-    target, support = DEFAULT_TARGET._replace(embedding=form_of(card)), card.media
+    target, support = MediaTarget(card.media_processor, embedding=form_of(card)), card.media
     if support.videos is not None:
         target = target._replace(frames=support.videos.frames)
     if support.audio is not None:
@@ -156,7 +161,7 @@ def _target(card: ModelCard) -> MediaTarget:
 
 
 async def _fetch(
-    intake: MediaIntake, part: MediaPart, limits: MediaLimits | None, target: MediaTarget
+    intake: MediaFetcher, part: MediaPart, limits: MediaLimits | None, target: MediaTarget
 ) -> MediaItem:
     source = _source(part)
     outcome = "cancelled"
@@ -185,9 +190,17 @@ def _source(part: MediaPart) -> MediaSource:
 def _count(card: ModelCard, part: MediaPart, item: MediaItem) -> int:
     kind = shown_as(part.kind)
     try:
-        return count_media_tokens(card.media, kind, prompt_shape(item, card))
+        tokens = count_media_tokens(card.media, kind, prompt_shape(item, card))
     except ValueError as error:
         raise bad_request(f"{part.param}: {error}.", param=part.param, code=BAD_SHAPE[kind]) from error
+    most = card.tokens_of_item_max(kind)
+    if most is not None and tokens > most:
+        raise bad_request(
+            f"{part.param} has {tokens} tokens; {card.name} takes at most {most} in one item of this kind. Send a smaller or shorter one.",
+            param=part.param,
+            code=TOO_MANY_TOKENS[kind],
+        )
+    return tokens
 
 
 def prompt_shape(item: MediaItem, card: ModelCard) -> tuple[int, ...]:

@@ -32,6 +32,10 @@ class MediaPart(msgspec.Struct, frozen=True):
     detail: str = ""
     name: str = ""
 
+    def __hash__(self) -> int:
+        """By its place, which is its own within a request: the hash of 27 MB of base64 takes the event loop 8 ms."""
+        return hash((self.kind, self.param))
+
 
 Part = TextPart | MediaPart
 

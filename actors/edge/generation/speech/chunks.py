@@ -7,7 +7,7 @@ from headwater.actors import metrics
 from headwater.actors.edge.generation.speech.recording import AudioRecording
 from headwater.actors.edge.generation.speech.split import cuts
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.intake import MediaIntake
+from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import ID_BYTES, MediaItem
 from headwater.actors.media.request.source import MediaSource, MediaTarget
 from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
@@ -31,22 +31,22 @@ class AudioChunk(NamedTuple):
 
 
 async def load_chunks(
-    recording: AudioRecording, support: SpeechSupport, intake: MediaIntake | None
+    recording: AudioRecording, support: SpeechSupport, intake: MediaFetcher | None, processor: str = ""
 ) -> tuple[AudioChunk, ...]:
-    """Decode a recording and cut it. Raises `ApiError` 400 for a file that is no audio, or too large or long."""
+    """Decode a recording and cut it. `processor` is the digest of the model's settings for media, which is part of ids. Raises `ApiError` 400 for a file that is no audio, or too large or long."""
     if intake is None:
         raise bad_request("This server decodes no media.", param=PARAM)
-    item = await _decode(intake, recording, support.rate_hz)
+    item = await _decode(intake, recording, MediaTarget(processor, support.rate_hz))
     places = cuts(item.array(), support.rate_hz, support.window_s)
     return tuple(_chunk(item, begin, end, support.rate_hz) for begin, end in places)
 
 
-async def _decode(intake: MediaIntake, recording: AudioRecording, rate_hz: int) -> MediaItem:
+async def _decode(intake: MediaFetcher, recording: AudioRecording, target: MediaTarget) -> MediaItem:
     source = MediaSource.from_bytes("audio", recording.data, PARAM)
     outcome = "cancelled"
     try:
         with metrics.MEDIA_SECONDS.labels("audio").time():
-            item = await intake.fetch(source, target=MediaTarget(rate_hz=rate_hz))
+            item = await intake.fetch(source, target=target)
         outcome = "ok"
     except ApiError as error:
         outcome = error.code or "error"

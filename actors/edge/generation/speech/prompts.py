@@ -23,7 +23,10 @@ def require_speech(model: Model) -> SpeechSupport:
 
 
 async def speech_prompt(recording: AudioRecording, model: Model, support: SpeechSupport) -> U32:
-    """Token ids of the prompt of every piece. Raises `ApiError` 400 for a language that the model does not know."""
+    """Token ids of the prompt of every piece. Raises `ApiError` 400 for a language that the model does not know.
+
+    Where the language is to be detected, another one's token is in its place: see `with_language`.
+    """
     before: list[int] = []
     if recording.prompt:
         # A leading space: the words follow others.
@@ -41,12 +44,14 @@ def _task(recording: AudioRecording, model: Model, support: SpeechSupport) -> li
         if recording.translates:
             raise bad_request(f"{name} knows English only: there is nothing to translate.", param="model")
         return []
-    if not language:
+    if not language and "allowed_tokens" not in model.card.capabilities:
         raise bad_request(
-            f"{name} knows {len(support.languages)} languages: say which one is spoken (ISO 639-1, such as 'en').",
+            f"{name} knows {len(support.languages)} languages, and its engine cannot detect which one is spoken: name it "
+            "(ISO 639-1, such as 'en').",
             param="language",
         )
-    if language not in support.languages:
+    if language and language not in support.languages:
         known = ", ".join(sorted(support.languages))
         raise bad_request(f"{name} does not know this language; it knows {known}.", param="language")
-    return [support.languages[language], support.translate if recording.translates else support.transcribe]
+    token = support.languages[language] if language else next(iter(support.languages.values()))
+    return [token, support.translate if recording.translates else support.transcribe]

@@ -10,11 +10,11 @@ import re
 from typing import Final
 
 from headwater.actors.edge.parsing.grammar.reader import Reader, Steps, Write
+from headwater.actors.edge.parsing.json_number import JSON_NUMBER
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD: Final = re.compile(r"[-+.0-9A-Za-z]*")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4}")
 
 _LITERALS: Final = {
@@ -181,7 +181,7 @@ def _copy_word(reader: Reader, write: Write) -> Steps[bool]:
     word = found.group()
     if word in _LITERALS:
         write(_LITERALS[word])
-    elif _NUMBER.fullmatch(word):
+    elif JSON_NUMBER.fullmatch(word):
         write(word)
     else:
         return False

@@ -8,6 +8,7 @@ from typing import Final
 from headwater.actors.edge.parsing.casting import escape, quote
 from headwater.actors.edge.parsing.grammar.context import Context
 from headwater.actors.edge.parsing.grammar.reader import Reader, Steps, Write, markers
+from headwater.actors.edge.parsing.json_number import JSON_NUMBER
 
 DEPTH_MAX: Final = 64
 """Nesting of a value; with more it is malformed."""
@@ -15,7 +16,6 @@ DEPTH_MAX: Final = 64
 _NAME: Final = re.compile(r"[\w.\-]+")
 _IDENTIFIER: Final = re.compile(r"\w+")
 _WORD: Final = re.compile(r"[-+.\w]+")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _PLAIN: Final = {quote_mark: re.compile(rf"[^\\{quote_mark}]*") for quote_mark in "'\""}
 
 _WORDS: Final[Mapping[str, str]] = {
@@ -230,7 +230,7 @@ def _copy_escape(reader: Reader, write: Write) -> Steps[bool]:
 
 def _number(word: str) -> str:
     """Return a Python number as JSON has it; "" if it is none."""
-    if _NUMBER.fullmatch(word):
+    if JSON_NUMBER.fullmatch(word):
         return word
     try:
         return str(int(word, 0))

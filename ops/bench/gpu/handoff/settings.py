@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-Device = Literal["cuda", "cpu"]
-
 
 class HandoffSetting(NamedTuple):
     """One way to run a prefill and a decode engine.

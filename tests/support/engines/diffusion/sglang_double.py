@@ -2,13 +2,16 @@
 
     python sglang_double.py SCRIPT DEFAULTS_FILE --model-path NAME --port PORT … [--task T2I] [--version 0.5.23]
 
-One file at a time, as SGLang's scheduler; nothing can be stopped. A prompt "fail" fails, "reject" is a 400, "die" ends the process.
+One file at a time, as SGLang's scheduler; nothing can be stopped. Images of an edit are kept where SGLang keeps them, and what it makes of
+them depends on their pixels. A prompt "fail" fails, "reject" is a 400, "die" ends the process.
 """
 
 import argparse
 import base64
 import ctypes
+import email.policy
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -21,7 +24,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 STEP_S = 0.02
+TASKS = {"generations": ("T2I", "TI2I"), "edits": ("TI2I", "I2I")}
 VIDEOS: dict[str, dict[str, Any]] = {}
 SCHEDULER = threading.Lock()
 DEFAULTS = {"width": 832, "height": 480, "num_frames": 81, "fps": 16, "num_inference_steps": 50}
@@ -82,7 +88,28 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """See `_answer`."""
-        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        data, kind = self.rfile.read(int(self.headers["content-length"])), self.headers["content-type"]
+        self._answer(json.loads(data) if kind == "application/json" else self._form(kind, data))
+
+    def _form(self, kind: str, data: bytes) -> dict[str, Any]:
+        """A form's fields, with numbers as such, and the pixels of its images."""
+        message = email.message_from_bytes(
+            b"content-type: %b\r\n\r\n%b" % (kind.encode(), data), policy=email.policy.HTTP
+        )
+        body: dict[str, Any] = {"image": []}
+        for part in message.iter_parts():
+            name, content = part.get_param("name", header="content-disposition"), part.get_content()
+            if part.get_filename() is None:
+                text = content.strip()
+                body[str(name)] = int(text) if text.isdigit() else text
+                continue
+            inputs = Path(self.arguments.input_save_path)
+            inputs.mkdir(exist_ok=True)
+            (inputs / f"{uuid.uuid4()}_{part.get_filename()}").write_bytes(content)
+            with Image.open(io.BytesIO(content)) as image:
+                pixels = hashlib.sha256(image.tobytes()).hexdigest()
+                body[str(name)].append([image.size, image.mode, pixels])
+        return body
 
     def _answer(self, body: dict[str, Any]) -> None:
         try:
@@ -110,7 +137,11 @@ class Handler(BaseHTTPRequestHandler):
                 }
             case "GET", ["server_info"]:
                 return {"model_path": self.arguments.model_path, "version": self.arguments.version}
-            case "POST", ["v1", "images", "generations"] if task == "T2I":
+            case "POST", ["v1", "images", "generations" | "edits" as what]:
+                if task not in TASKS[what]:
+                    raise Wrong(400, f"the pipeline has no {what}")
+                if what == "edits" and not body["image"]:
+                    raise Wrong(422, "Field 'image' or 'url' is required")
                 check(body)
                 image = compute(body, lambda _: None)
                 path_ = self._written(image, body["output_format"])
@@ -170,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("script", "defaults"):
         parser.add_argument(name)
-    for name in ("--model-path", "--host", "--port", "--output-path"):
+    for name in ("--model-path", "--host", "--port", "--output-path", "--input-save-path"):
         parser.add_argument(name, required=True)
     parser.add_argument("--task", default="T2V")
     parser.add_argument("--version", default="0.5.23")

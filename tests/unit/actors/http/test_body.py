@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from headwater.actors.http.asgi import ClientGone, Receive
-from headwater.actors.http.body import SLICE_BYTES, UNCOUNTED_BYTES, Bodies
+from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.limits import BodyLimits
+from headwater.actors.http.unlocked import LARGE_BYTES
 
-LARGE = [bytes([number]) * (UNCOUNTED_BYTES - 1) for number in range(SLICE_BYTES // UNCOUNTED_BYTES + 9)]
-"""Parts of more than one slice, no two alike."""
+LARGE = [bytes([number]) * (UNCOUNTED_BYTES - 1) for number in range(4 * LARGE_BYTES // UNCOUNTED_BYTES + 9)]
+"""Parts of some megabytes, no two alike."""
 
 
 def receiver(parts: list[bytes], *, whole: bool = True) -> Receive:
@@ -32,7 +33,7 @@ def receiver(parts: list[bytes], *, whole: bool = True) -> Receive:
 
 @pytest.mark.parametrize("parts", [[b""], [b"{}"], [b"a", b"", b"bc", b"d"], LARGE])
 async def test_parts_become_one_body_in_their_order(parts: list[bytes]) -> None:
-    """One part, several, and more than are copied in one turn."""
+    """One part, several, and more than are joined on the event loop."""
     bodies = Bodies()
     size = sum(map(len, parts))
     async with bodies.read({"headers": []}, receiver(list(parts))) as body:

@@ -10,6 +10,7 @@ from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import DEFAULT_TARGET, MediaIntake
 from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
 from headwater.actors.media.request.source import MediaSource, MediaTarget
+from tests.support.media.bounds import bounded
 from tests.support.media.internet import Internet, internet
 
 HOST = "images.example"
@@ -24,6 +25,12 @@ TIGHT = TIGHT._replace(
     file=TIGHT.file._replace(bytes_max=200_000, fetch_s=1.0, decode_s=1, pages_max=8, text_bytes_max=50_000),
 )
 """Small enough that an attack is a small file, and a slow server a short test."""
+
+REJECTED_S_MAX = 10.0
+"""For the start of a process, on a busy machine, and the second that an attack may take to fetch and to decode."""
+
+PEAK_KIB_MAX = 112 * 1024
+"""Python with the libraries has 40 to 70 MiB; what an attack would take, had it its way, is 25 MB to gigabytes."""
 
 
 @pytest.fixture(scope="session")
@@ -68,9 +75,11 @@ async def rejection(
     source: MediaSource,
     limits: MediaLimits | None = None,
     target: MediaTarget = DEFAULT_TARGET,
+    *,
+    kib_max: int = PEAK_KIB_MAX,
 ) -> ApiError:
-    """The error for an item, in bounded time. It names the item's place in the request."""
-    async with asyncio.timeout(60):
+    """The error for an item, in bounded time and memory. It names the item's place in the request."""
+    async with bounded(intake, REJECTED_S_MAX, kib_max):
         with pytest.raises(ApiError) as caught:
             await intake.fetch(source._replace(param="messages[0].content[1]"), limits, target)
     assert caught.value.status == 400

@@ -143,9 +143,8 @@ async def test_more_memory_than_allowed_fails_the_item() -> None:
     intake = MediaIntake(settings=IntakeSettings(processes=1, memory_mib=256), limits=TIGHT)
     limits = TIGHT._replace(image=TIGHT.image._replace(pixels_max=200_000_000))
     try:
-        error = await rejection(
-            intake, MediaSource.from_bytes("image", images.jpeg_of_size(10_000, 10_000)), limits
-        )
+        source = MediaSource.from_bytes("image", images.jpeg_of_size(10_000, 10_000))
+        error = await rejection(intake, source, limits, kib_max=256 * 1024)
         assert error.code == "media_out_of_memory"
         assert (await intake.fetch(MediaSource.from_bytes("image", PNG))).shape == (4, 6, 3)
     finally:

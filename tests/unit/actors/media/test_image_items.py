@@ -42,6 +42,20 @@ def pixels(image: Image.Image) -> list[list[list[int]]]:
     return found
 
 
+async def test_a_mask_is_what_is_transparent(strict: MediaIntake) -> None:
+    """One byte per pixel; a file without transparency is no mask, and the same file as an image is another item."""
+    clear = Image.new("RGBA", (3, 2), (9, 9, 9, 255))
+    clear.putpixel((2, 0), (9, 9, 9, 0))
+    clear.putpixel((0, 1), (9, 9, 9, 100))
+    data = encoded(clear, "PNG")
+    item = await strict.fetch(MediaSource.from_bytes("image", data), target=MediaTarget(mask=True))
+    assert (item.shape, item.array()[:, :, 0].tolist()) == ((2, 3, 1), [[0, 0, 255], [155, 0, 0]])
+    assert item.id != (await item_of(strict, data)).id
+    with pytest.raises(ApiError, match="no transparency") as raised:
+        await strict.fetch(MediaSource.from_bytes("image", PNG, "mask"), target=MediaTarget(mask=True))
+    assert (raised.value.status, raised.value.param) == (400, "mask")
+
+
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG", "GIF"])
 async def test_a_file_is_decoded_as_its_library_decodes_it(strict: MediaIntake, form: str) -> None:
     """Height, width, RGB."""

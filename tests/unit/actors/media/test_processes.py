@@ -14,7 +14,9 @@ from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.request.settings import IntakeSettings
 from headwater.actors.media.request.source import MediaSource
 from tests.support.media import internet
-from tests.unit.actors.media.conftest import rejection
+from tests.support.media.bounds import bounded
+from tests.support.media.images import encoded, noise
+from tests.unit.actors.media.conftest import PEAK_KIB_MAX, TIGHT, rejection
 
 ROGUE = str(Path(internet.__file__).with_name("rogue.py"))
 IMAGE = MediaSource.from_bytes("image", b"anything")
@@ -71,6 +73,20 @@ async def test_an_honest_reply_passes() -> None:
         assert (await intake.fetch(IMAGE)).array().tolist() == [[[0, 0, 0]]]
     finally:
         await intake.close()
+
+
+async def test_what_an_item_costs_is_seen(strict: MediaIntake) -> None:
+    """The control of the attacks' bounds: an image that takes more memory, or time, than is allowed fails them."""
+    image = MediaSource.from_bytes("image", encoded(noise(900), "PNG"))
+    limits = TIGHT._replace(image=TIGHT.image._replace(bytes_max=9_000_000))
+    async with bounded(strict, 20.0, PEAK_KIB_MAX) as peak:
+        await strict.fetch(image, limits)
+    with pytest.raises(AssertionError, match="KiB; at most"):
+        async with bounded(strict, 20.0, peak.kib // 2):
+            await strict.fetch(image, limits)
+    with pytest.raises(TimeoutError):
+        async with bounded(strict, 0.001, PEAK_KIB_MAX):
+            await strict.fetch(image, limits)
 
 
 async def test_without_the_extra_an_item_gets_a_503(tmp_path: Path) -> None:

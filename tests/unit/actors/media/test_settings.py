@@ -38,4 +38,5 @@ def test_the_guide_lists_every_code() -> None:
     """And no other."""
     text = (ROOT / "docs" / "guides" / "media.md").read_text()
     found = set(re.findall(r"`(media_[a-z_0-9]+)`", text))
-    assert found == {code.value for code in MediaCode}
+    # A log event of that name, which is no answer to a client.
+    assert found - {"media_processor_differs"} == {code.value for code in MediaCode}

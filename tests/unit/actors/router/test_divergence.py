@@ -90,7 +90,7 @@ def test_a_fold_that_goes_wrong_is_an_alarm_at_both(what: str) -> None:
             await traffic(stage, 25.0, 1_000)
         assert alarms(one, other) == [(1, True), (1, True)]
         assert list(one.stats()["diverged"]) == ["router-1"]
-        told = [entry for entry in logged if entry["event"] == "routers_diverge"]
+        told = [entry for entry in logged if entry["event"] == "routers_diverged"]
         assert {(entry["router"], entry["other"]) for entry in told} == {
             ("router-0", "router-1"),
             ("router-1", "router-0"),

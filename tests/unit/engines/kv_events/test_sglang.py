@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.engines.kv_events.sentinels import ImageSentinels
+from headwater.engines.kv_events.sentinels import MediaSentinels
 from headwater.engines.kv_events.translator import KvTranslator
 from headwater.engines.kv_events.wire import decode
 from headwater.schemas.hashing import chain_plain, media_digests, seed, sequence_hashes
@@ -20,7 +20,7 @@ PLACEHOLDER = 9
 
 def test_salts_and_adapters_are_fields_of_an_event() -> None:
     """Not among extra keys, as vLLM's."""
-    translator = KvTranslator(SIZE, sentinels=ImageSentinels(PLACEHOLDER))
+    translator = KvTranslator(SIZE, sentinels=MediaSentinels())
     events = translator.translate([stored([-5, -6], cache_salt="tenant", lora_name="l@1")])
     root = seed("l@1", "tenant")
     first, second = chain_plain(TOKENS[: 2 * SIZE], SIZE, root)
@@ -32,7 +32,7 @@ def test_arrays_of_older_releases_are_read() -> None:
     """The first fields of vLLM's, in the same order."""
     event = ["BlockStored", [-5], None, TOKENS[:SIZE], SIZE, None, "GPU"]
     batch = decode(msgspec.msgpack.encode([1.0, [event, ["BlockRemoved", [-5], "GPU"]], 0]))
-    translator = KvTranslator(SIZE, sentinels=ImageSentinels(PLACEHOLDER))
+    translator = KvTranslator(SIZE, sentinels=MediaSentinels())
     assert len(translator.translate(batch.events, batch.at_s)) == 2
     assert len(translator) == 0
 
@@ -45,11 +45,11 @@ def numbers(seed: int) -> tuple[int, ...]:
 
 def with_images(
     tokens: list[int], *images: tuple[str, int, int, int]
-) -> tuple[ImageSentinels, list[int], list[int]]:
+) -> tuple[MediaSentinels, list[int], list[int]]:
     """Images (id, seed, first token, tokens) in a prompt: what learned them, the tokens of an event, the blocks' names at an edge."""
-    sentinels, event, prompt = ImageSentinels(PLACEHOLDER), list(tokens), list(tokens)
+    sentinels, event, prompt = MediaSentinels(), list(tokens), list(tokens)
     for id_, seed_, start, count in images:
-        sentinels.learn(id_, count, numbers(seed_))
+        sentinels.learn(id_, count, numbers(seed_), PLACEHOLDER)
         prompt[start : start + count] = [PLACEHOLDER] * count
         event[start : start + count] = [numbers(seed_)[at % 4] for at in range(count)]
     digests = media_digests([(id_, start, count) for id_, _, start, count in images], SIZE)
@@ -82,6 +82,20 @@ def test_images_of_requests_have_the_names_of_an_edge(runs: list[int]) -> None:
     assert (translator.unnamed, translator.orphans) == (0, 0)
 
 
+def test_media_of_other_kinds_have_their_own_placeholders() -> None:
+    """A video after an image: the tokens of an edge's prompt are those of each kind."""
+    sentinels, event, prompt = MediaSentinels(), LONG[: 6 * SIZE], LONG[: 6 * SIZE]
+    places = []
+    for id_, seed_, start, count, placeholder in (("a", 1, 3, 10, 9), ("v", 2, 15, 9, 8)):
+        sentinels.learn(id_, count, numbers(seed_), placeholder)
+        prompt[start : start + count] = [placeholder] * count
+        event[start : start + count] = [numbers(seed_)[at % 4] for at in range(count)]
+        places.append((id_, start, count))
+    names = sequence_hashes(np.array(prompt, np.uint32), SIZE, multimodal=media_digests(places, SIZE))
+    found = KvTranslator(SIZE, sentinels=sentinels).translate([stored([*range(1, 7)], tokens=event)])
+    assert blocks_of(found) == names.tolist()
+
+
 def test_a_block_within_an_image_that_comes_back_keeps_its_place() -> None:
     """Removed and stored again, and continued."""
     sentinels, tokens, names = with_images(LONG, *TWO)
@@ -110,7 +124,7 @@ def test_blocks_with_other_numbers_than_a_known_image_have_no_name(at: int) -> N
         events = translator.translate([stored([*range(12)], tokens=tokens), stored([20], parent=5)])
     assert blocks_of(events) == names[:0]
     assert (translator.unnamed, translator.orphans) == (12, 1)
-    assert logs == [{"event": "kv_blocks_of_unknown_images", "log_level": "info", "blocks": 12}]
+    assert logs == [{"event": "kv_blocks_of_unknown_media", "log_level": "info", "blocks": 12}]
 
 
 def test_blocks_before_an_unknown_image_have_names() -> None:
@@ -137,19 +151,19 @@ def test_images_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     """Those of the latest requests are known."""
     monkeypatch.setattr("headwater.engines.kv_events.sentinels.REMEMBERED", 2)
     sentinels, tokens, names = with_images(LONG, *TWO)
-    sentinels.learn("a", 10, numbers(1))
-    sentinels.learn("c", 4, numbers(3))
+    sentinels.learn("a", 10, numbers(1), PLACEHOLDER)
+    sentinels.learn("c", 4, numbers(3), PLACEHOLDER)
     translator = KvTranslator(SIZE, sentinels=sentinels)
     assert blocks_of(translator.translate([stored([*range(12)], tokens=tokens)])) == names[:3]
-    sentinels.learn("b", 18, numbers(2))
+    sentinels.learn("b", 18, numbers(2), PLACEHOLDER)
     again = KvTranslator(SIZE, sentinels=sentinels)
     assert again.translate([stored([*range(12)], tokens=tokens)]) == []
-    sentinels.learn("a", 10, numbers(1))
+    sentinels.learn("a", 10, numbers(1), PLACEHOLDER)
     assert blocks_of(again.translate([stored([*range(12)], tokens=tokens)])) == names
 
 
 def test_under_eagle_tokens_come_with_their_successors() -> None:
     """The first of each pair is the token."""
     pairs: list[Any] = [[token, token + 1] for token in TOKENS[:SIZE]]
-    events = KvTranslator(SIZE, sentinels=ImageSentinels(PLACEHOLDER)).translate([stored([1], tokens=pairs)])
+    events = KvTranslator(SIZE, sentinels=MediaSentinels()).translate([stored([1], tokens=pairs)])
     assert set(held_by(events)) == {(0, 0, chain_plain(TOKENS[:SIZE], SIZE, 0)[0])}

@@ -158,8 +158,8 @@ def test_capabilities_follow_the_configuration() -> None:
         known = Signatures(lacks or {})
         found = set(capabilities(config, generates=generates, processors={"a": "m:A"}, signatures=known))
         # The model decides about these.
-        assert not found & {"images", "image_embeddings"}
-        return found | {"images", "image_embeddings"}
+        assert not found & {"images", "videos", "audio", "image_embeddings"}
+        return found | {"images", "videos", "audio", "image_embeddings"}
 
     assert of(everything) == POSSIBLE - {"handoff", "split_only", "embed"}
     assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {
@@ -184,6 +184,8 @@ def test_capabilities_follow_the_configuration() -> None:
     assert of({"disable_radix_cache": True}, generates=False) == {
         "embed",
         "images",
+        "videos",
+        "audio",
         "image_embeddings",
         "pause",
         "profile",

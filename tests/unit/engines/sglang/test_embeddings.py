@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingGone
-from headwater.engines.embeddings.tensors import encoded_image, tensor_of
+from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media.image_rule import PROBE_ID
 from headwater.engines.sglang.embeddings import counter
@@ -25,8 +25,6 @@ from headwater.engines.sglang.embeddings.input import (
 )
 from headwater.engines.sglang.encoder import check_parts
 from headwater.schemas.messages.media import PromptMedia
-
-torch = pytest.importorskip("torch")
 
 ROWS, WIDTH = 4, 8
 GRID = b'{"image_grid_thw":[1,4,4]}'
@@ -42,11 +40,17 @@ def embedding(value: float, rows: int = ROWS, width: int = WIDTH, fields: bytes 
     return EncodedImage(np.full((rows, width), value, np.float32), "float32", fields)
 
 
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """Imported by these tests only, which run in one worker: with the module, each worker would while it collects."""
+    return pytest.importorskip("torch")
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[SglangEmbeddings]:
     """Of an engine that has been found to take rows of eight numbers."""
     made = SglangEmbeddings(1)
-    monkeypatch.setattr(made, "_width", WIDTH)
+    monkeypatch.setattr(made, "_form", ModelEmbeddings(WIDTH, "float32", 4))
     yield made
     made.close()
     assert not made.folder.exists()
@@ -78,7 +82,7 @@ async def test_embeddings_that_this_model_cannot_use_are_not_taken(store: Sglang
     assert not store.holds(image("b"))
 
 
-def test_the_images_of_a_request_are_bundled_and_separated_again() -> None:
+def test_the_images_of_a_request_are_bundled_and_separated_again(torch: Any) -> None:
     """By the rows that each has in the prompt, with its own grid."""
     given = [
         GivenEmbedding(torch.full((rows, WIDTH), float(rows)), {"image_grid_thw": [1, 2, rows * 2]})
@@ -109,13 +113,14 @@ def test_only_grids_are_sent_along() -> None:
 class Model:
     """A model's encoder, and SGLang's function that calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
         self.calls: list[int] = []
+        self._torch = torch
 
     def get_image_feature(self, items: list[Any]) -> Any:
         """Encode."""
         self.calls.append(len(items))
-        return torch.ones(len(items) * ROWS, WIDTH)
+        return self._torch.ones(len(items) * ROWS, WIDTH)
 
     @staticmethod
     def embed(*, data_embedding_func: Any, items: list[Any]) -> Any:
@@ -125,9 +130,9 @@ class Model:
         return data_embedding_func(items) if items else None
 
 
-def test_each_encoding_is_counted_and_the_probe_is_written(tmp_path: Path) -> None:
+def test_each_encoding_is_counted_and_the_probe_is_written(torch: Any, tmp_path: Path) -> None:
     """Also several at once; nothing without one. A folder that is gone ends no scheduler."""
-    model = Model()
+    model = Model(torch)
     embed = counter.counting(Model.embed, tmp_path)
     probe, other = SimpleNamespace(hash=0), SimpleNamespace(hash=7)
     for items in ([], [other, other], [probe]):
@@ -149,7 +154,7 @@ def test_only_processes_that_are_started_within_it_count(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_tensors_and_what_is_sent_of_them(dtype: str) -> None:
+def test_tensors_and_what_is_sent_of_them(torch: Any, dtype: str) -> None:
     """The same numbers and type."""
     tensor = torch.tensor([[1.5, -2.0]], dtype=getattr(torch, dtype))
     sent = encoded_image(tensor, GRID)

@@ -1,13 +1,15 @@
 """What models that do not generate compute, by their configuration."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headwater.engines.engine import RequestRejected
-from headwater.engines.sglang.pooling import ModelPooling, pooling_of
+from headwater.engines.engine import EngineUnavailable, RequestRejected
+from headwater.engines.sglang.pooling import POOLING_FILE, ModelPooling, check_mode, pooling_of
 
 LLAMA = "LlamaForSequenceClassification"
 
@@ -64,3 +66,37 @@ def test_what_a_model_cannot_compute_is_rejected() -> None:
     with pytest.raises(RequestRejected, match="token types"):
         bert.check("classify", (0, 5))
     of(num_labels=1).check("score", (5,))
+
+
+MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+CLS = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+
+
+def folder_of(path: Path, architecture: str, pooling: dict[str, Any] | None) -> Path:
+    """A model's folder with these files."""
+    (path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    if pooling is not None:
+        (path / POOLING_FILE).parent.mkdir()
+        (path / POOLING_FILE).write_text(json.dumps({"word_embedding_dimension": 8, **pooling}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "pooling", [MEAN, {"pooling_mode": "mean"}, {**MEAN, **CLS, "pooling_mode_mean_tokens": True}]
+)
+def test_vectors_that_would_be_wrong_are_refused_at_the_start(
+    tmp_path: Path, pooling: dict[str, Any]
+) -> None:
+    """SGLang takes the first token's state of an encoder, whatever the model says."""
+    with pytest.raises(EngineUnavailable, match=r"pools by .*mean.* serve the model with vLLM"):
+        check_mode(folder_of(tmp_path, "BertModel", pooling))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling"),
+    [("BertModel", CLS), ("BertModel", {"pooling_mode": "cls"}), ("BertModel", None), ("Qwen3Model", MEAN)],
+)
+def test_other_models_are_not(tmp_path: Path, architecture: str, pooling: dict[str, Any] | None) -> None:
+    """Those that pool by the first token, or do not say how, and those of other architectures."""
+    check_mode(folder_of(tmp_path, architecture, pooling))
+    check_mode(tmp_path / "missing")

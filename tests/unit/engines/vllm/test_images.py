@@ -1,10 +1,12 @@
 """A prompt with images, videos and audio as vLLM takes it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.vllm.media import media_prompt
+from headwater.engines.vllm.media import media_prompt, media_settings, media_tokens_max
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
@@ -73,3 +75,22 @@ def test_videos_are_frames_and_audio_has_its_rate() -> None:
     assert np.array_equal(heard, samples)
     assert rate_hz == 8_000
     assert data["image"][0].size == (2, 2)
+
+
+def test_arguments_about_media_differ_by_their_values() -> None:
+    """Their order and the device on which images are processed make no difference."""
+
+    def settings(**given: object) -> str:
+        own = SimpleNamespace(mm_processor_kwargs=given or None)
+        return media_settings(SimpleNamespace(model_config=SimpleNamespace(multimodal_config=own)))
+
+    assert settings() == settings(device="cpu") == ""
+    assert settings(max_pixels=784, device="cpu") == settings(max_pixels=784) != settings(max_pixels=1_568)
+    assert settings(a=1, b=2) == settings(b=2, a=1)
+
+
+def test_items_may_have_as_many_tokens_as_the_encoder_cache() -> None:
+    """Of the kinds that the model takes; a release without that number publishes none."""
+    engine = SimpleNamespace(input_processor=SimpleNamespace(mm_encoder_cache_size=2_048))
+    assert media_tokens_max(engine, SUPPORT) == {"image": 2_048}
+    assert media_tokens_max(SimpleNamespace(), SUPPORT) == {}

@@ -108,7 +108,7 @@ def test_help_imports_no_engine_and_no_compiler() -> None:
         (["up", "--port", "70000"], "--port 70000: expected `int` <= 65535"),
         (["up", "--engine", "cuda"], "--engine cuda: there is no engine 'cuda': installed are "),
         (["explain"], "REQUEST requires an argument"),
-        (["bench", "all"], "Choose from"),
+        (["bench", "all"], "there is no command 'bench all': commands are hash, index"),
         (["sim"], "give either --seed N or --seeds FROM:TO"),
         (["log", "--json"], "--json is for --audit: give both"),
         (["snapshots", "--position", "3"], "--position is for --bookmark: give both"),

@@ -66,7 +66,7 @@ async def test_worker_that_fails_for_ever_does_not_end_a_fleet_that_was_ready() 
         children.was_ready = True
         with capture_logs() as lines:
             await clock.advance(60.0)
-        often = [line for line in lines if line["event"] == "child_fails_often"]
+        often = [line for line in lines if line["event"] == "child_restart_limit_exceeded"]
         assert often[0]["delay_s"] == POLICY.kept_delay_s
         assert "worker-0 failed 4 times" in often[0]["reason"]
         assert 8 <= worker.lives <= 11

@@ -2,9 +2,10 @@
 
 import msgspec
 
-from headwater.ops.operator.explain import afterwards, describe
+from headwater.ops.operator.explain import afterwards, describe, event_line
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.request import MediaPlace, RequestAccepted
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from tests.support.data.queries import changed
 
@@ -45,8 +46,8 @@ def test_times_are_shown_where_they_were_known() -> None:
     lines = told().splitlines()
     assert "decided at log position 40, stored at 42, after 12 ms in the queue" in lines[0]
     w1 = next(line for line in lines if line.lstrip("-> ").startswith("w1"))
-    # Crowding 0.05 for two requests, a tenth of 20 ms; and 5 requests a second that wait 10 ms on average for 20 ms; 90 - 20 - 3 is left.
-    assert w1.split()[-5:] == ["0.0", "20.0", "3.0", "67.0", "90.00"]
+    # Crowding 0.1 for two requests, a fifth of 20 ms; and 5 requests a second that wait 10 ms on average for 20 ms; 90 - 20 - 5 is left.
+    assert w1.split()[-5:] == ["0.0", "20.0", "5.0", "65.0", "90.00"]
     assert "40 of 62" in w1
     assert "of those assumed" in lines[1]
     assert lines[-1] == "w1: least cost, 90.00 ms"
@@ -70,6 +71,8 @@ def test_decoding_is_shown_where_it_was_known() -> None:
     assert lines[3].split()[-3:] == ["12.5", "220.0", "90.00"]
     assert lines[4].split()[-3:] == ["-", "-", "150.00"]
     assert lines[5] == "E2E: of 17 output tokens, at most 20"
+    spread = told(candidates=some, output_tokens=17, output_deviation=4)
+    assert "E2E: of 17 output tokens (standard deviation 4), at most 20" in spread
 
 
 def test_the_reason_is_the_one_that_counted() -> None:
@@ -123,3 +126,23 @@ def test_an_engine_that_replaced_the_drawn_one_has_its_reason() -> None:
         "engine vllm in place of sglang, drawn by weights sglang=1 vllm=0, session a: "
         "no worker of sglang is in the pool"
     ) in text
+
+
+def test_media_of_a_prompt_are_shown_with_their_places() -> None:
+    """Of each kind, and why no encode worker was asked; images of earlier releases as those of today."""
+    image, video = MediaPlace("image", "0a", 3, 56), MediaPlace("video", "0b", 60, 8)
+    audio = MediaPlace("audio", "0c", 70, 4)
+    bare = RequestAccepted("r", "m", "chat", 100, 20, True)
+    assert (
+        event_line(bare)
+        == "req.accepted: model m, endpoint chat, prompt 100 tokens, max 20 tokens, stream True, choices 1"
+    )
+    images = event_line(msgspec.structs.replace(bare, media=(image,)))
+    assert images == f"{event_line(bare)}; image 0a (56 tokens from 3 on)"
+    assert event_line(msgspec.structs.replace(bare, images=(("0a", 3, 56),))) == images
+    for media in ((image, video, audio), (video, audio)):
+        line = event_line(msgspec.structs.replace(bare, media=media))
+        assert line.endswith(
+            "video 0b (8 tokens from 60 on), audio 0c (4 tokens from 70 on); "
+            "all encoded by the serving worker, as encode workers take requests with images only"
+        )

@@ -35,7 +35,7 @@ def digest_here() -> str:
     told = digests(SEED, RECORDS)
     cold, early = map(int, told.split()[2:])
     assert cold >= 3
-    assert early > 2
+    assert early >= 2
     return told
 
 

@@ -34,17 +34,23 @@ def test_every_setting_of_the_peer_is_there_with_and_without_a_router() -> None:
 
 def test_a_row_is_ours_beside_theirs(capsys: pytest.CaptureFixture[str]) -> None:
     """On a few requests: figures, ratios, bounds and what is missed, as a table and as JSON."""
-    found = whatif.bench(ROWS[:2], requests=150)
-    robin, kv = found.rows
+    found = whatif.bench(ROWS[:4], requests=150)
+    robin, kv, *_ = found.rows
     for row in (robin, kv):
         assert row.ratio["ttft_mean"] == pytest.approx(row.ours["ttft_mean"] / row.theirs["ttft_mean"])
-    assert kv.bound["reuse"] == pytest.approx(kv.ours["reuse"] / 0.366)
-    assert found.furthest == max(abs(ratio - 1) for ratio in robin.ratio.values())
+    for row in found.rows:
+        # Those of the same requests at the same speed: no policy is below them.
+        assert row.bounds.requests == 150
+        assert row.ours["ttft_mean"] >= row.bounds.queueing.ttft_mean > 0
+        assert row.ours["e2e_mean"] >= row.bounds.queueing.e2e_mean > 0
+    robins = [row.ratio for row in found.rows if row.policy == "round_robin"]
+    assert found.furthest == max(abs(ratio - 1) for ratios in robins for ratio in ratios.values())
     # So few requests reuse less than all do, whatever the policy.
     assert any("reuse" in one and "at least 0.32" in one for one in found.missed)
     whatif.show(found, as_json=False)
     text = capsys.readouterr().out
     assert "DO NOT AGREE" in text
     assert f"{kv.ours['e2e_mean']:,.0f} ({kv.ratio['e2e_mean']:.3f})" in text
+    assert f"{kv.ours['ttft_mean'] / kv.bounds.unlimited.ttft_mean:.3f}" in text
     whatif.show(found, as_json=True)
     assert json.loads(capsys.readouterr().out)["missed"] == found.missed

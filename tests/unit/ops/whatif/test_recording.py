@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from headwater.engines.sim.scheduled import MediaSpan
 from headwater.engines.sim.step_time import StepTime
 from headwater.events.log import Entry
 from headwater.events.memory.log import MemoryLog
@@ -18,7 +19,7 @@ from headwater.ops.sim.fleet import POOL, SETTINGS, SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.run import Tracer
 from headwater.ops.whatif.fidelity import EstimateError, as_text, estimate_errors, fidelity
-from headwater.ops.whatif.recording import Expected, Happened, Recording, recording
+from headwater.ops.whatif.recording import Expected, Recording, RequestResult, recording
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.step_fit import Samples, fitted
@@ -30,7 +31,13 @@ from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
+from headwater.schemas.events.request import (
+    MediaPlace,
+    RequestAccepted,
+    RequestEnded,
+    RequestRouted,
+    RequestStarted,
+)
 from headwater.schemas.events.route import Candidate, Decision, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
 from headwater.schemas.subjects import pool_subject, request_subject
@@ -133,11 +140,11 @@ def test_images_are_read_from_the_logs() -> None:
     setup = recorded.setup
     assert (setup.workers, setup.encode_workers, setup.blocks) == (2, 1, SETTINGS.total_blocks)
     assert recorded.left_out == 0
-    with_images = [one for one in recorded.trace.requests if one.images]
+    with_images = [one for one in recorded.trace.requests if one.media]
     assert 10 < len(with_images) < 30
     for one in with_images:
-        assert all(image.tokens in (4, 9, 25) for image in one.images)
-        assert one.images[-1].start + one.images[-1].tokens < one.prompt_tokens
+        assert all(image.tokens in (4, 9, 25) for image in one.media)
+        assert one.media[-1].start + one.media[-1].tokens < one.prompt_tokens
     times = setup.step_time._replace(encode_ms=SETTINGS.step_time.encode_ms)
     ran = run(recorded.trace, msgspec.structs.replace(setup, step_time=times, embeddings_mib=1))
     assert ran.encoding.legs > 10
@@ -226,7 +233,21 @@ async def test_prompts_are_walked_back_from_their_last_block() -> None:
     assert len(second.ids) == len(longer)
     assert not set(third.ids) & set(fourth.ids) & {*one, *other, *lost}
     assert [request.arrival_ns for request in found.trace.requests] == [0, 1_000_000, 2_000_000, 3_000_000]
-    assert found.happened["c-2-0-1"].hit_blocks == 6
+    assert found.results["c-2-0-1"].hit_blocks == 6
+
+
+async def test_media_of_every_kind_are_read_from_the_log() -> None:
+    """And the images that earlier releases wrote."""
+    media = (MediaPlace("video", "v", 3, 20), MediaPlace("audio", "a", 30, 2))
+    first, second = (asked(number, chain_plain([number] * 32, 16, 0)) for number in (1, 2))
+    first[1] = RequestAccepted("c-1", "m", "chat", 32, 9, True, media=media)
+    second[1] = RequestAccepted("c-2", "m", "chat", 32, 9, True, images=(("i", 4, 6),))
+    logs = await written(joined("w1", 1), *first, *second)
+    requests = (await recording("p", logs.pool, logs.requests)).trace.requests
+    assert [one.media for one in requests] == [
+        (MediaSpan("v", 3, 20, "video"), MediaSpan("a", 30, 2, "audio")),
+        (MediaSpan("i", 4, 6, "image"),),
+    ]
 
 
 async def test_estimates_are_compared_from_the_arrival_on() -> None:
@@ -237,20 +258,20 @@ async def test_estimates_are_compared_from_the_arrival_on() -> None:
     changed = {"candidates": (estimated,), "waited_ms": 3, "output_tokens": 11}
     events = [joined("w1", 1), msgspec.structs.replace(decision, **changed), *life]
     logs = await written(*events, ended)
-    [one] = (await recording("p", logs.pool, logs.requests)).happened.values()
+    [one] = (await recording("p", logs.pool, logs.requests)).results.values()
     # 9 tokens took 50 ms, the first of them 10 ms.
     assert (one.itl_ms, one.expected) == (5.0, Expected(3 + 6, 6.0, 3 + 6 + 10 * 6))
     logs = await written(*events, RequestEnded("c-1", "length", 1, 0, 0, 10.0, 10.0))
-    [one] = (await recording("p", logs.pool, logs.requests)).happened.values()
+    [one] = (await recording("p", logs.pool, logs.requests)).results.values()
     assert one.itl_ms == -1.0
 
 
 def test_the_best_constant_is_the_median() -> None:
     """An estimate of a measure that was not taken, or a measure that was not estimated, is left out."""
-    happened = [
-        Happened(0, ttft, 100.0, 5.0, Expected(ttft + 2, -1.0, 90.0)) for ttft in (10.0, 20.0, 60.0)
-    ] + [Happened(0, 30.0, 500.0, -1.0, Expected(-1.0, 7.0, 90.0))]
-    ttft, whole = estimate_errors(happened)
+    results = [
+        RequestResult(0, ttft, 100.0, 5.0, Expected(ttft + 2, -1.0, 90.0)) for ttft in (10.0, 20.0, 60.0)
+    ] + [RequestResult(0, 30.0, 500.0, -1.0, Expected(-1.0, 7.0, 90.0))]
+    ttft, whole = estimate_errors(results)
     assert ttft == EstimateError("TTFT", 3, 32.0, 30.0, 2.0, ttft.constant_error)
     assert ttft.constant_error == pytest.approx((10 + 0 + 40) / 3)
     assert (whole.measure, whole.requests, whole.error, whole.constant_error) == ("E2E", 3, 10.0, 0.0)

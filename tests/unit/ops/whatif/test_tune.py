@@ -56,6 +56,12 @@ def test_it_finds_the_bottom_and_says_what_to_paste() -> None:
     assert f"--router-weights crowding={crowding:g},retain={retain:g}" in as_text(found, search, Setup())
 
 
+def test_by_default_it_searches_what_others_lose() -> None:
+    """The weights of the cost's penalties that are not 0 by default, except pulls, which no engine offers."""
+    penalties = {"crowding", "queued", "arrivals", "memory", "retain", "tail", "pull"}
+    assert set(Search().names) == {name for name in penalties - {"pull"} if getattr(Weights(), name)}
+
+
 def test_what_does_not_last_is_not_recommended() -> None:
     """Better on the requests that were searched, worse on those after them."""
     search = Search(names=("crowding",), trials=20)

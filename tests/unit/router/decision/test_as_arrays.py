@@ -53,12 +53,20 @@ class RandomFleet:
         self.requests: list[tuple[str, str]] = []
         self.alike = draw.random() < 0.3
         self.split = draw.random() < 0.5
+        self.age_ns = draw.choice((0, 0, 12_000_000, 250_000_000, 3_000_000_000))
         for name in NAMES[: draw.randrange(1, len(NAMES) + 1)]:
             self.join(name)
 
     def tell(self, writer: str, epoch: int, event: Event) -> None:
         """Fold one event."""
-        told = record(self.state.position + 1, event, writer=writer, epoch=epoch, wall_ns=self.now_ns)
+        told = record(
+            self.state.position + 1,
+            event,
+            writer=writer,
+            epoch=epoch,
+            wall_ns=self.now_ns,
+            age_ns=self.age_ns,
+        )
         self.state.apply(told)
 
     def join(self, name: str) -> None:
@@ -197,6 +205,7 @@ class RandomFleet:
             tail=draw.choice((0.0, 2.0)),
             arrivals=draw.choice((0.0, 5.0)),
             memory=draw.choice((0.0, 100.0)),
+            queued=draw.choice((0.0, 0.5)),
             ttft_limit_ms=draw.choice((0.0, 40.0, 500.0)),
             itl_limit_ms=draw.choice((0.0, 25.0, 40.0)),
         )

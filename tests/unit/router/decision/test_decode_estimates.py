@@ -5,6 +5,7 @@ import pytest
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.load import LoadReported
+from headwater.schemas.hashing import tenant_digest
 from tests.support.data.examples import record
 from tests.unit.router.decision.test_estimates import BLOCKS, MS_A_TOKEN, ask, fleet, give, of, took
 
@@ -68,6 +69,22 @@ def test_the_whole_answer_takes_the_first_token_and_the_gaps_after_it() -> None:
     assert w1.ttft_ms == pytest.approx(MS_A_TOKEN * 3_200 + took(1_600))
     assert decision.e2e_ms(w1) == pytest.approx(w1.ttft_ms + 7 * w1.itl_ms)
     assert ask(state, max_tokens=1).e2e_ms(w1) == w1.ttft_ms
+
+
+def test_answers_are_expected_by_tenant_and_prompt() -> None:
+    """As reports have them; the decision records a digest of the tenant, by which it is made again."""
+    state = fleet(w1="both")
+    blue, red = (tenant_digest(name) for name in ("blue", "red"))
+    answers = ((10, 8), (10, 2), (10, 5), (10, 5))
+    answered = ((1_600, blue), (1_600, red), (16, red))
+    told = LoadReported(0, 0, 0, BLOCKS, outputs=answers, answered=answered)
+    for _ in range(50):
+        state.apply(record(state.position + 1, told, writer="w1"))
+    found = {name: ask(state, tenant=name) for name in ("blue", "red", "", "new")}
+    assert {name: one.output_tokens for name, one in found.items()} == {"blue": 8, "red": 3, "": 5, "new": 5}
+    assert [one.tenant for one in found.values()][:3] == [blue, red, 0]
+    assert found["blue"].output_deviation < found["new"].output_deviation
+    assert ask(state, 16, tenant="red").output_tokens > found["red"].output_tokens
 
 
 def test_a_prefill_leg_has_the_steps_of_the_worker_that_will_decode() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
 from headwater.router.fold.state import RouterState
+from headwater.router.fold.worker import UNACCEPTED_NS_MAX
 from headwater.schemas.events.fleet import Role, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported
@@ -66,11 +67,13 @@ def give(state: RouterState, worker: str, tokens: int, *, at_ms: int = 0, name: 
 
 
 def test_the_cost_is_what_it_says() -> None:
-    """Queue, own prompt, what requests that run and those to come lose, evicted blocks, memory and long waits, each by its weight."""
+    """Queue, own prompt, what requests that run, are queued and are to come lose, evicted blocks, memory and long waits, each by its weight."""
     state = fleet(w1="both", w2="both")
     give(state, "w1", 3_200)
     state.apply(record(state.position + 1, LoadReported(1, 0, 700, BLOCKS), writer="w2"))
-    decision = ask(state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0, tail=3.0, arrivals=8.0))
+    decision = ask(
+        state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0, tail=3.0, arrivals=8.0, queued=0.4)
+    )
     own = took(1_600)
     w1, w2 = of(decision, "w1"), of(decision, "w2")
     assert w1.prefill_ms == pytest.approx(own) == w2.prefill_ms
@@ -82,12 +85,38 @@ def test_the_cost_is_what_it_says() -> None:
         later = 8.0 / 1000 * ((one.queue_ms + own) ** 2 - one.queue_ms**2) / 2
         penalties = (
             own * (0.7 + 0.3 * requests)
+            # Of the queued prompt, which is the only request: what 1,600 tokens add to its step.
+            + 0.4 * requests * MS_A_TOKEN * 1_600
             + 50.0 * held[one.worker] / BLOCKS
             + 3.0 * one.queue_ms**2 / 1000
             + later
         )
         assert one.score == pytest.approx(one.queue_ms + own + penalties)
     assert decision.worker == "w2"
+
+
+def test_only_prompts_that_are_not_computed_are_delayed() -> None:
+    """Two are queued, then one is computed and decodes: the same worker costs less by what one of them would lose."""
+    state = fleet(w1="both")
+    weights = Weights(crowding=0.0, memory=0.0, arrivals=0.0, queued=1.0)
+    for name in ("first", "second"):
+        give(state, "w1", 1_600, name=name)
+    two = of(ask(state, weights=weights), "w1")
+    assert two.score == pytest.approx(two.queue_ms + two.prefill_ms + 2 * MS_A_TOKEN * 1_600)
+    report = LoadReported(2, 0, 0, BLOCKS, ("first", "second"), ("first",))
+    state.apply(record(state.position + 1, report, writer="w1"))
+    one = of(ask(state, weights=weights), "w1")
+    assert one.score == pytest.approx(one.queue_ms + one.prefill_ms + MS_A_TOKEN * 1_600)
+
+
+def test_a_lost_decision_delays_nobody() -> None:
+    """A prompt that its worker should have accepted long ago is not queued there."""
+    state = fleet(w1="both")
+    give(state, "w1", 1_600, at_ms=0)
+    weights = Weights(crowding=0.0, memory=0.0, arrivals=0.0, queued=1.0)
+    late_ms = 2 * UNACCEPTED_NS_MAX // MS
+    found = of(ask(state, at_ms=late_ms, weights=weights), "w1")
+    assert found.score == pytest.approx(found.prefill_ms)
 
 
 def test_a_queue_gets_shorter_with_time_and_never_less_than_nothing() -> None:

@@ -185,6 +185,13 @@ def test_before_times_are_known_a_prefix_is_pulled_too() -> None:
     assert (found.chosen.prefill_ms, found.chosen.pull_ms) == (0.0, 0.0)
 
 
+def test_before_times_are_known_nothing_is_pulled_from_another_engine() -> None:
+    """Engines whose step times are all unknown are still different engines."""
+    made = PullFleet(taught=False, engine="other")
+    made.keep_busy()
+    assert made.decide().pull is None
+
+
 def test_blocks_that_the_source_has_lost_are_not_pulled(fleet: PullFleet) -> None:
     """The index has what the log says, so the range ends where the source's prefix does."""
     fleet.tell("a", BlocksRemoved(pack_hashes(PROMPT[50:51])), 3)

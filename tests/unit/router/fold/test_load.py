@@ -105,6 +105,25 @@ def test_a_report_sets_the_engines_own_numbers() -> None:
     assert (worker.running, worker.waiting, worker.used_blocks, worker.total_blocks) == (4, 5, 6, 7)
 
 
+def test_the_age_of_reports_is_a_mean_over_the_latest_ones() -> None:
+    """One that is very late counts for 2 s at most, and one from a clock that is ahead for nothing."""
+    loads, worker = fresh()
+
+    def report_late(*ages_ms: float) -> None:
+        for age_ms in ages_ms:
+            stored_ns = WALL_NS + round(age_ms * 1e6)
+            loads.report("w1", 1, LoadReported(1, 2, 3, 1000), WALL_NS, stored_ns)
+
+    report_late(240.0)
+    assert worker.signal_age_ms == 240.0
+    report_late(80.0)
+    assert worker.signal_age_ms == 220.0
+    report_late(60_000.0)
+    assert worker.signal_age_ms == 220.0 + (2_000.0 - 220.0) / 8
+    report_late(*[-5_000.0] * 100)
+    assert worker.signal_age_ms < 0.1
+
+
 @pytest.mark.parametrize(
     ("stages", "prefill", "blocks"),
     [

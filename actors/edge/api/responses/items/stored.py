@@ -68,3 +68,14 @@ def _whole(part: dict[str, Any]) -> dict[str, Any]:
     if part["type"] == "input_image":
         return {**part, "detail": part.get("detail") or "auto"}
     return part
+
+
+def text_characters(value: Any) -> int:
+    """Characters of all strings in a value of JSON: encoded it has at least as many bytes. Nothing is encoded for it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(text_characters, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(text_characters, value))
+    return 0

@@ -171,7 +171,7 @@ def test_models_are_listed_with_what_they_can_do(edge: EdgeWorld) -> None:
     assert one == listed["m"]
     assert one["max_model_len"] == one["limits"]["context_tokens"] == 4096
     assert one["limits"] == {
-        "context_tokens": 4096, "running_requests": 256, "kv_blocks": 1000, "block_tokens": 16, "lora_slots": 0,
+        "context_tokens": 4096, "running_requests": 256, "kv_blocks": 1000, "block_tokens": 16, "lora_slots": 0, "media_tokens": {},
     }  # fmt: skip
     assert one["logits_processors"] == ["hush", "shout"]
     assert "guide" in one["capabilities"]

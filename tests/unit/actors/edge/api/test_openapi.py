@@ -84,6 +84,7 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
         ("/v1/audio/transcriptions", "openai.resources.audio.transcriptions:Transcriptions.create"),
         ("/v1/audio/translations", "openai.resources.audio.translations:Translations.create"),
         ("/v1/images/generations", "openai.resources.images:Images.generate"),
+        ("/v1/images/edits", "openai.resources.images:Images.edit"),
         ("/v1/videos", "openai.resources.videos:Videos.create"),
         ("/v1/messages", "anthropic.resources.messages:Messages.create"),
         ("/v1/messages/count_tokens", "anthropic.resources.messages:Messages.count_tokens"),

@@ -1,15 +1,18 @@
 """Which images go to encode workers, and what becomes of those that none encodes."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, tokens_ahead_max
+from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
+from headwater.router.decision.encode_leg import NOT_APART, WAIT_S_MIN
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
-from headwater.schemas.events.route import Candidate, Decision, Weights
+from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, Weights
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import Refused
 from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
@@ -33,9 +36,9 @@ def candidate(
     return Candidate(worker, 5, cached, 0, 0, 0, requests, 0.0)
 
 
-def decision(chosen: Candidate) -> Decision:
+def decision(chosen: Candidate, estimate: EncodeEstimate | None = None) -> Decision:
     """The choice of a worker."""
-    return Decision(
+    made = Decision(
         1,
         1,
         0,
@@ -55,6 +58,7 @@ def decision(chosen: Candidate) -> Decision:
         5,
         (chosen,),
     )
+    return msgspec.structs.replace(made, encoding=estimate)
 
 
 class Fleet:
@@ -68,25 +72,44 @@ class Fleet:
         replies: Sequence[EncodeReply | BusError],
         *,
         encodes: bool = True,
+        estimate: EncodeEstimate | None = None,
     ) -> None:
+        self.estimate = estimate
+        self.clock = SkippingClock()
+        self.waits: list[float] = []
+        self.spawned: list[asyncio.Task[None]] = []
+        self.late_s = 0.0
         self.routes = list(routes)
         self.replies = list(replies)
         self.encodes = encodes
         self.asked: list[tuple[str, Constraints, int, bytes]] = []
         self.sent: list[tuple[str, int, EncodeRequest]] = []
 
-    def encodes_for(self, pool: str, worker: str) -> bool:
+    def embedding_format(self, pool: str, worker: str) -> str:
         """As `WorkerRegistry` does."""
-        return self.encodes and (pool, worker) == ("pool", "worker-0")
+        return "sim" if self.encodes and (pool, worker) == ("pool", "worker-0") else ""
 
-    async def route(self, name: str, constraints: Constraints, tokens: int, hashes: bytes) -> Decision | None:
+    def waiting(self) -> "contextlib.AbstractContextManager[None]":
+        """As `WorkerRegistry` does."""
+        return contextlib.nullcontext()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """As `WorkerRegistry` does."""
+        self.spawned.append(asyncio.ensure_future(work))
+
+    async def route(
+        self, name: str, constraints: Constraints, tokens: int, hashes: bytes, reader: str
+    ) -> Decision | None:
         """The router."""
+        assert reader == "worker-0"
         self.asked.append((name, constraints, tokens, hashes))
         found = self.routes.pop(0)
-        return None if found is None else decision(found)
+        return None if found is None else decision(found, self.estimate)
 
-    async def encode(self, worker: str, epoch: int, request: EncodeRequest) -> EncodeReply:
+    async def encode(self, worker: str, epoch: int, request: EncodeRequest, wait_s: float) -> EncodeReply:
         """As `WorkerRegistry` does."""
+        self.waits.append(wait_s)
+        self.clock.now_s += min(self.late_s, wait_s)
         self.sent.append((worker, epoch, request))
         reply = self.replies.pop(0)
         if isinstance(reply, BusError):
@@ -98,14 +121,18 @@ class Fleet:
     ) -> tuple[list[bool], list[tuple[Any, ...]]]:
         """Which images have an embedding afterwards, and (outcome, worker) of each that was considered."""
         made: Any = self
-        encoders = Encoders(made, SkippingClock(), self.route, "pool", BLOCK)
+        encoders = Encoders(made, self.clock, self.route, "pool", BLOCK)
         leg = EncodeLeg("r", 0, "r-0-1", decision(server))
-        found, events = await encoders.encode(leg, media, ("gpu",))
+        found, events = await encoders.encode(leg, media, WANTED)
         assert [msgspec.structs.replace(item, embedding=None) for item in found] == list(media)
         return [item.embedding == EMBEDDING for item in found], [(one.outcome, one.worker) for one in events]
 
 
 SERVER = candidate("worker-0")
+WANTED = Constraints(
+    needs=("images",), tolerates=("gpu",), media_processor="digest", tier="gold", lora_name="adapter"
+)
+"""Those of a request with images: encode workers must tolerate and process the same, and nothing else."""
 
 
 async def test_images_whose_kv_is_cached_are_left_out() -> None:
@@ -119,7 +146,9 @@ async def test_images_whose_kv_is_cached_are_left_out() -> None:
     assert [request.item.id for _, _, request in fleet.sent] == [media[1].id]
     [(name, constraints, tokens, hashes)] = fleet.asked
     assert name == "r-0-1-e1-0"
-    assert constraints == Constraints(needs=("encode",), tolerates=("gpu",))
+    assert constraints == Constraints(
+        needs=("encode",), pairs_with="sim", tolerates=("gpu",), media_processor="digest"
+    )
     assert (tokens, len(hashes)) == (48, 3 * 8)
 
 
@@ -156,7 +185,38 @@ async def test_an_image_that_would_wait_stays_with_the_serving_worker() -> None:
     assert await fleet.run([image("a", 0)], SERVER) == ([False], [("local", "encode-0")])
 
 
-@pytest.mark.parametrize(("requests", "ahead"), [(0, 0), (4, 40), (8, 80)])
-def test_how_much_may_be_ahead_of_an_image(requests: int, ahead: int) -> None:
-    """Encoding where a request is served delays each of those that run there: a quarter of its time, by default."""
-    assert tokens_ahead_max(image("a", 0).tokens, decision(candidate("worker-0", requests=requests))) == ahead
+SLOW_WAY = EncodeEstimate("worker-0", 0.0, 20.0, 0.5, 30.0, 20.0)
+"""Reading the embedding takes longer than encoding the image where the request is served."""
+
+FAST_WAY = EncodeEstimate("worker-0", 10.0, 20.0, 0.5, 2.0, 40.0)
+
+
+async def test_an_image_stays_where_the_estimate_says_it_is_encoded_sooner() -> None:
+    """The encode worker, which the router counts it for, is sent word that it does not encode it. Nothing waits for that."""
+    fleet = Fleet([candidate("encode-0")], [Declined(0)], estimate=SLOW_WAY)
+    assert await fleet.run([image("a", 0)], SERVER) == ([False], [("local", "encode-0")])
+    await asyncio.gather(*fleet.spawned)
+    assert [request.ahead_max for _, _, request in fleet.sent] == [NOT_APART]
+    apart = Fleet([candidate("encode-0")], [Encoded(EMBEDDING, False)], estimate=FAST_WAY)
+    assert await apart.run([image("a", 0)], SERVER) == ([True], [("computed", "encode-0")])
+    assert [request.ahead_max for _, _, request in apart.sent] == [(40 + 4 - 2 - 20) * 2]
+
+
+async def test_a_silent_encode_worker_costs_no_more_than_a_multiple_of_its_estimate() -> None:
+    """Over all tries: one that is stopped does not answer the second time either, and another one has no time left."""
+    fleet = Fleet(
+        [candidate("encode-0"), candidate("encode-1")],
+        [BusError("it did not answer"), BusError("nor did this")],
+        estimate=FAST_WAY,
+    )
+    fleet.late_s = 60.0
+    assert await fleet.run([image("a", 0)], SERVER) == ([False], [("failed", "encode-0")])
+    assert fleet.waits == [WAIT_S_MIN]
+    quick = Fleet(
+        [candidate("encode-0"), candidate("encode-1")],
+        [BusError("it is gone"), Encoded(EMBEDDING, False)],
+        estimate=FAST_WAY,
+    )
+    quick.late_s = 0.25
+    assert await quick.run([image("a", 0)], SERVER) == ([True], [("computed", "encode-1")])
+    assert quick.waits == [WAIT_S_MIN, WAIT_S_MIN - 0.25]

@@ -75,6 +75,36 @@ async def test_images_are_decoded_in_order_and_known_ones_are_not_fetched_again(
     assert await load_media([turn], model(), intake, known) == images
 
 
+async def test_the_settings_of_the_models_processor_are_part_of_ids() -> None:
+    """With other settings the model sees other values, so no cached block of before may be used."""
+    intake, turn = MediaIntake(), Turn(role="user", parts=(part(picture_url(1)),))
+    try:
+        ids = [
+            (await load_media([turn], model(media_processor=digest), intake)).items[0].id
+            for digest in ("a", "a", "b", "")
+        ]
+    finally:
+        await intake.close()
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
+async def test_an_image_of_more_tokens_than_an_engine_takes_is_rejected() -> None:
+    """By the least of the pool's engines; a limit for another kind is none for images."""
+    intake, turn = MediaIntake(), Turn(role="user", parts=(part(picture_url(1)),))
+    known: dict[MediaPart, MediaItem] = {}
+    try:
+        fits = model(media_tokens_max={"vllm": {"image": 56, "video": 1}, "sglang": {"video": 1}})
+        assert (await load_media([turn], fits, intake, known)).tokens == (56,)
+        less = model(media_tokens_max={"vllm": {"image": 55}, "sglang": {"image": 90}})
+        with pytest.raises(ApiError, match="has 56 tokens; vision takes at most 55") as raised:
+            await load_media([turn], less, intake, known)
+    finally:
+        await intake.close()
+    assert (raised.value.status, raised.value.code) == (400, "image_tokens")
+    assert raised.value.param == "messages[0].content[0].image_url"
+
+
 @pytest.mark.parametrize(
     ("parts", "fields", "message", "param"),
     [

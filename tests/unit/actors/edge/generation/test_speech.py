@@ -91,6 +91,29 @@ async def test_the_decoder_begins_with(
     assert found.dtype == np.uint32
 
 
+async def test_a_language_that_is_not_named_is_detected() -> None:
+    """By an engine that can choose among its tokens; its token is put in the place that the prompts have for it."""
+    intake, able = MediaIntake(), model(MANY)
+    able = able._replace(card=replace(able.card, capabilities=("transcription", "allowed_tokens")))
+    try:
+        named = await prepare(
+            request(AudioRecording(wav(tone(4.0)), language="en")), able, 100, intake=intake
+        )
+        unknown = await prepare(request(AudioRecording(wav(tone(4.0)))), able, 100, intake=intake)
+    finally:
+        await intake.close()
+    assert named.detection is None
+    detection = unknown.detection
+    assert detection is not None
+    assert detection.prompt.tolist() == [MANY.start]
+    assert (detection.sampling.max_tokens, detection.sampling.temperature) == (1, 0.0)
+    assert detection.sampling.allowed_token_ids == (910, 911)
+    assert [detection.language_of(token) for token in (910, 911, 920)] == ["de", "en", ""]
+    spoken = unknown.spoken_in("en")
+    assert [prompt.tolist() for prompt in spoken.prompts] == [prompt.tolist() for prompt in named.prompts]
+    assert (spoken.language, spoken.prompt_tokens) == ("en", unknown.prompt_tokens)
+
+
 async def test_what_was_said_before_precedes_and_is_cut_to_its_last_tokens() -> None:
     """As Whisper reads only the last ones."""
     whole = (await speech_prompt(AudioRecording(b"", prompt=" abc "), model(), ENGLISH)).tolist()
@@ -105,7 +128,7 @@ async def test_what_was_said_before_precedes_and_is_cut_to_its_last_tokens() -> 
     [
         (ENGLISH, AudioRecording(b"", language="de"), "English only"),
         (ENGLISH, AudioRecording(b"", translates=True), "nothing to translate"),
-        (MANY, AudioRecording(b""), "knows 2 languages: say which"),
+        (MANY, AudioRecording(b""), "knows 2 languages, and its engine cannot detect"),
         (MANY, AudioRecording(b"", language="xx"), "it knows de, en"),
     ],
 )

@@ -1,8 +1,11 @@
 """Images at a URL: of their tenant alone, for a time, and with errors that say what to do instead."""
 
+import asyncio
+
 import pytest
 
 from headwater.actors.edge.history.objects import CHUNK_BYTES, OBJECT_BYTES_MAX, TenantObjects
+from headwater.actors.edge.images import files as image_files
 from headwater.actors.edge.images.files import PATH, ImageFiles
 from headwater.actors.http.errors import ApiError
 from headwater.events.errors import LogError
@@ -64,3 +67,53 @@ async def test_errors_of_the_store_speak_of_images() -> None:
     with pytest.raises(ApiError, match="b64_json") as large:
         await files.put("", b"x" * (OBJECT_BYTES_MAX + 1), "png")
     assert (large.value.status, large.value.code) == (400, "image_too_large")
+
+
+class FailingTable(MemoryTable):
+    """A store whose first writes fail."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(ManualClock())
+        self.failures = failures
+
+    async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
+        """See `Table.put`."""
+        self.failures -= 1
+        if self.failures >= 0:
+            raise LogError("no server")
+        return await super().put(key, value, ttl_s=ttl_s)
+
+
+async def test_a_store_that_fails_for_a_moment_gives_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further attempts for the first image; a store that stays away is not waited for again."""
+    monkeypatch.setattr(image_files, "PAUSES_S", (0.0, 0.0))
+    files = ImageFiles(TenantObjects(FailingTable(2), 60))
+    paths = await files.put_all("", [b"1", b"2"], "png")
+    assert [(await files.get("", path))[0] for path in paths if path] == [b"1", b"2"]
+    table = FailingTable(10)
+    assert await ImageFiles(TenantObjects(table, 60)).put_all("", [b"1", b"2", b"3"], "png") == [None] * 3
+    assert 10 - table.failures == 5
+
+
+async def test_an_image_that_the_store_does_not_take_costs_no_other() -> None:
+    """One that is too large for an object."""
+    files = ImageFiles(TenantObjects(MemoryTable(ManualClock()), 60))
+    large, small = await files.put_all("", [b"x" * (OBJECT_BYTES_MAX + 1), b"y"], "png")
+    assert large is None
+    assert small is not None
+
+
+async def test_a_store_without_an_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gets its images with the response."""
+    monkeypatch.setattr(image_files, "STORE_S_MAX", 0.05)
+
+    class StuckTable(MemoryTable):
+        """A store that does not answer."""
+
+        async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
+            """See `Table.put`."""
+            await asyncio.Event().wait()
+            return 0
+
+    files = ImageFiles(TenantObjects(StuckTable(ManualClock()), 60))
+    assert await files.put_all("", [b"1", b"2"], "png") == [None, None]

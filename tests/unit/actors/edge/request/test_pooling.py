@@ -5,10 +5,13 @@ import base64
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.request.pooling import MESSAGE_TOKENS_MAX, REPLY_BYTES, messages
+from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError
 from headwater.engines.sim.model import tokenizer
 from headwater.events.log import Record
@@ -284,3 +287,40 @@ def test_messages_hold_every_prompt_once_and_keep_their_bounds(
         assert len(one) == 1 or len(one) * size <= REPLY_BYTES
         assert len(one) == 1 or sum(lengths[number] for number in one) <= MESSAGE_TOKENS_MAX
     assert all(len(one) for one in plan)
+
+
+def test_a_message_is_computed_for_as_long_as_its_edge_waits_for_it() -> None:
+    """Longer than a dead edge is waited for; when the edge dies, its workers stop."""
+
+    async def work(stage: Stage) -> None:
+        edge, engines = await fleet(stage, "w1")
+        engines["w1"].seconds = 3 * GONE_S
+        body = {"model": MODEL, "input": TEXTS[:4]}
+        status, document = await edge.ask("/v1/embeddings", body)
+        assert (status, right(document, TEXTS[:4])) == (200, True)
+        assert len(engines["w1"].asked) == 1
+        engines["w1"].seconds = 100.0
+        edge.send("/v1/embeddings", body)
+        await until(lambda: len(engines["w1"].asked) == 2)
+        await stage.kill("e1")
+        took_s = await until(lambda: engines["w1"].cancelled, within_s=60.0)
+        assert GONE_S <= took_s <= GONE_S + 3 * CHECK_PERIOD_S
+        assert engines["w1"].cancelled == [engines["w1"].asked[1].request]
+        await until(lambda: not len(stage.workers["w1"].inflight))
+
+    play(work)
+
+
+def test_a_message_whose_cancellation_is_lost_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its edge answers that it does not wait for it any more."""
+    monkeypatch.setattr(WorkerRegistry, "cancel", lambda *_, **__: None)
+
+    async def work(stage: Stage) -> None:
+        edge, engines = await fleet(stage, "w1")
+        engines["w1"].seconds = 100.0
+        connection = edge.send("/v1/embeddings", {"model": MODEL, "input": TEXTS[:4]})
+        await until(lambda: engines["w1"].asked)
+        connection.hang_up()
+        assert await until(lambda: engines["w1"].cancelled) <= 2 * CHECK_PERIOD_S
+
+    play(work)

@@ -10,6 +10,7 @@ from headwater.actors.edge.request.settings import ClientLimits
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import CLIENT_POLICIES, Constraints, FlowControl, Preferences
 from headwater.schemas.events.route import RouteQuery, RouteRefused
+from headwater.schemas.hashing import tenant_digest
 from headwater.schemas.messages.inference import Embedded
 from headwater.schemas.tables.capability import Capability
 from tests.support.data.queries import changed
@@ -63,6 +64,7 @@ def test_every_hint_reaches_the_router(edge: EdgeWorld) -> None:
     assert query.constraints == Constraints(tier="gold", tolerates=("batch", "spot"))
     assert query.preferences == Preferences("round_robin", 0.5, "chat 7")
     assert query.flow == FlowControl(-3, "team a", 2_500, waits=True)
+    assert edge.given[-1].tenant == tenant_digest("team a") > 0
 
 
 def test_where_session_and_tenant_come_from_without_their_headers(edge: EdgeWorld) -> None:
@@ -147,6 +149,17 @@ def test_a_client_may_choose_its_engine_where_that_is_allowed() -> None:
     for leg in ("", "decode"):
         hinted = hints.apply_to(changed(query, leg=leg), passed_s=0.0, waits=True)
         assert (hinted.constraints.engine, hinted.preferences.policy) == ("vllm", "")
+
+
+def test_what_a_client_chose_is_not_who_encodes_its_images() -> None:
+    """Neither the worker nor the engine, and the policy stays the router's; a tier and tolerated taints count."""
+    given = [(b"x-headwater-worker", b"w7"), (b"x-headwater-engine", b"vllm"), (b"x-headwater-tier", b"gold")]
+    hints = parse_routing_headers(given, ClientLimits(("kv", "direct")))
+    query = changed(RouteQuery("r", 16, 0, b""), needs=("encode",), pairs_with="sglang")
+    hinted = hints.apply_to(query, passed_s=0.0, waits=False)
+    assert (hinted.constraints.pinned, hinted.constraints.engine) == ("", "")
+    assert (hinted.constraints.tier, hinted.constraints.pairs_with) == ("gold", "sglang")
+    assert hinted.preferences.policy == ""
 
 
 def test_what_a_router_let_through_once_waits_no_more(edge: EdgeWorld) -> None:

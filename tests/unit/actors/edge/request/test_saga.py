@@ -312,15 +312,17 @@ def test_a_search_ends_at_its_deadline_and_time_in_the_queue_does_not_count() ->
     assert saga.state == "ended"
 
 
-def test_a_move_names_the_worker_that_failed() -> None:
-    """502: the client sees which failure the request did not survive."""
-    saga, effects = run(*DECODING, LegLost(1, "worker w1: gone", 0.0))
+@pytest.mark.parametrize(("sent", "status", "wait_s"), [((), 503, 7.0), ((5,), 502, 0.0)])
+def test_a_move_names_the_worker_that_failed(sent: tuple[int, ...], status: int, wait_s: float) -> None:
+    """The client sees which failure the request did not survive, and when to try again if it has nothing of the answer."""
+    begun = Frame(FrameEntry(1, 0, sent), 0.0)
+    saga, effects = run(*DECODING, begun, LegLost(1, "worker w1: gone", 0.0))
     assert effects[0] == CancelAttempt("w1", 1, "r-0-1")
-    saga, effects = run(RouterRefused(2, RouteRefused("nobody left"), 0.0, MOVE_S_MAX), saga=saga)
+    saga, effects = run(RouterRefused(2, RouteRefused("nobody left", 7.0), 0.0, MOVE_S_MAX), saga=saga)
     [finish] = effects
     assert isinstance(finish, Finish)
     assert finish.error is not None
-    assert finish.error.status == 502
+    assert (finish.error.status, finish.error.retry_after_s) == (status, wait_s)
     assert "w1.1" in str(finish.error)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from headwater.actors.edge.files.generation import DEATHS_MAX
 from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.worker.serving.file_jobs import ABANDONED_S
+from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError, RequestRejected
 from headwater.events.log import Record
 from headwater.ops.sim.checks import messages as all_messages
@@ -150,18 +151,21 @@ def test_an_edge_that_dies_costs_no_step() -> None:
 
 
 def test_the_only_edge_dies_and_its_next_incarnation_goes_on() -> None:
-    """Soon: at the same step. After longer than a worker waits for an edge: from the beginning, with the same noise."""
+    """In less time than a worker waits for an edge: at the same step, though requests of other kinds are aborted before. Later: from the
+    beginning, with the same noise."""
 
     async def work(stage: Stage) -> None:
         made = await fleet(stage, "w1")
-        id_ = await created(made.edges["e1"], steps=40)
+        id_ = await created(made.edges["e1"], steps=100)
         await until(lambda: made.engines["w1"].asked)
         # It has stored where the job is by then.
         await asyncio.sleep(1.0)
         await stage.kill("e1")
+        await asyncio.sleep(GONE_S + 3 * CHECK_PERIOD_S)
         await made.edge("e1")
-        assert (await ended(made.edges["e1"], id_))["status"] == "completed"
+        assert (await ended(made.edges["e1"], id_, 120.0))["status"] == "completed"
         assert len(made.asked()) == 1
+        assert not made.engines["w1"].cancelled
         late = await created(made.edges["e1"], steps=100)
         await until(lambda: len(made.asked()) == 2)
         await stage.kill("e1")

@@ -25,7 +25,7 @@ from headwater.engines.transfer.local import LocalFabric, LocalTransfer
 from headwater.engines.transfer.memory import HostMemory
 from headwater.schemas import subjects
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
-from headwater.schemas.messages.inference import Refused
+from headwater.schemas.messages.inference import Refused, WaitingEdge
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.worlds.clock import SkippingClock
 
@@ -100,7 +100,7 @@ class Two:
         self.offers = OfferAnswers(self.bus)
         self.owner = self.transfer("encode-0", 1 << 20)
         self.requests.transfer = self.offers.transfer = self.owner
-        self.reader = EmbeddingReader(self.bus, "ns", self.server)
+        self.reader = EmbeddingReader(self.bus, "ns", self.server, self.clock)
         self.reader.transfer = self.transfer("worker-0", 1 << 20)
         self.holder = MediaHolder(self.bus)
 
@@ -123,10 +123,14 @@ class Two:
         await self.bus.subscribe(subjects.edge_media("ns", "edge"), self.holder.on_query)
 
     async def encode(
-        self, request: str = "r-0-1-e0-0", item: PromptMedia = ITEM, ahead_max: int = 0
+        self,
+        request: str = "r-0-1-e0-0",
+        item: PromptMedia = ITEM,
+        ahead_max: int = 0,
+        waiter: WaitingEdge | None = None,
     ) -> EncodeReply:
         """Ask the encode worker."""
-        data = msgspec.msgpack.encode(EncodeRequest(request, "edge", item, ahead_max))
+        data = msgspec.msgpack.encode(EncodeRequest(request, "edge", item, ahead_max, waiter))
         with self.holder.hold([(item.id, memoryview(PIXELS))]):
             reply = await self.bus.request(
                 subjects.engine("ns", "encode-0", EPOCH, "encode"), data, timeout_s=10
@@ -166,6 +170,19 @@ async def test_an_embedding_is_computed_once_and_read(two: Two) -> None:
     progress = two.inflight.take_progress()
     assert progress.accepted == progress.finished
     assert progress.cached == (0, ITEM.tokens)
+
+
+async def test_an_image_that_no_edge_waits_for_is_not_encoded_further(two: Two) -> None:
+    """The worker states which edge it has it from; once it is aborted, nothing is in flight."""
+    two.encoder.gate.clear()
+    asked = asyncio.create_task(two.encode("r", waiter=WaitingEdge("edge", 7, 9)))
+    await two.encoder.begun.wait()
+    assert two.requests.requests_by_edge() == {("edge", 7): {9: "r"}}
+    two.requests.abort(["r", "nobody's"])
+    await asyncio.gather(*two.tasks, return_exceptions=True)
+    assert (two.requests.requests_by_edge(), len(two.inflight), two.encoder.computed) == ({}, 0, 0)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
 
 
 async def test_an_offer_that_nobody_reads_expires(two: Two) -> None:
@@ -267,6 +284,28 @@ async def test_an_image_is_declined_while_too_much_is_ahead_of_it(two: Two) -> N
     assert [type(reply) for reply in replies] == [Encoded] * 3
     progress = two.inflight.take_progress()
     assert sorted(progress.accepted) == sorted(progress.finished)
+
+
+async def test_an_image_is_ahead_of_others_until_the_last_request_for_it_has_left(two: Two) -> None:
+    """Also where one of several that wait for it is cancelled."""
+    two.encoder.gate.clear()
+    first = asyncio.ensure_future(two.encode("first"))
+    await two.encoder.begun.wait()
+    second = asyncio.ensure_future(two.encode("second"))
+    while len(two.requests._running) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaves = two.requests._running["second"].task
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    second.cancel()
+    other = msgspec.structs.replace(ITEM, id="d" * 32)
+    async with asyncio.timeout(5):
+        assert await two.encode("third", other, ahead_max=3) == Declined(4)
+    two.encoder.gate.set()
+    assert isinstance(await first, Encoded)
+    assert isinstance(await two.encode("fourth", other), Encoded)
+    await asyncio.gather(second, return_exceptions=True)
 
 
 async def test_a_copy_of_a_message_counts_for_nothing(two: Two) -> None:

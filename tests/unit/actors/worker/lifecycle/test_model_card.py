@@ -2,7 +2,9 @@
 
 from msgspec.structs import replace
 
-from headwater.actors.worker.lifecycle.model_card import with_engines_of
+from headwater.actors.worker.lifecycle.model_card import media_processor, with_engines_of
+from headwater.engines.engine import EngineInfo
+from headwater.engines.sim.model import sim_model_files
 from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 from tests.unit.engines.vllm.test_checks import card
 
@@ -48,3 +50,44 @@ def test_each_kind_of_media_is_of_the_engine_that_takes_it() -> None:
         )
     without = replace(some, capabilities=("generate",), videos=None, audio=None)
     assert with_engines_of(without, with_engines_of(some, None)).media == MediaSupport()
+
+
+def test_the_digest_of_media_settings_is_of_the_files_and_of_the_engines_arguments() -> None:
+    """Whatever changes what the model sees changes it; a model without media has none."""
+    files = sim_model_files("m")._replace(media_processor="files")
+    image = ImageSupport(placeholder=9, per_prompt=4, tokens=3)
+    info = EngineInfo("m", 16, 100, 8, 1_000, media=MediaSupport(image))
+    digests = [
+        media_processor(files, info),
+        media_processor(files._replace(media_processor="others"), info),
+        media_processor(files, info._replace(media_settings='{"max_pixels": 784}')),
+    ]
+    assert len({*digests, ""}) == 4
+    # Whatever else an engine says of itself: with the same settings both engines see the same.
+    assert (
+        media_processor(files, info._replace(version="2", media=MediaSupport(image, audio=None)))
+        == digests[0]
+    )
+    assert media_processor(files, info._replace(media=MediaSupport())) == ""
+
+
+def test_limits_of_items_are_kept_by_engine() -> None:
+    """An engine replaces its own, and the least counts."""
+    support = ImageSupport(placeholder=9, per_prompt=4, tokens=3)
+    vllm = replace(
+        card(),
+        capabilities=("generate", "images"),
+        images=support,
+        media_processor="digest",
+        media_tokens_max={"vllm": {"image": 100}},
+    )
+    sglang = replace(
+        card(engine="sglang"), capabilities=("generate",), media_tokens_max={"sglang": {"image": 60}}
+    )
+    both = with_engines_of(sglang, with_engines_of(vllm, None))
+    assert both.media_processor == "digest"
+    assert (both.tokens_of_item_max("image"), both.tokens_of_item_max("video")) == (60, None)
+    less = with_engines_of(replace(vllm, media_tokens_max={"vllm": {"image": 50}}), both)
+    assert less.media_tokens_max == {"sglang": {"image": 60}, "vllm": {"image": 50}}
+    none = with_engines_of(replace(sglang, media_tokens_max={}), less)
+    assert none.tokens_of_item_max("image") == 50

@@ -9,15 +9,26 @@ import msgspec
 import pytest
 
 from headwater.actors.bus.memory import MemoryBus
+from headwater.actors.edge.clients.media import MediaHolder
 from headwater.actors.worker.lora.gate import LoraGate
 from headwater.actors.worker.serving.embeddings import ACTIVE_MAX, REPLY_BYTES_MAX, Embeddings
 from headwater.actors.worker.serving.handoffs import Handoffs
 from headwater.actors.worker.serving.inflight import Inflight
+from headwater.actors.worker.serving.media import MediaCache
 from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused
+from headwater.schemas.messages.inference import (
+    Cancel,
+    Embedded,
+    EmbedReply,
+    EmbedRequest,
+    Refused,
+    WaitingEdge,
+)
+from headwater.schemas.messages.media import PromptMedia
 from tests.support.worlds.clock import ManualClock, settle
 
 _reply: msgspec.msgpack.Decoder[EmbedReply] = msgspec.msgpack.Decoder(EmbedReply)
@@ -31,9 +42,11 @@ class Gated(SimEngine):
         super().__init__(SimSettings(), ManualClock())
         self.gate = asyncio.Event()
         self.answer: tuple[bytes, ...] | Exception = (b"\0" * 16,)
+        self.asked: list[EmbedRequest] = []
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
+        self.asked.append(request)
         await self.gate.wait()
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -50,7 +63,8 @@ class Worker:
         clock = ManualClock()
         gate = LoraGate(self.engine, self._spawn)
         self.inflight = Inflight(clock, gate, Handoffs("w", clock, self.engine.choreography))
-        self.handler = Embeddings(self.bus, self.engine, self._spawn, self.status, self.inflight)
+        media = MediaCache(self.bus, "ns")
+        self.handler = Embeddings(self.bus, self.engine, self._spawn, self.status, self.inflight, media)
         self._told: list[tuple[str, bool]] = []
 
     def _spawn(self, work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
@@ -192,3 +206,29 @@ async def test_a_cancelled_request_ends_and_others_go_on() -> None:
         for one in asked:
             one.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_media_come_from_the_edge_that_waits() -> None:
+    """Those of each prompt; one that has gone may have sent the request to another worker, too."""
+    pixels = bytes(range(12))
+    item = PromptMedia("image", "a" * 32, 1, 1, (2, 2, 3))
+    request = EmbedRequest("r1", (PROMPT, PROMPT), waiter=WaitingEdge("e1", 1, 1), media=((), (item,)))
+    async with listening() as worker:
+        worker.engine.gate.set()
+        worker.engine.answer = (b"\0" * 16,) * 2
+
+        async def ask(request: EmbedRequest) -> EmbedReply:
+            data = await worker.bus.request("embed", msgspec.msgpack.encode(request), timeout_s=5.0)
+            return _reply.decode(data)
+
+        gone = await ask(request)
+        assert isinstance(gone, Refused)
+        assert gone.retryable
+        assert not worker.engine.asked
+        holder = MediaHolder(worker.bus)
+        subscription = await worker.bus.subscribe(subjects.edge_media("ns", "e1"), holder.on_query)
+        with holder.hold([(item.id, memoryview(pixels))]):
+            assert isinstance(await ask(msgspec.structs.replace(request, request="r2")), Embedded)
+        await subscription.unsubscribe()
+    [asked] = worker.engine.asked
+    assert asked.media == ((), (msgspec.structs.replace(item, data=pixels),))

@@ -66,15 +66,17 @@ def test_names_are_known_for_a_while_after_their_end(monkeypatch: pytest.MonkeyP
 
 
 def test_answers_that_ended_by_themselves_are_reported_with_their_limit() -> None:
-    """Each once; neither a cancelled one nor a prefill leg tells how long answers are."""
+    """Each once, with its prompt and tenant; neither a cancelled one nor a prefill leg tells how long answers are."""
     inflight, _ = made()
     for name in ("stopped", "full", "cancelled", "leg"):
         inflight.accept(request(name), fetches=False)
-    inflight.finish(request("stopped"), Step((), "stop"), 2)
+    inflight.finish(msgspec.structs.replace(request("stopped"), tenant=7), Step((), "stop"), 2)
     inflight.finish(request("full"), Step((), "length"), 4)
     inflight.finish(request("cancelled"), Step((), "abort"), 3)
     inflight.finish(msgspec.structs.replace(request("leg"), leg="prefill"), Step((), "length"), 0)
-    assert inflight.take_progress().outputs == ((4, 2), (4, 4))
+    progress = inflight.take_progress()
+    assert progress.outputs == ((4, 2), (4, 4))
+    assert progress.answered == ((8, 7), (8, 0))
     assert inflight.take_progress() == Progress()
 
 

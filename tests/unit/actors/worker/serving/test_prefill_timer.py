@@ -335,3 +335,18 @@ def test_a_cancelled_prompt_is_no_sample() -> None:
         await measuring.engine.stop()
 
     play(run)
+
+
+def test_prompts_with_images_to_encode_are_measured_apart() -> None:
+    """An image whose KV was cached took nothing; without any, it is a sample like others."""
+    hands = Hands()
+    hands.at(0).add_prompt("a", 300, images=[(120, 100), (260, 50)])
+    hands.first(30, "a", cached=128)
+    hands.at(60).add_prompt("b", 300, images=[(120, 100)])
+    hands.first(70, "b", cached=128)
+    hands.at(100).add_prompt("c", 300, images=[(120, 100), (260, 50)])
+    hands.first(150, "c")
+    found = hands.at(200).take_measurements(0)
+    assert found.encodes == ((172, 1, 50, 30_000), (300, 2, 150, 50_000))
+    assert found.prefills == ((172, 10_000),)
+    assert hands.at(201).take_measurements(0).encodes == ()

@@ -2,12 +2,13 @@
 
 import pytest
 
-from headwater.ops.bench.zoo.bounds import HEADS, bound_table, to_queueing
+from headwater.ops.bench.zoo.bounds import bound_table, to_queueing
 from headwater.ops.bench.zoo.cells import plan_of, run_cells
 from headwater.ops.bench.zoo.compare import OURS, Cell, Row
 from headwater.ops.bench.zoo.figures import Figures
 from headwater.ops.bench.zoo.options import ZooOptions
 from headwater.ops.whatif.bounds.bound import BoundFigures, TraceBounds
+from headwater.ops.whatif.bounds.ratios import HEADS
 
 FIGURES = Figures(0.4, 150.0, 1.0, 1.0, 1.0, 3_000.0, 1.0)
 BOUNDS = TraceBounds(

@@ -261,7 +261,7 @@ def test_an_output_format_is_a_guide() -> None:
             "image/png",
         ),
         (
-            {"messages": [user({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "?"}})]},
+            {"messages": [user({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}})]},
             "messages[0].content[0].source.data",
             "base64",
         ),

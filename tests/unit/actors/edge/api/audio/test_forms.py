@@ -19,7 +19,7 @@ from tests.support.worlds.edge import EdgeWorld
 def form(**fields: str | list[str]) -> UploadForm:
     """With a file and a model."""
     made = UploadForm()
-    made.files["file"] = b"RIFF"
+    made.files["file"] = [b"RIFF"]
     made.fields = {
         name: value if isinstance(value, list) else [value]
         for name, value in {"model": "m", **fields}.items()
@@ -66,10 +66,17 @@ def test_a_form_needs_one_file_and_a_model() -> None:
     without = form()
     without.files.clear()
     two = form()
-    two.files["other"] = b""
+    two.files["other"] = [b""]
+    twice = form()
+    twice.files["file"] *= 2
     nameless = form()
     del nameless.fields["model"]
-    wrong = ((without, "has no file"), (two, "'other' is not expected"), (nameless, "`model`"))
+    wrong = (
+        (without, "has no file"),
+        (two, "'other' is not expected"),
+        (twice, "several files"),
+        (nameless, "`model`"),
+    )
     for given, message in wrong:
         with pytest.raises(ApiError, match=message):
             decode_form(given, TranscriptionForm)

@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.schemas.events.request import RequestAccepted
+from headwater.engines.sim.model import tokenizer
+from headwater.schemas.events.request import RequestAccepted, RequestEnded
+from headwater.schemas.hashing import unpack_tokens
+from headwater.schemas.messages.inference import GenerateRequest
 from tests.support.media.recordings import tone, wav
 from tests.support.worlds.edge import ANSWER, EdgeWorld, Response
 from tests.unit.actors.edge.api.audio.test_transcripts import SUPPORT
@@ -83,6 +86,72 @@ def test_formats(edge: EdgeWorld, fields: dict[str, Any], kind: bytes, begin: st
     assert answer.status == 200
     assert answer.headers[b"content-type"].startswith(kind)
     assert answer.body.decode().startswith(begin)
+
+
+DETECTED = tokenizer().encode(ANSWER).ids[0]
+"""The worker's answer begins with it: as the token of a language."""
+
+
+@pytest.fixture(scope="module")
+def polyglot() -> Iterator[EdgeWorld]:
+    """A model that knows two languages, and takes everything for German."""
+    with EdgeWorld(intake=MediaIntake()) as world:
+        able = frozenset({"transcription", "seed", "logprobs", "allowed_tokens"})
+        languages = {"en": 905, "de": DETECTED}
+        support = msgspec.structs.replace(
+            SUPPORT, window_s=3.0, languages=languages, transcribe=906, translate=907
+        )
+        world.serve("whisper", capabilities=able, speech=support)
+        yield world
+
+
+def tokens_of(given: GenerateRequest) -> list[int]:
+    """The prompt that a worker got."""
+    return [int(token) for token in unpack_tokens(given.tokens)]
+
+
+def test_a_language_that_is_not_named_is_detected_first(polyglot: EdgeWorld) -> None:
+    """From the first piece, in one token; all pieces are then transcribed in it, and the answer says so."""
+    answer = ask(polyglot, LONG, response_format="verbose_json")
+    assert (answer.status, answer.document["language"]) == (200, "de"), answer.body
+    first, *pieces = polyglot.given
+    assert (tokens_of(first), first.sampling.max_tokens) == ([SUPPORT.start], 1)
+    assert first.sampling.allowed_token_ids == tuple(sorted((905, DETECTED)))
+    assert first.media[0].id == pieces[0].media[0].id
+    assert {tuple(tokens_of(one)) for one in pieces} == {
+        (SUPPORT.start, DETECTED, 906, SUPPORT.first_timestamp)
+    }
+    assert len({one.request for one in polyglot.given}) == len(polyglot.given) > 3
+    streamed = ask(polyglot, stream="true")
+    assert streamed.body.decode().count("transcript.text.done") == 1
+    assert len(polyglot.given) == 2
+
+
+def test_a_language_that_is_named_is_not_detected(polyglot: EdgeWorld) -> None:
+    """An unknown one is rejected with those that the model knows."""
+    answer = ask(polyglot, language="en", response_format="verbose_json")
+    assert answer.document["language"] == "en"
+    assert [tokens_of(one)[1] for one in polyglot.given] == [905]
+    refused = ask(polyglot, language="xx")
+    assert (refused.status, refused.document["error"]["param"]) == (400, "language")
+    assert "it knows de, en" in refused.document["error"]["message"]
+    assert not polyglot.given
+
+
+def test_a_worker_that_is_lost_while_the_language_is_detected(polyglot: EdgeWorld) -> None:
+    """Another attempt detects it; an answer that is no language is an error of the server."""
+    polyglot.breaks_after = [0]
+    answer = ask(polyglot, response_format="verbose_json")
+    assert (answer.status, answer.document["language"]) == (200, "de")
+    polyglot.says("x")
+    refused = ask(polyglot)
+    polyglot.says(ANSWER)
+    assert (refused.status, refused.document["error"]["param"]) == (502, "language")
+    (accepted, *_, ended) = [
+        event for event in told(polyglot.recorded()) if isinstance(event, RequestAccepted | RequestEnded)
+    ][-2:]
+    assert isinstance(ended, RequestEnded)
+    assert (accepted.request, ended.reason) == (ended.request, "error")
 
 
 def test_files_that_are_no_audio_are_rejected(edge: EdgeWorld) -> None:

@@ -14,6 +14,7 @@ from headwater.actors.edge.api.openai.completion_encoder import CompletionEncode
 from headwater.actors.edge.api.openai.encoder import OpenAiEncoder
 from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
 from headwater.actors.edge.api.openai.shown import ShownParts
+from headwater.actors.edge.api.openai.usage import PromptTokens, usage_of
 from headwater.actors.edge.generation.events import (
     ChoiceEnd,
     ChoiceResult,
@@ -139,6 +140,14 @@ def test_a_whole_answer_and_its_usage_have_openais_shape(
     assert (done, rest) == (b"data: [DONE]", b"")
     assert (chunk["choices"], chunk["usage"]) == ([], wanted)
     assert chunk["object"] == ("chat.completion.chunk" if kind.startswith("chat") else "text_completion")
+
+
+def test_audio_tokens_are_shown_where_there_are_some() -> None:
+    """Also to clients from whom cached tokens are hidden."""
+    assert usage_of(TokenUsage(10, 4, None, None)).prompt_tokens_details is None
+    hidden = usage_of(TokenUsage(10, 4, None, None, audio_tokens=6))
+    assert msgspec.json.encode(hidden.prompt_tokens_details) == b'{"audio_tokens":6}'
+    assert usage_of(TokenUsage(10, 4, 8, 0, audio_tokens=6)).prompt_tokens_details == PromptTokens(8, 0, 6)
 
 
 def test_chat_logprobs_show_text_and_bytes_of_each_token() -> None:

@@ -3,7 +3,9 @@
 from typing import Any
 
 import msgspec
+import pytest
 
+from headwater.actors.edge.api.responses import creation
 from headwater.actors.edge.api.responses.routes import ResponsesRoutes
 from headwater.events.errors import LogUnavailable
 from headwater.events.table import Table, TableEntry
@@ -84,6 +86,24 @@ def test_what_is_not_to_be_stored_is_not(edge: EdgeWorld) -> None:
     made = create(edge, store=False)
     assert made.document["store"] is False
     error_of(edge.ask(f"/v1/responses/{made.document['id']}", b"", method="GET"), 404)
+
+
+def test_what_is_too_large_to_store_is_refused_where_the_store_was_asked_for(
+    edge: EdgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is generated. By default, when clients may never continue, the answer says so from its first event on."""
+    conversation = edge.ask("/v1/conversations", b"").document["id"]
+    monkeypatch.setattr(creation, "INPUT_CHARACTERS_MAX", 300)
+    before = len(edge.given)
+    for fields, param in (({"store": True}, "store"), ({"conversation": conversation}, "conversation")):
+        for where in ({"input": "x" * 301}, {"instructions": "x" * 301}):
+            error = error_of(create(edge, **fields, **where))
+            assert (error["param"], error["code"]) == (param, "object_too_large")
+    assert len(edge.given) == before
+    events = events_of(create(edge, input="x" * 301, stream=True).body)
+    assert [event.response.store for event in (events[0], events[-1])] == [False, False]
+    assert create(edge, input="x" * 301, store=False).status == 200
+    assert create(edge, input="x" * 200, store=True).document["store"] is True
 
 
 def test_an_item_is_referred_to_by_its_id(edge: EdgeWorld) -> None:

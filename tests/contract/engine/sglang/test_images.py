@@ -8,14 +8,12 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from headwater.engines.conformance.case import Answer
 from headwater.engines.engine import EncodedImage, EngineError, RequestRejected
 from headwater.engines.sglang.embeddings.input import SglangEmbeddings
-from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.multimodal import tiny_vision_model
+from tests.support.engines.multimodal.media_requests import answer, answer_from_cache, indexed, rejection
 from tests.support.ports.engines import EngineCase, sglang_engine, started
-from tests.support.ports.waiting import eventually
 from tests.support.sglang.encoding import encoded_apart
 
 pytestmark = [
@@ -68,28 +66,12 @@ def spanned(case: EngineCase, images: int = 1) -> list[int]:
     return [begin, *[pad] * TOKENS * images, end]
 
 
-async def answer(case: EngineCase, prompt: list[int], *media: PromptMedia) -> Answer:
-    """One request from begin to end."""
-    found = await case.submit(replace(case.request(prompt), media=media)).ended()
-    await case.idle()
-    return found
-
-
 async def test_an_image_is_known_by_its_id(case: EngineCase) -> None:
     """Its blocks have the names that an edge computes. The id decides, not the pixels: those of another id are never reused."""
     before, after = case.prompt(0.5), case.prompt(1)
     prompt = [*before, *spanned(case), *after]
     place = image(len(before) + 1)
-    first = await answer(case, prompt, place)
-    assert first.cached_tokens == 0
-    size = case.info.block_size
-    digests = hashing.media_digests([(place.id, place.start, TOKENS)], size)
-    names = hashing.sequence_hashes(np.array(prompt, np.uint32), size, multimodal=digests)
-    assert len(names) == 3
-    await eventually(lambda: case.kv.holds(names))
-    again = await answer(case, prompt, place)
-    assert again.cached_tokens == 3 * size
-    assert again.tokens == first.tokens
+    first = await answer_from_cache(case, prompt, place)
     same_pixels = await answer(case, prompt, image(place.start, 1, "b" * 32))
     assert same_pixels.cached_tokens == 0
     assert same_pixels.tokens == first.tokens
@@ -138,9 +120,7 @@ async def test_an_embedding_in_the_place_of_pixels_gives_the_same_tokens(
     assert images_encoded(case) == encoded + 1
     again = await answer(case, one, twins[0])
     assert again.tokens == expected[0].tokens
-    digests = hashing.media_digests([(twins[0].id, twins[0].start, TOKENS)], case.info.block_size)
-    names = hashing.sequence_hashes(np.array(one, np.uint32), case.info.block_size, multimodal=digests)
-    await eventually(lambda: case.kv.holds(names))
+    names = await indexed(case, one, twins[0])
     # From pixels again: their blocks are found.
     pixels = await answer(case, one, replace(first, id=twins[0].id))
     assert pixels.cached_tokens == len(names) * case.info.block_size
@@ -170,12 +150,10 @@ async def test_an_embedding_of_another_shape_is_not_taken(
 
 async def test_prompts_that_sglang_sees_otherwise_are_rejected(case: EngineCase) -> None:
     """Two images without a token in between would be one; an image with pixels missing; the engine serves on."""
-    both = await answer(case, spanned(case, 2), image(1, 1), image(1 + TOKENS, 2))
-    assert both.finish == "rejected"
-    assert "other images in the prompt" in both.steps[-1].detail
-    short = await answer(case, spanned(case), replace(image(1), data=b"short"))
-    assert short.finish == "rejected"
-    assert f"an image of {HEIGHT * WIDTH * 3} bytes came with 5" in short.steps[-1].detail
+    both = await rejection(case, spanned(case, 2), image(1, 1), image(1 + TOKENS, 2))
+    assert "other media in the prompt" in both
+    short = await rejection(case, spanned(case), replace(image(1), data=b"short"))
+    assert f"an image of {HEIGHT * WIDTH * 3} bytes came with 5" in short
     with pytest.raises(RequestRejected, match="without an image"):
         case.submit(case.request(spanned(case)))
     # SGLang looks for an image after each token that begins one.

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
-from headwater.actors.edge.api.responses.items.types import Item
 from headwater.actors.http.errors import bad_request
 
 LIMIT_DEFAULT: Final = 20
@@ -30,7 +29,7 @@ def page_request(query: bytes) -> PageRequest:
     return PageRequest(given.get("after", ""), int(limit), order == "desc")
 
 
-def page_of(items: Sequence[Item], wanted: PageRequest) -> dict[str, Any]:
+def page_of(items: Sequence[dict[str, Any]], wanted: PageRequest) -> dict[str, Any]:
     """One page of items, whose order is the oldest first. Raises `ApiError` 400 for an unknown `after`."""
     ordered = list(reversed(items)) if wanted.descending else list(items)
     if wanted.after:

@@ -1,0 +1,250 @@
+"""Images, videos and audio for SGLang: a request's media as it wants them, and the ids by which its cache distinguishes them.
+
+SGLang decodes a prompt of token ids to text and encodes it again for media that it is to process itself: it may get other tokens, and takes text
+that spells a placeholder for one. So media are processed here, by the model's own processor, and SGLang gets the result with the prompt's own tokens.
+
+SGLang replaces the tokens of an item by numbers made from a hash, by which its cache distinguishes items. The hash is 64 bits of our id; SGLang itself
+sets it too late for items that are processed already, so it is set on what its processor returns.
+"""
+
+import asyncio
+import copy
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from headwater.engines.kv_events.sentinels import MediaSentinels
+from headwater.engines.media.image_rule import probe_image
+from headwater.engines.media.prompt import check_media, image_of, values_of
+from headwater.engines.sglang.embeddings.counter import ID_DIGITS
+from headwater.engines.sglang.embeddings.input import GivenEmbedding, request_data, separate
+from headwater.schemas.media_kind import PromptMediaKind
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.card import MediaSupport
+
+THREADS: Final = 2
+"""That process media. PyTorch computes outside of the interpreter's lock."""
+
+FIELDS: Final[dict[PromptMediaKind, str]] = {
+    "image": "image_data",
+    "video": "video_data",
+    "audio": "audio_data",
+}
+"""The fields of SGLang's GenerateReqInput, in the order in which its processor returns the items."""
+
+ARGUMENTS: Final[dict[PromptMediaKind, str]] = {"video": "videos", "audio": "audios"}
+"""Of the function with which its processor calls the model's own."""
+
+SAMPLING: Final = ("fps", "nframes", "min_frames", "max_frames")
+"""Settings by which SGLang takes frames from a video. Ours has those that it is to have."""
+
+LENGTHS: Final = "audio_feature_lens"
+
+
+def media_settings(config: Mapping[str, Any]) -> str:
+    """The `--mm-process-config` of SGLang as JSON, "" without: all of it that does not choose a video's frames.
+
+    `config` are its resolved arguments.
+    """
+    given = config.get("mm_process_config") or {}
+    own = {
+        kind: {name: value for name, value in settings.items() if name not in SAMPLING}
+        for kind, settings in given.items()
+    }
+    used = {kind: settings for kind, settings in own.items() if settings}
+    return json.dumps(used, sort_keys=True, default=str) if used else ""
+
+
+class SglangMedia:
+    """Takes media to a started SGLang. `sentinels` learn every item, for its KV events."""
+
+    def __init__(
+        self,
+        processor: Any,
+        support: MediaSupport,
+        sentinels: MediaSentinels,
+        probe_prompt: Sequence[int] = (),
+    ) -> None:
+        """`processor` is the one of SGLang's tokenizer manager, `probe_prompt` what it makes of the image that `probe_image` makes."""
+        self.support = support
+        self.probe_prompt = tuple(probe_prompt)
+        self._processor = processor
+        self._sentinels = sentinels
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(THREADS, "media", initializer=self._copy_processor)
+        _check_and_name_items(processor)
+
+    def check(self, tokens: Sequence[int], media: Sequence[PromptMedia]) -> None:
+        """See `check_media`."""
+        check_media(tokens, media, self.support)
+
+    def probe_image(self) -> PromptMedia:
+        """The image of `probe_prompt`."""
+        images = self.support.images
+        assert images is not None, "only models that take images are probed"
+        return replace(probe_image(images), start=self.probe_prompt.index(images.placeholder))
+
+    async def prepare(
+        self, media: Sequence[PromptMedia], given: Sequence[GivenEmbedding] | None = None
+    ) -> dict[str, Any]:
+        """The fields of SGLang's GenerateReqInput for these items, with the embeddings that are given in the place of all images' pixels.
+
+        Raises `RequestRejected`.
+        """
+        kinds = {kind: [item for item in media if item.kind == kind] for kind in FIELDS}
+        make = partial(self._fields, kinds, given)
+        fields = await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        for item in media:
+            placeholder = self.support.placeholders[item.kind]
+            self._sentinels.learn(item.id, item.tokens, _numbers(item.id), placeholder)
+        names = [item.id[:ID_DIGITS] for items in kinds.values() for item in items]
+        return {**fields, "mm_hashes": names}
+
+    def close(self) -> None:
+        """End its threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _copy_processor(self) -> None:
+        # One for each thread, as SGLang does: they keep what they computed last.
+        self._own.processor = copy.deepcopy(self._processor._processor)
+
+    def _fields(
+        self,
+        kinds: Mapping[PromptMediaKind, Sequence[PromptMedia]],
+        given: Sequence[GivenEmbedding] | None,
+    ) -> dict[str, Any]:
+        """A list with one entry for each kind that there is: SGLang takes all processed items of a kind together."""
+        return {
+            FIELDS[kind]: [request_data(given) if given is not None else self._processed(kind, items)]
+            for kind, items in kinds.items()
+            if items
+        }
+
+    def _processed(self, kind: PromptMediaKind, items: Sequence[PromptMedia]) -> dict[str, Any]:
+        own = self._own.processor
+        if kind == "image":
+            settings = self._processor.image_config or {}
+            images = [image_of(item) for item in items]
+            found = own.image_processor(images=images, return_tensors="pt", **settings)
+        else:
+            values = [values_of(item) for item in items]
+            found = processed(self._processor, kind, self.support.placeholders[kind], values, own)
+        return {"format": "processor_output", **found}
+
+
+def processed(
+    processor: Any, kind: PromptMediaKind, placeholder: int, values: Sequence[Any], own: Any = None
+) -> dict[str, Any]:
+    """What SGLang's processor makes of videos or audio, in arrays as `PromptMedia` has them, next to a prompt of one placeholder for each.
+
+    `own` is a copy of the model's processor. The prompt's tokens are `input_ids`, with as many of an item as the model makes of it.
+    """
+    text = processor._tokenizer.convert_ids_to_tokens(placeholder) * len(values)
+    settings: dict[str, Any] = {}
+    if kind == "video":
+        config = processor.video_config or {}
+        settings["processor_video_config"] = {name: config[name] for name in config if name not in SAMPLING}
+    else:
+        features = processor._processor.feature_extractor
+        settings["audio_kwargs"] = {"sampling_rate": features.sampling_rate}
+    made = processor.process_mm_data(text, processor=own, **{ARGUMENTS[kind]: list(values)}, **settings)
+    return dict(made)
+
+
+async def tokens_of(processor: Any, prompt: str | list[int], **fields: Any) -> list[int]:
+    """What SGLang's processor makes of a prompt with media, called as its tokenizer manager calls it."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    request = GenerateReqInput(**fields)
+    output = await processor.process_mm_data_async(
+        image_data=request.image_data,
+        audio_data=request.audio_data,
+        input_text=prompt,
+        request_obj=request,
+        max_req_input_len=None,
+    )
+    return list(output.input_ids)
+
+
+def _check_and_name_items(processor: Any) -> None:
+    """Make `processor` check that it sees the media that a request has, and name them by the request's hashes."""
+    process = processor.process_mm_data_async
+
+    async def process_and_name(*arguments: Any, request_obj: Any, **named: Any) -> Any:
+        hashes = request_obj.mm_hashes
+        if hashes and request_obj.audio_data and not (request_obj.image_data or request_obj.video_data):
+            named["input_text"] = _with_own_tokens(processor, request_obj)
+        output = await process(*arguments, request_obj=request_obj, **named)
+        if not hashes:
+            return output
+        items = [one for item in output.mm_items for one in single_items(item)]
+        tokens = list(output.input_ids)
+        if (
+            tokens != request_obj.input_ids
+            or len(items) != len(hashes)
+            or any(len(item.offsets) != 1 for item in items)
+        ):
+            raise ValueError("it sees other media in the prompt than there are")
+        share_lengths(items)
+        for item, digits in zip(items, hashes, strict=True):
+            item.set_hash(int(digits, 16))
+        output.mm_items = items
+        # Made before, of other hashes.
+        output.padded_input_ids = output.build_padded_input_ids(tokens, items)
+        return output
+
+    processor.process_mm_data_async = process_and_name
+
+
+def _with_own_tokens(processor: Any, request: Any) -> str:
+    """A text with one clip for a request with audio, whose tokens are in the clips' data: Qwen2-Audio's processor decodes all prompts to text."""
+    [data] = request.audio_data
+    data["input_ids"] = request.input_ids
+    text: str = processor.mm_tokens.audio_token
+    return text
+
+
+def single_items(item: Any) -> Iterator[Any]:
+    """SGLang's items of a request, one for each of ours: it bundles videos, and images with embeddings."""
+    grids = item.model_specific_data.get("video_grid_thw")
+    if grids is None or len(item.offsets) == 1 or len(grids) != len(item.offsets):
+        yield from separate([item])
+        return
+    row = 0
+    for place, offset in enumerate(item.offsets):
+        one = copy.copy(item)
+        rows = int(grids[place].prod())
+        one.offsets = [offset]
+        one.feature = item.feature[row : row + rows]
+        one.model_specific_data = {
+            name: value[place : place + 1] for name, value in item.model_specific_data.items()
+        }
+        row += rows
+        yield one
+
+
+def share_lengths(items: Sequence[Any]) -> None:
+    """Give each clip its length: SGLang leaves those of all of a request with the first, and its scheduler ends on one without. Raises ValueError."""
+    clips = [item for item in items if item.is_audio()]
+    lengths = clips[0].model_specific_data.get(LENGTHS) if clips else None
+    if lengths is None or len(clips) == 1:
+        return
+    if len(lengths) != len(clips):
+        raise ValueError(f"it has {len(lengths)} lengths of {len(clips)} audio clips")
+    for place, clip in enumerate(clips):
+        clip.model_specific_data = clip.model_specific_data | {LENGTHS: lengths[place : place + 1]}
+
+
+def _numbers(id_: str) -> tuple[int, ...]:
+    """What SGLang puts in the place of an item's tokens, over and over."""
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+
+    item = MultimodalDataItem(modality=Modality.IMAGE)
+    item.set_hash(int(id_[:ID_DIGITS], 16))
+    found: tuple[int, ...] = tuple(item.padding_values())
+    return found

@@ -1,0 +1,64 @@
+"""A request with 27 MB of base64: making turns of it costs the event loop what a small request does."""
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.actors.edge.api.anthropic.translate import to_generation
+from headwater.actors.edge.api.anthropic.types import decode_messages
+from headwater.actors.edge.api.openai.translate import chat_request
+from headwater.actors.edge.api.openai.types import decode_chat
+from headwater.actors.edge.api.responses.translate import generation_request
+from headwater.actors.edge.api.responses.types import CreateFields
+from headwater.actors.edge.generation.messages.load import media_parts
+from headwater.actors.edge.generation.messages.turn import Turn
+from tests.support.media.images import data_url
+
+FILE = bytes(20_300_000)
+DATA = base64.b64encode(FILE).decode()
+CPU_MS_MAX = 2.0
+"""A thirtieth of decoding it, a quarter of hashing it."""
+
+Translate = Callable[[], Sequence[Turn]]
+
+
+def user(*content: Any) -> list[Any]:
+    """A message of a user."""
+    return [{"role": "user", "content": content}]
+
+
+def chat() -> Translate:
+    """As chats have it."""
+    image = {"type": "image_url", "image_url": {"url": data_url(FILE)}}
+    request = decode_chat(msgspec.json.encode({"model": "m", "messages": user(image)}))
+    return lambda: chat_request(request).messages
+
+
+def responses() -> Translate:
+    """As the Responses API has it."""
+    image = {"type": "input_image", "image_url": data_url(FILE)}
+    fields = msgspec.json.decode(msgspec.json.encode({"model": "m", "input": user(image)}), type=CreateFields)
+    return lambda: generation_request(fields, [], fields.items(), "1", stream=False)[0].messages
+
+
+def messages() -> Translate:
+    """As Anthropic's API has it."""
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    body = {"model": "m", "max_tokens": 9, "messages": user({"type": "image", "source": source})}
+    request = decode_messages(msgspec.json.encode(body))
+    return lambda: to_generation(request).messages
+
+
+@pytest.mark.parametrize("form", [chat, responses, messages])
+def test_the_contents_are_not_looked_at(form: Callable[[], Translate]) -> None:
+    """Neither decoded nor hashed: parts are found by their places."""
+    translate = form()
+    began = time.thread_time()
+    (part,) = {*media_parts(translate())}
+    spent_ms = 1000 * (time.thread_time() - began)
+    assert len(part.url or part.data) >= len(DATA)
+    assert spent_ms < CPU_MS_MAX

@@ -1,0 +1,39 @@
+"""What a model's folder says of media."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.engines.model_files import read_model_files
+
+SETTINGS = {"patch_size": 14, "max_pixels": 50_176}
+
+
+def digest(folder: Path, **files: object) -> str:
+    """Of a folder with these files, each as JSON."""
+    folder.mkdir()
+    for name, content in {"tokenizer": {}, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=len(folder.name)))
+    return read_model_files(folder).media_processor
+
+
+def test_settings_of_media_are_known_by_their_values(tmp_path: Path) -> None:
+    """How a file is written makes no difference; a model without media has none."""
+    reordered = dict(reversed(SETTINGS.items()))
+    first = digest(tmp_path / "a", preprocessor_config=SETTINGS)
+    assert digest(tmp_path / "longer", preprocessor_config=reordered, config={"vocab_size": 5}) == first
+    assert digest(tmp_path / "text", config={"vocab_size": 5}) == ""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"preprocessor_config": {**SETTINGS, "max_pixels": 784}},
+        {"preprocessor_config": SETTINGS, "video_preprocessor_config": {"size": 1}},
+        {"processor_config": SETTINGS},
+    ],
+)
+def test_any_other_setting_is_another_digest(tmp_path: Path, files: dict[str, object]) -> None:
+    """Of images, of videos, or of both in one file, as newer models have it."""
+    assert digest(tmp_path / "a", preprocessor_config=SETTINGS) != digest(tmp_path / "b", **files)

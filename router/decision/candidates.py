@@ -155,6 +155,7 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         allowed[excluded] = 0
     whole, legs = cost.score_workers(
         columns.table,
+        columns.queues,
         (columns.classes, columns.lengths, columns.times),
         (columns.pull_classes, columns.pull_lengths, columns.pull_times),
         allowed,

@@ -185,6 +185,7 @@ def _find_sources(
 @jitable
 def _work(
     table: Any,
+    queues: Any,
     steps: Any,
     pulls: Any,
     row: int,
@@ -222,8 +223,7 @@ def _work(
                 known,
                 classes,
                 one["pace"],
-                one["queued_ns"],
-                one["queued_tokens"],
+                queues[row],
                 one["queue_length"],
                 one["computing_ns"],
                 one["signal_age_ms"],
@@ -275,6 +275,7 @@ def _itl_ms(one: Any, work: WorkEstimate) -> float:
 @kernel
 def score_workers(
     table: Any,
+    queues: Any,
     model: Any,
     pull_model: Any,
     allowed: Any,
@@ -287,7 +288,7 @@ def score_workers(
     counts: Any,
     costs: Any,
 ) -> tuple[int, int]:
-    """Score the `allowed` rows of `table` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
+    """Score the `allowed` rows of `table` and `queues` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
 
     `model` is (classes, lengths, times) of the step times, and `pull_model` of pulls; `changes` how many slots of LoRA adapters each worker must change;
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
@@ -317,7 +318,7 @@ def score_workers(
                 if table[row]["model"] != at:
                     at = table[row]["model"]
                     steps = _model_at(model, at)
-                work = _work(table, steps, pulls, row, asked, timed, slots, credited, depths, 0)
+                work = _work(table, queues, steps, pulls, row, asked, timed, slots, credited, depths, 0)
                 cost, moved = remote_decode(weights, work), transfer(weights, work)
                 pairs = table[row]["pairs"]
                 if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
@@ -338,7 +339,7 @@ def score_workers(
             if source >= 0 and source != row and table[source]["block_size"] == table[row]["block_size"]:
                 remote = held[at]
                 pulls = (pull_model[0][at], pull_model[1][at], pull_model[2][at])
-        work = _work(table, steps, pulls, row, asked, timed, slots, credited, depths, remote)
+        work = _work(table, queues, steps, pulls, row, asked, timed, slots, credited, depths, remote)
         moved = 0.0
         itl_ms = _itl_ms(table[row], work)
         if asked.decode:

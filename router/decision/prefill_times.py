@@ -28,8 +28,7 @@ def estimate_computed(
     times: Any,
     classes: int,
     pace: float,
-    queued_ns: Any,
-    queued_tokens: Any,
+    queue: Any,
     length: int,
     since_ns: int,
     age_ms: float,
@@ -39,16 +38,16 @@ def estimate_computed(
 
     The first three describe a `StepModel`. The worker computes its prompts in order; those that were routed to it before the one before is done
     are computed together, so that the fixed time of a step is not paid for each. It began the first of `length` prompts at
-    `since_ns`. `age_ms` ago it was not done, or the report of that would be here: until then, a prediction that says otherwise was wrong.
+    `since_ns`. `queue` has a row for each: when it was routed to the worker, and its uncached tokens. `age_ms` ago it was not done, or the report of that would be here: until then, a prediction that says otherwise was wrong.
     Only `ASSUMED` of that time is assumed to have been used.
     """
     prompts = computed = together = 0
     began_ms = done_ms = (since_ns - now_ns) / 1e6
     for at in range(length):
-        if at and (queued_ns[at] - now_ns) / 1e6 > done_ms:
-            began_ms = done_ms = (queued_ns[at] - now_ns) / 1e6
+        if at and (queue[at][0] - now_ns) / 1e6 > done_ms:
+            began_ms = done_ms = (queue[at][0] - now_ns) / 1e6
             together = 0
-        together += queued_tokens[at]
+        together += queue[at][1]
         took_ms = pace * predict_ms(lengths, times, classes, together)
         if at == 0:
             began_ms = done_ms = max(began_ms, -ASSUMED * age_ms - took_ms)
@@ -56,7 +55,7 @@ def estimate_computed(
             return Computed(prompts, computed, max(0.0, -done_ms))
         done_ms = began_ms + took_ms
         prompts += 1
-        computed += queued_tokens[at]
+        computed += queue[at][1]
     return Computed(prompts, computed, 0.0)
 
 

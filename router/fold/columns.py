@@ -55,8 +55,6 @@ WORKER_ROW: Final = np.dtype(
         ("queued_prompts", "i8"),
         ("signal_age_ms", "f8"),
         ("queue_length", "i8"),
-        ("queued_ns", "i8", (QUEUE_MAX,)),
-        ("queued_tokens", "i8", (QUEUE_MAX,)),
     ]
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
@@ -65,7 +63,7 @@ The oldest decision that it has not accepted was made at `unaccepted_ns`. It com
 is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
 factor of them. When it last reported, it was `running` so many requests, of at most `max_running`, with `step_ms` between two tokens of each. The
 next four are its `DecodeLine`. `pulls`: it can pull a prefix, and be pulled from. `queued_prompts` were routed to it and are not computed. Where its reports are late, `queue_length` of those, the oldest, are
-listed: when they were routed to it, and their uncached tokens.
+listed in `queues`.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2, "encode": 3}
@@ -113,7 +111,8 @@ class WorkerColumns:
 
     `keys` are digests of the workers' incarnations. `classes`, `lengths` and `times` are the engines' step times; `classes` is 0 where too
     little is known, and in row 0, which is that of engines without any. `kinds` are the different traits, `placements` what
-    constraints make of each. `pull_classes`, `pull_lengths` and `pull_times` are the engines' pulls.
+    constraints make of each. `pull_classes`, `pull_lengths` and `pull_times` are the engines' pulls. `queues`, shape (workers, `QUEUE_MAX`, 2), are the
+    prompts listed for each worker: when they were routed to it, and their uncached tokens.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -157,7 +156,7 @@ class WorkerColumns:
             found["queued_prompts"] = worker.queued_prompts(now_ns)
             found["computing_ns"], found["computing_tokens"] = worker.computing_since(now_ns)
             if worker.signal_age_ms >= LATE_MS:
-                _write_queue(found, worker.list_queue(now_ns))
+                self._write_queue(row, worker.list_queue(now_ns))
             self.touched.add(worker.name)
 
     def slots(self, index: PrefixIndex) -> I64:
@@ -183,6 +182,8 @@ class WorkerColumns:
         self._engines = {engine: 1 + at for at, engine in enumerate(engines)}
         models = 1 + len(self._engines)
         self.table: NDArray[Any] = np.zeros(count, WORKER_ROW)
+        # Apart from the rows, which a decision reads whole: few workers report late.
+        self.queues: I64 = np.zeros((count, QUEUE_MAX, 2), np.int64)
         self.classes: I64 = np.zeros(models, np.int64)
         self.lengths: F64 = np.zeros((models, CLASSES_MAX))
         self.times: F64 = np.zeros((models, CLASSES_MAX))
@@ -260,8 +261,6 @@ class WorkerColumns:
             len(worker.computing),
             worker.signal_age_ms,
             0,
-            0,
-            0,
         )
         try:
             self.table[row] = values
@@ -269,7 +268,12 @@ class WorkerColumns:
             # No worker counts so far; what it wrote must not stop decisions.
             self.table[row] = tuple(min(max(one, -NEVER), NEVER) for one in values)
         if worker.signal_age_ms >= LATE_MS:
-            _write_queue(self.table[row], worker.list_queue(0))
+            self._write_queue(row, worker.list_queue(0))
+
+    def _write_queue(self, row: int, queue: list[tuple[int, int]]) -> None:
+        self.table[row]["queue_length"] = len(queue)
+        for at, (decided_ns, tokens) in enumerate(queue):
+            self.queues[row, at] = min(decided_ns, NEVER), min(tokens, NEVER)
 
     def _number_of(self, traits: Traits) -> int:
         number = self._numbers.get(traits)
@@ -278,13 +282,6 @@ class WorkerColumns:
             self.kinds.append(traits)
             self.placements.clear()
         return number
-
-
-def _write_queue(row: Any, queue: list[tuple[int, int]]) -> None:
-    row["queue_length"] = len(queue)
-    for at, (decided_ns, tokens) in enumerate(queue):
-        row["queued_ns"][at] = min(decided_ns, NEVER)
-        row["queued_tokens"][at] = min(tokens, NEVER)
 
 
 def _key_of(worker: Worker) -> int:

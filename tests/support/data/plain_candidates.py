@@ -165,8 +165,7 @@ def _work(
         done = estimate_computed(
             *kinds,
             worker.pace,
-            [decided_ns for decided_ns, _ in queue],
-            [tokens for _, tokens in queue],
+            queue,
             len(queue),
             worker.computing_since(now_ns)[0],
             worker.signal_age_ms,

@@ -19,10 +19,9 @@ Queue = list[tuple[float, int]]
 
 def computed(queue: Queue, *, since_ms: float, age_ms: float, pace: float = 1.0) -> Computed:
     """Of a worker that began the first prompt `since_ms` ago."""
-    routed = [NOW_NS - round(ago_ms * MS) for ago_ms, _ in queue]
-    tokens = [tokens for _, tokens in queue]
+    listed = [(NOW_NS - round(ago_ms * MS), tokens) for ago_ms, tokens in queue]
     began_ns = NOW_NS - round(since_ms * MS)
-    return estimate_computed(LENGTHS, TIMES, 2, pace, routed, tokens, len(queue), began_ns, age_ms, NOW_NS)
+    return estimate_computed(LENGTHS, TIMES, 2, pace, listed, len(queue), began_ns, age_ms, NOW_NS)
 
 
 def replayed(queue: Queue, since_ms: float) -> tuple[int, float]:

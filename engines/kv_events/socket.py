@@ -19,6 +19,11 @@ from headwater.engines.kv_events.translator import KvTranslator
 from headwater.engines.kv_events.wire import decode
 
 REPLAY_TIMEOUT_MS = 2_000
+
+JOIN_CHECK_S = 2.0
+"""A subscription takes effect a moment after it was made, and neither side reports when. Until a batch has arrived by it, batches are looked for in the replay so
+often: else one that was published before is missed until the next one, which an idle engine does not have."""
+
 END = (1 << 64) - 1
 
 _log = structlog.get_logger("headwater.kv_events")
@@ -32,6 +37,8 @@ class KvSocket:
         self._replay_endpoint = replay_endpoint
         self._translator = translator
         self._next = 0
+        self._joined = False
+        """A batch has arrived by the subscription, so no later one is lost without a hole in the numbers."""
         self._own: list[KvEvent] = []
         self._own_ready = asyncio.Event()
         self._socket = self._context.socket(zmq.SUB)
@@ -49,7 +56,12 @@ class KvSocket:
                 if arriving is None:
                     arriving = asyncio.ensure_future(self._socket.recv_multipart())
                 waiting: set[asyncio.Future[Any]] = {arriving, own}
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                check_s = None if self._joined else JOIN_CHECK_S
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=check_s)
+                if not done:
+                    if ours := await self._take_missed():
+                        yield ours
+                    continue
                 # The clear precedes what arrives: it makes that outdated.
                 if own.done():
                     self._own_ready.clear()
@@ -57,7 +69,7 @@ class KvSocket:
                     if self._own:
                         yield self._take_own()
                     continue
-                frames, arriving = arriving.result(), None
+                frames, arriving, self._joined = arriving.result(), None, True
                 ours = await self.accept(int.from_bytes(frames[1], "big"), frames[2])
                 if ours:
                     yield ours
@@ -83,16 +95,10 @@ class KvSocket:
         """Process batch `number`: skip a repeated one, request missing ones before it."""
         if number < self._next:
             return []
-        missed = await self._replay(self._next, number) if number > self._next else []
-        # No await from here on: translated events are returned before any other change.
-        ours = self._take_own()
         missing = number - self._next
-        for found, data in missed:
-            if found > self._next:
-                break
-            if found == self._next:
-                ours += self._translate(data)
-                self._next += 1
+        ours = await self._take_missed(number) if missing else []
+        # No await from here on: translated events are returned before any other change.
+        ours += self._take_own()
         if self._next < number:
             lost = number - self._next
             _log.error("kv_events_lost", missing=missing, lost=lost)
@@ -102,6 +108,18 @@ class KvSocket:
             _log.warning("kv_events_replayed", missing=missing)
         ours += self._translate(payload)
         self._next = number + 1
+        return ours
+
+    async def _take_missed(self, until: int = END) -> list[KvEvent]:
+        """The events of the next batches, before batch `until`, that the publisher still has."""
+        missed = await self._replay(self._next, until)
+        ours = self._take_own()
+        for number, data in missed:
+            if number > self._next:
+                break
+            if number == self._next:
+                ours += self._translate(data)
+                self._next += 1
         return ours
 
     async def _replay(self, start: int, until: int) -> list[tuple[int, bytes]]:
@@ -122,7 +140,8 @@ class KvSocket:
                 if start <= number < until:
                     batches.append((number, frames[-1]))
         except zmq.Again:
-            _log.warning("kv_replay_unanswered", after_ms=REPLAY_TIMEOUT_MS)
+            if self._joined:
+                _log.warning("kv_replay_unanswered", after_ms=REPLAY_TIMEOUT_MS)
             return batches
         finally:
             socket.close()

@@ -131,6 +131,23 @@ async def test_a_hole_is_filled_from_the_replay(tmp_path: Path, topic: bool) -> 
         assert publisher.asked == [1]
 
 
+async def test_what_was_sent_before_the_subscription_took_effect_needs_no_later_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only batches so far are looked for in the replay; once one has arrived by the subscription, nothing is."""
+    monkeypatch.setattr(kv_socket, "JOIN_CHECK_S", 0.05)
+    async with connected(tmp_path) as (publisher, events, _):
+        await publisher.publish(0, 1, lost=True)
+        assert await take(events) == ours(0, 1)
+        await publisher.publish(2)
+        assert await take(events) == ours(2)
+        asked = len(publisher.asked)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await anext(events)
+        assert len(publisher.asked) == asked
+
+
 async def test_a_reader_that_comes_late_gets_everything_from_the_start(tmp_path: Path) -> None:
     """Batches that vLLM sent before anybody was connected are a hole like any other."""
     async with connected(tmp_path) as (publisher, events, _):

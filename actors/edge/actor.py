@@ -47,7 +47,7 @@ from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.schemas import subjects
-from headwater.schemas.events.request import PayloadKind
+from headwater.schemas.events.request import EncodeLegs, PayloadKind
 
 ANSWER_S_MAX = 2.0
 """Seconds that clients of a failed actor have to read their errors."""
@@ -80,6 +80,7 @@ class EdgeActor(Actor):
         cors_origins: tuple[str, ...] = (),
         probes: bool = True,
         reasoning_field: ReasoningField = "both",
+        encode_legs: EncodeLegs = "estimate",
         intake: MediaIntake | None = None,
     ) -> None:
         super().__init__(ports, name)
@@ -102,7 +103,7 @@ class EdgeActor(Actor):
         self._sharing: UsageSharing | None = None
         self._persistence = Persistence(ports.clock, self.log)
         self._models = ModelCatalog(ports)
-        self._workers = WorkerRegistry(ports, name, self.spawn)
+        self._workers = WorkerRegistry(ports, name, self.spawn, encode_legs)
         self._lease: lease.LeaseHandle | None = None
         self._ledger: OpenRequests | None = None
         self._frames: Subscription | None = None

@@ -13,7 +13,7 @@ from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag, Prefix
-from headwater.schemas.events.request import PayloadKind
+from headwater.schemas.events.request import EncodeLegs, PayloadKind
 
 CONNECTION_NAMES = {
     "header_bytes": "header-bytes-max",
@@ -75,6 +75,13 @@ class EdgeSettings(NamedTuple):
             description="name of reasoning in chat completions: reasoning_content, reasoning, or both, with the text twice"
         ),
     ] = "both"
+    encode_legs: Annotated[
+        EncodeLegs,
+        Flag("encode-legs"),
+        Meta(
+            description="which images go to encode workers: estimate (where that is expected to be faster), always (where one takes it) or never"
+        ),
+    ] = "estimate"
     client: Annotated[ClientLimits, Prefix("client")] = ClientLimits()
     limit: Annotated[RateLimits, Prefix("limit")] = RateLimits()
     request_timeout_s: Annotated[

@@ -51,6 +51,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             bodies=http.bodies,
             special_tokens_in_text=edge.allow_special_tokens_in_text,
             reasoning_field=edge.reasoning_field,
+            encode_legs=edge.encode_legs,
             access=settings.auth,
             probe_s=PROBE_S,
             service=ServiceLimits(edge.limit, edge.request_timeout_s),

@@ -36,6 +36,9 @@ WAIT_S_UNKNOWN: Final = 5.0
 NOT_APART: Final = -1
 """Tokens that may be ahead of an image which the serving worker encodes."""
 
+ANY_AHEAD: Final = (1 << 53) - 1
+"""Of an image that is encoded apart whatever is ahead of it. JSON has no larger exact integers."""
+
 
 def estimate_encoding(loads: Loads, chosen: Candidate, tokens: int, reader: str) -> EncodeEstimate | None:
     """Of an image with `tokens` tokens on the chosen encode worker, whose embedding `reader` reads. None for a query that names no reader.
@@ -81,6 +84,10 @@ class LegEstimate(NamedTuple):
     def is_apart(self) -> bool:
         """Does any image go to an encode worker?"""
         return any(ahead != NOT_APART for ahead in self.ahead_max)
+
+    def forced(self) -> "LegEstimate":
+        """All images apart, whatever that takes, and longer awaited."""
+        return self._replace(ahead_max=(ANY_AHEAD,) * len(self.ahead_max), wait_s=WAIT_S_MAX)
 
 
 def weigh_encoding(

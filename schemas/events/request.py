@@ -24,6 +24,8 @@ PayloadKind = Literal["off", "hashed", "full"]
 EncodeOutcome = Literal["computed", "cached", "local", "failed"]
 """How an image came to its embedding: an encode worker computed it or had it, or the serving worker computes it, because that
 was expected to be faster or because no encode worker delivered."""
+EncodeLegs = Literal["estimate", "always", "never"]
+"""Which images an edge sends to encode workers: those for which that is expected to be faster, all that one takes, or none."""
 
 
 class MediaPlace(msgspec.Struct, frozen=True, array_like=True):

@@ -64,7 +64,9 @@ async def apart(
     together: list[Tokens], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[FleetProcess]:
     """One worker for each of the three. After `together`, which it would delay while it starts."""
-    split = flags("--prefill-workers", "1", "--decode-workers", "1", "--encode-workers", "1")
+    split = flags(
+        "--prefill-workers", "1", "--decode-workers", "1", "--encode-workers", "1", "--encode-legs", "always"
+    )
     async with fleet(tmp_path_factory.mktemp("apart"), *split, ready_s=READY_S, sglang=True) as up:
         yield up
 

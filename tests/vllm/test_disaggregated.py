@@ -71,6 +71,8 @@ APART = (
     "1",
     "--encode-workers",
     "1",
+    "--encode-legs",
+    "always",
     "--disaggregate",
     "always",
     "--local-prefill-tokens",
@@ -182,7 +184,7 @@ async def test_an_edge_that_is_killed_leaves_nothing(apart: FleetProcess, up: Fl
     with pytest.raises(httpx.TransportError):
         await killed_in_state(apart, "claimed", EDGE, "prefill-0", ask_about(apart, 52))
     await apart.until_whole(3)
-    await apart.until("nothing is left", has_nothing_left, within_s=PINNED_S_MAX)
+    await apart.until("nothing is left", has_nothing_left(3), within_s=PINNED_S_MAX)
     assert epochs(await apart.stats()) == workers
     assert (await ask_about(apart, 52))[0] == (await ask_about(up, 52))[0]
 

@@ -74,7 +74,7 @@ class Encoders:
         """
         decision = leg.decision
         form = self._workers.embedding_format(self._pool, decision.worker)
-        if not form:
+        if not form or self._workers.encode_legs == "never":
             return tuple(media), []
         allowed = Constraints(
             needs=("encode",),
@@ -94,6 +94,8 @@ class Encoders:
         if routed:
             tokens = [image.item.tokens for image, _ in routed]
             estimate = weigh_encoding(leg.attempt, tokens, [answer for _, answer in routed], decision)
+            if self._workers.encode_legs == "always":
+                estimate = estimate.forced()
             pairs = zip(routed, estimate.ahead_max, strict=True)
             await asyncio.gather(*(self._encode(image, estimate, ahead) for (image, _), ahead in pairs))
         found = list(media)

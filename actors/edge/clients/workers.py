@@ -18,6 +18,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.runtime.tasks import Spawn
 from headwater.schemas import subjects
+from headwater.schemas.events.request import EncodeLegs
 from headwater.schemas.messages.encode import EncodeReply, EncodeRequest
 from headwater.schemas.messages.file_generation import (
     STATE_WAIT_S,
@@ -115,9 +116,10 @@ class WorkerLost(BusError):
 class WorkerRegistry:
     """Shared by all requests of one edge process."""
 
-    def __init__(self, ports: Ports, edge: str, spawn: Spawn) -> None:
+    def __init__(self, ports: Ports, edge: str, spawn: Spawn, encode_legs: EncodeLegs = "estimate") -> None:
         self.ports = ports
         self.edge = edge
+        self.encode_legs = encode_legs
         self._spawn = spawn
         self.routing = RouterClient(ports, spawn)
         self.receivers: dict[int, FrameReceiver] = {}

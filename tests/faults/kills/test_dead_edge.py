@@ -38,7 +38,7 @@ async def test_vectors_for_nobody_are_not_computed(up: FleetProcess) -> None:
         up.kill(" edge ")
         with pytest.raises(httpx.TransportError):
             await asked
-    await up.until("no worker computes", is_idle, within_s=GONE_S + 3 * CHECK_PERIOD_S + LOADED_S)
+    await up.until("no worker computes", is_idle(1), within_s=GONE_S + 3 * CHECK_PERIOD_S + LOADED_S)
     assert '"orphans_aborted"' in up.log.read_text()
     await up.until_whole(workers=1)
     async with up.client() as client:

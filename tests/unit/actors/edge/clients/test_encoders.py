@@ -10,7 +10,7 @@ import pytest
 
 from headwater.actors.bus.port import BusError
 from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
-from headwater.router.decision.encode_leg import NOT_APART, WAIT_S_MIN
+from headwater.router.decision.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
 from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, Weights
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
@@ -65,6 +65,7 @@ class Fleet:
     """A router that names `routes` in turn, and encode workers that reply `replies` in turn."""
 
     edge = "edge-0"
+    encode_legs = "estimate"
 
     def __init__(
         self,
@@ -135,6 +136,18 @@ WANTED = Constraints(
 """Those of a request with images: encode workers must tolerate and process the same, and nothing else."""
 
 
+async def test_always_apart_whatever_the_estimate_says() -> None:
+    """An image that is encoded ten times faster by the serving worker; and however much is ahead of it."""
+    slow = EncodeEstimate("worker-0", 0.0, 100.0, 1.0, 1.0, 10.0)
+    for always, outcome in ((False, ("local", "encode-0")), (True, ("computed", "encode-0"))):
+        fleet = Fleet([candidate("encode-0")], [Encoded(EMBEDDING, False)], estimate=slow)
+        fleet.encode_legs = "always" if always else "estimate"
+        assert await fleet.run([image("a", 0)], SERVER) == ([always], [outcome])
+    [(_, _, request)] = fleet.sent
+    assert request.ahead_max == ANY_AHEAD
+    assert fleet.waits == [WAIT_S_MAX]
+
+
 async def test_images_whose_kv_is_cached_are_left_out() -> None:
     """Only to the last full block: an image that reaches beyond it needs its embedding."""
     media = [image("a", 8), image("b", 60)]
@@ -153,8 +166,11 @@ async def test_images_whose_kv_is_cached_are_left_out() -> None:
 
 
 async def test_nothing_is_asked_for_a_worker_that_takes_no_embeddings() -> None:
-    """Nor where there is no encode worker."""
+    """Nor where no image is to be encoded apart."""
     fleet = Fleet([], [], encodes=False)
+    assert await fleet.run([image("a", 0)], SERVER) == ([False], [])
+    fleet = Fleet([], [])
+    fleet.encode_legs = "never"
     assert await fleet.run([image("a", 0)], SERVER) == ([False], [])
 
 

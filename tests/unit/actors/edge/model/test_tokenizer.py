@@ -1,7 +1,6 @@
 """Text to ids and back: the fast ways give what the model's own tokenizer gives, and never half a character."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,10 +15,13 @@ from headwater.actors.edge.model.tokenizer import (
     Tokenizer,
 )
 from headwater.engines.sim import model as sim_model
+from headwater.ops.worker import default_model
 from tests.support.data.examples import texts
 
-SMOLLM2 = Path.home() / ".cache/headwater/models/smollm2-135m-instruct/tokenizer.json"
-NAMES = ["sim", pytest.param("smollm2", marks=pytest.mark.skipif(not SMOLLM2.exists(), reason="no model"))]
+# The first test with it on a machine converts the model.
+pytestmark = pytest.mark.timeout(300)
+
+NAMES = ["sim", "smollm2"]
 
 numbers = st.lists(st.floats(0, 1, exclude_max=True), max_size=60)
 
@@ -28,7 +30,7 @@ numbers = st.lists(st.floats(0, 1, exclude_max=True), max_size=60)
 def tokenizer(name: str) -> Tokenizer:
     """The simulator's tokenizer, SmolLM2's, or one with byte fallback, which has no byte table."""
     if name == "smollm2":
-        return Tokenizer(SMOLLM2.read_bytes(), (2,))
+        return Tokenizer((default_model.ensure() / "tokenizer.json").read_bytes(), (2,))
     if name == "fallback":
         return Tokenizer(fallback_tokenizer().to_str().encode())
     return Tokenizer(sim_model.tokenizer().to_str().encode())

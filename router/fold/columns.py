@@ -178,7 +178,7 @@ class WorkerColumns:
         self._pairs = {"": 0}
         count = len(self.names)
         # Also those whose step times are unknown: a prefix is pulled within an engine.
-        engines = dict.fromkeys([*self._fleet.steps, *(worker.engine for worker in self.workers)])
+        engines = dict.fromkeys([*self._fleet.steps, *(worker.step_kind for worker in self.workers)])
         self._engines = {engine: 1 + at for at, engine in enumerate(engines)}
         models = 1 + len(self._engines)
         self.table: NDArray[Any] = np.zeros(count, WORKER_ROW)
@@ -251,7 +251,7 @@ class WorkerColumns:
             since_ns,
             tokens,
             until_ns,
-            self._engines.get(worker.engine, 0),
+            self._engines.get(worker.step_kind, 0),
             worker.pace,
             worker.running,
             worker.step_ms,

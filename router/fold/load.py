@@ -14,7 +14,7 @@ from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
 from headwater.router.fold.output_length import OutputLengths
 from headwater.router.fold.prefill_time import StepModel, learn_pace
 from headwater.router.fold.pull_time import PullModel
-from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker
+from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker, step_kind
 from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.route import Decision, DecisionVoided
@@ -32,7 +32,7 @@ STEP_MEMORY = 8
 class Loads(msgspec.Struct, dict=True):
     """All workers, and the stages that arrived before their decision, by 'worker.epoch/request'.
 
-    `steps` are prefill times by engine, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
+    `steps` are prefill times by `step_kind`, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
     worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
     engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `pulls` the times of pulled prefixes by engine,
     `encoding` those of images.
@@ -95,7 +95,7 @@ class Loads(msgspec.Struct, dict=True):
             tokenizer=event.tokenizer,
             media_processor=event.media_processor,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
-            pace=known.pace if known is not None else self._usual_pace(event.engine),
+            pace=known.pace if known is not None else self._usual_pace(step_kind(event.engine, event.role)),
             decode_model=known.decode_model if known is not None else DecodeModel(),
         )
         self._restructure()
@@ -237,16 +237,16 @@ class Loads(msgspec.Struct, dict=True):
         for request in event.finished:
             self._advance(worker, request, FINISHED)
 
-    def _usual_pace(self, engine: str) -> float:
-        """The median pace of an engine's workers, at which a new one is expected to be. 1 for the first.
+    def _usual_pace(self, kind: str) -> float:
+        """The median pace of the workers with the same step times, at which a new one is expected to be. 1 for the first.
 
         Where all become slower, that is partly in their paces, so 1 would make a new worker look faster than they are.
         """
-        paces = sorted(worker.pace for worker in self.workers.values() if worker.engine == engine)
+        paces = sorted(worker.pace for worker in self.workers.values() if worker.step_kind == kind)
         return paces[len(paces) // 2] if paces else 1.0
 
     def _learn_steps(self, worker: Worker, prefills: tuple[tuple[int, int], ...]) -> None:
-        """Measurements (tokens, µs) of a worker: they teach the engine's step times and the worker's own pace."""
+        """Measurements (tokens, µs) of a worker: they teach the step times of its kind and the worker's own pace."""
         shared = self._shared_steps(worker)
         for tokens, micros in prefills:
             if tokens > 0 and micros > 0:
@@ -278,14 +278,15 @@ class Loads(msgspec.Struct, dict=True):
                 times.here.observe(tokens // images, ms / images)
 
     def _shared_steps(self, worker: Worker) -> StepModel:
-        """The step times of the worker's engine, which the worker is about to teach."""
-        shared = self.steps.get(worker.engine)
+        """The step times of the worker's kind, which the worker is about to teach."""
+        kind = worker.step_kind
+        shared = self.steps.get(kind)
         if shared is None:
-            shared = self.steps[worker.engine] = StepModel()
+            shared = self.steps[kind] = StepModel()
             self._restructure()
         columns = self.__dict__.get("columns_")
         if columns is not None:
-            columns.taught.add(worker.engine)
+            columns.taught.add(kind)
         return shared
 
     def hold(self, name: str, epoch: int, event: RequestsHeld) -> None:

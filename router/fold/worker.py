@@ -66,6 +66,11 @@ class Traits(NamedTuple):
         return self.state == "ready" and not self.draining
 
 
+def step_kind(engine: str, role: Role) -> str:
+    """Workers of one kind have the same step times: those of an engine, and apart from them those that encode images with it."""
+    return f"{engine} encoder" if role == "encode" else engine
+
+
 class Worker(msgspec.Struct):
     """One worker of the pool in its present epoch."""
 
@@ -94,7 +99,7 @@ class Worker(msgspec.Struct):
     tier: str = ""
     taints: tuple[str, ...] = ()
     pace: float = 1.0
-    """Its prefill times divided by those of its engine's `StepModel`."""
+    """Its prefill times divided by those of the `StepModel` of its kind."""
     step_ms: float = 0.0
     reported_ns: int = msgspec.field(default=0, name="told_ns")
     expected: ExpectedBlocks = msgspec.field(default_factory=ExpectedBlocks, name="beliefs")
@@ -123,6 +128,11 @@ class Worker(msgspec.Struct):
     def serves_whole(self) -> bool:
         """Can it both prefill and decode a request?"""
         return self.traits.serves_whole
+
+    @property
+    def step_kind(self) -> str:
+        """See `step_kind`."""
+        return step_kind(self.engine, self.role)
 
     @property
     def takes_requests(self) -> bool:

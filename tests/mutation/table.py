@@ -381,4 +381,18 @@ MUTATIONS = (
         "a store whose health check blocks is never restarted",
         ("tests/unit/ops/nats",),
     ),
+    Mutation(
+        "router/fold/worker.py",
+        'return f"{engine} encoder" if role == "encode" else engine',
+        "return engine",
+        "images teach what prompts take",
+        FOLD,
+    ),
+    Mutation(
+        "router/fold/encode_time.py",
+        "if kind in self.kinds:",
+        "if False:",
+        "one stall decides where images are encoded",
+        FOLD,
+    ),
 )

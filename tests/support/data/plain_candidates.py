@@ -123,7 +123,7 @@ def find_source(scoring: ScoringContext, workers: Sequence[Worker], target: Work
 
 
 def _model(loads: Loads, worker: Worker) -> StepModel:
-    return loads.steps.get(worker.engine) or StepModel()
+    return loads.steps.get(worker.step_kind) or StepModel()
 
 
 def _work(

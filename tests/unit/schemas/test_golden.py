@@ -70,10 +70,12 @@ LOGS = [
     ("pool-v2-queued.log.gz", "092d35e212327e864e87bcf7b0527477", 7970150887956441526),
     ("pool-v2-late.log.gz", "ce06b20defd30bbfacc508917083091c", 7970150887956441526),
     ("pool-v2-lengths.log.gz", "2c397356ecd577e69811f83b27c47b7c", 7970150887956441526),
+    ("pool-v2-encoders.log.gz", "2c397356ecd577e69811f83b27c47b7c", 7970150887956441526),
 ]
 # One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
 # step times of engines, with estimates of decoding, with a weight for requests that come later, with prefixes that are pulled, with a
-# weight for prompts that are queued, with load reports that are late, and with tenants and prompts of answers.
+# weight for prompts that are queued, with load reports that are late, with tenants and prompts of answers, and
+# with step times of encode workers apart.
 ALGORITHM_1 = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 ALGORITHM_2 = "pool-v2-pace.log.gz"
 ALGORITHM_3 = "pool-v2-decode.log.gz"
@@ -82,6 +84,7 @@ ALGORITHM_5 = "pool-v2-pulls.log.gz"
 ALGORITHM_6 = "pool-v2-queued.log.gz"
 ALGORITHM_7 = "pool-v2-late.log.gz"
 ALGORITHM_8 = "pool-v2-lengths.log.gz"
+ALGORITHM_9 = "pool-v2-encoders.log.gz"
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -348,15 +351,15 @@ def replayed(name: str) -> tuple[int, dict[int, int]]:
 
 def test_decisions_are_recomputed() -> None:
     """All policies and constraints: the recorded decision comes out again, bit for bit."""
-    assert replayed(ALGORITHM_8) == (104, {})
-    assert any(one.pull for one in decisions_of(ALGORITHM_8))
-    assert sum(one.tenant > 0 and one.output_deviation > 0 for one in decisions_of(ALGORITHM_8)) > 30
+    assert replayed(ALGORITHM_9) == (104, {})
+    assert any(one.pull for one in decisions_of(ALGORITHM_9))
+    assert sum(one.tenant > 0 and one.output_deviation > 0 for one in decisions_of(ALGORITHM_9)) > 30
 
 
 def test_estimates_of_decoding_change_no_choice() -> None:
-    """The same fleet and requests: version 3 chose what version 2 chose, and version 8 what version 7 did, at the same costs."""
+    """The same fleet and requests: version 3 chose what version 2 chose, version 8 what version 7 did, and version 9, without encode workers, too, at the same costs."""
     before, now = decisions_of(ALGORITHM_2), decisions_of(ALGORITHM_3)
-    for names in ((ALGORITHM_2, ALGORITHM_3), (ALGORITHM_7, ALGORITHM_8)):
+    for names in ((ALGORITHM_2, ALGORITHM_3), (ALGORITHM_7, ALGORITHM_8), (ALGORITHM_8, ALGORITHM_9)):
         one, other = ([(made.worker, made.leg, made.digest) for made in decisions_of(name)] for name in names)
         assert one == other
     assert {one.algorithm for one in now} == {3}
@@ -374,6 +377,7 @@ def test_estimates_of_decoding_change_no_choice() -> None:
         (ALGORITHM_5, 5, 104),
         (ALGORITHM_6, 6, 104),
         (ALGORITHM_7, 7, 104),
+        (ALGORITHM_8, 8, 104),
     ],
 )
 def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, version: int, count: int) -> None:
@@ -383,6 +387,6 @@ def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, versi
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
     """Today's writers append the same events; their bytes may have fields more."""
-    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_8).read_bytes()))
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_9).read_bytes()))
     written = [event for *_, data in constrained_log(9, 240) for event in decode_batch(data).events]
     assert written == [event for *_, data in log for event in decode_batch(data).events]

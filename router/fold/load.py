@@ -105,9 +105,12 @@ class Loads(msgspec.Struct, dict=True):
         """A worker's state, role, LoRA adapters or taints changed."""
         worker = self.current(event.worker, event.epoch)
         if worker is not None:
+            kind = worker.step_kind
             worker.state, worker.role, worker.loras = event.state, event.role, event.loras
             worker.taints = event.taints
             self._touch(worker, traits=True)
+            if worker.step_kind != kind:
+                self._restructure()
 
     def drain(self, event: WorkerDraining) -> None:
         """A worker takes no new requests."""

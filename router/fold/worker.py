@@ -1,5 +1,7 @@
 """One worker as the log describes it: its properties, its in-flight requests, and its prefill times."""
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -150,27 +152,25 @@ class Worker(msgspec.Struct):
     def promised_within(self, now_ns: int, unaccepted_ns_max: int) -> tuple[int, int]:
         """`promised`, without requests that were unaccepted for longer than this."""
         tokens, blocks = self.prefill_tokens, self.decode_blocks
-        for request in self.unaccepted:
+        for request in self._given_up(now_ns, unaccepted_ns_max):
             active = self.requests[request]
-            age_ns = now_ns - active.decided_ns
+            tokens -= active.uncached_tokens
+            blocks -= active.blocks
+        return tokens, blocks
+
+    def _given_up(self, now_ns: int, unaccepted_ns_max: int = UNACCEPTED_NS_MAX) -> Iterator[str]:
+        """Requests that were unaccepted for longer than this."""
+        for request in self.unaccepted:
+            age_ns = now_ns - self.requests[request].decided_ns
             if age_ns > unaccepted_ns_max:
-                tokens -= active.uncached_tokens
-                blocks -= active.blocks
+                yield request
             elif age_ns < unaccepted_ns_max - SWAPPED_NS_MAX:
                 # They are nearly in the order of their decisions: the rest is younger.
-                break
-        return tokens, blocks
+                return
 
     def queued_prompts(self, now_ns: int) -> int:
         """How many prompts are routed to it and not computed, of the requests that `promised` counts."""
-        count = len(self.computing)
-        for request in self.unaccepted:
-            age_ns = now_ns - self.requests[request].decided_ns
-            if age_ns > UNACCEPTED_NS_MAX:
-                count -= request in self.computing
-            elif age_ns < UNACCEPTED_NS_MAX - SWAPPED_NS_MAX:
-                break
-        return count
+        return len(self.computing) - sum(request in self.computing for request in self._given_up(now_ns))
 
     def computing_since(self, now_ns: int) -> tuple[int, int]:
         """(when it began the prompt it is computing, that prompt's uncached tokens), estimated from decisions and reports.
@@ -185,14 +185,10 @@ class Worker(msgspec.Struct):
 
     def list_queue(self, now_ns: int) -> list[tuple[int, int]]:
         """(time of the decision, uncached tokens) of the `QUEUE_MAX` oldest prompts that are not computed, of those that `promised` counts."""
-        found: list[tuple[int, int]] = []
-        for request in self.computing:
-            active = self.requests[request]
-            if active.stage != DECIDED or now_ns - active.decided_ns <= UNACCEPTED_NS_MAX:
-                found.append((active.decided_ns, active.uncached_tokens))
-                if len(found) == QUEUE_MAX:
-                    break
-        return found
+        given_up = set(self._given_up(now_ns))
+        counted = islice((request for request in self.computing if request not in given_up), QUEUE_MAX)
+        queue = [self.requests[request] for request in counted]
+        return [(active.decided_ns, active.uncached_tokens) for active in queue]
 
     def observe_age(self, age_ns: int) -> None:
         """A load report was stored `age_ns` after the time that it has. Clocks may differ: it may be negative."""

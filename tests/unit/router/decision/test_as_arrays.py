@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.router.decision.candidates import Candidates, score_candidates, select_legs
@@ -231,6 +231,7 @@ def chosen_plainly(scoring: ScoringContext, request: str) -> tuple[list[object],
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
+@example(45697874)  # the decisions of one worker are swapped by 40 s, as the clocks of two routers are
 def test_every_decision_equals_the_plain_one(seed: int) -> None:
     """The same candidates, the same costs to the last bit, and the same choice, after every event."""
     draw = random.Random(seed)

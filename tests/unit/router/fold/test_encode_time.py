@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headwater.router.fold.encode_time import STALL_FACTOR, ImageTimes, image_ms
 from headwater.router.fold.load import Loads
-from headwater.schemas.events.fleet import Role, WorkerJoined
+from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerJoined
 from headwater.schemas.events.load import LoadReported
 
 TOKENS = 1_225
@@ -71,6 +71,12 @@ def test_images_do_not_teach_what_prompts_take() -> None:
     mixed.columns.refresh()
     [prompts, images, _] = mixed.columns.table["model"].tolist()
     assert prompts != images
+    mixed.change(WorkerChanged("w0", 1, "ready", "encode"))
+    mixed.columns.refresh()
+    assert mixed.columns.table["model"].tolist() == [images, images, images]
+    mixed.change(WorkerChanged("w0", 1, "ready", "both"))
+    mixed.columns.refresh()
+    assert mixed.columns.table["model"].tolist() == [prompts, images, images]
     computed(mixed, "w0", 0.2)
     mixed.join(WorkerJoined("w3", 1, "m", "vllm", "encode", 16, 1_000, 8))
     assert mixed.workers["w3"].pace == pytest.approx(1.0)

@@ -147,8 +147,11 @@ class VirtualRun:
                 self._step_ended(self._list[number], now_ns)
             if self._routers.waiting:
                 self._serve_queues(now_ns)
-            if self._to_begin:
+            while self._to_begin:
                 self._begin_steps(now_ns)
+                # What the workers report may let the next request of a queue go.
+                if self._routers.waiting:
+                    self._serve_queues(now_ns)
         self._routers.finish()
         wall_s = time.perf_counter() - began
         return RunResult(

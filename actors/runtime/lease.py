@@ -66,7 +66,7 @@ def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
 class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
-    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings` and `embedding_format` are its fields,
+    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`, `embedding_format` and `encodes` are its fields,
     reported at the next renewal, or by `publish`.
     """
 
@@ -78,6 +78,7 @@ class LeaseHandle:
         self.serves: ServedPart = ""
         self.reads_embeddings = False
         self.embedding_format = ""
+        self.encodes = lease.encodes
         self._table = table
         self._key = key
         self._lease = lease
@@ -103,6 +104,7 @@ class LeaseHandle:
             serves=self.serves,
             reads_embeddings=self.reads_embeddings,
             embedding_format=self.embedding_format,
+            encodes=self.encodes,
         )
         return msgspec.json.encode(value)
 

@@ -1,4 +1,4 @@
-"""vLLM without its language model, as the `Engine` of an encode worker: images in, embeddings out."""
+"""vLLM without its language model, as the `Engine` of an encode worker: images and videos in, embeddings out."""
 
 import asyncio
 import itertools
@@ -11,16 +11,24 @@ import msgspec
 from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.encoder import ImageEncoder
 from headwater.engines.embeddings.tensors import encoded_image
-from headwater.engines.engine import EncodedImage, EngineError, EngineInfo, EngineUnavailable
+from headwater.engines.engine import (
+    EncodedImage,
+    EngineError,
+    EngineInfo,
+    EngineUnavailable,
+    RequestRejected,
+)
 from headwater.engines.media.image_rule import probe_image
-from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
+from headwater.engines.vllm.embeddings.fields import frames_have_times
+from headwater.engines.vllm.embeddings.prompt import item_prompt
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch
-from headwater.engines.vllm.media import image_support, media_settings
+from headwater.engines.vllm.media import media_settings, media_support
 from headwater.engines.vllm.rejections import rejection_of
+from headwater.schemas.media_kind import SEVERAL
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport, MediaSupport
+from headwater.schemas.tables.card import MediaSupport
 
 PROCESSOR_CACHE_GIB: Final = 0.25
 
@@ -37,7 +45,8 @@ class VllmEncoder(ImageEncoder):
         self._private = ""
         self._failure_file = ""
         self._folder = embedding_files.make_folder()
-        self._support: ImageSupport | None = None
+        self._support = MediaSupport()
+        self._frames_have_times = False
         self._numbers = itertools.count()
 
     async def start(self) -> EngineInfo:
@@ -46,11 +55,14 @@ class VllmEncoder(ImageEncoder):
         self._private = tempfile.mkdtemp(prefix="headwater-")
         self._engine, self._failure_file = launch(settings, self._private, self._complete)
         config = self._engine.vllm_config
-        self._support = image_support(config)
-        if self._support is None:
+        self._support = media_support(config)._replace(audio=None)
+        if self._support.images is None:
             raise EngineUnavailable(f"{settings.model} takes no images that could be encoded apart from it")
+        if self._support.videos is not None:
+            self.capabilities |= {"videos"}
+        self._frames_have_times = frames_have_times(config.model_config)
         block_size = int(config.cache_config.block_size)
-        probe = await self._compute(probe_image(self._support))
+        probe = await self._compute(probe_image(self._support.images))
         row_bytes = probe.values.nbytes // probe.values.shape[0]
         self._open_cache(block_size, (settings.embeddings_mib << 20) // (row_bytes * block_size))
         return EngineInfo(
@@ -60,12 +72,12 @@ class VllmEncoder(ImageEncoder):
             int(config.scheduler_config.max_num_seqs),
             int(config.model_config.max_model_len),
             version=version,
-            media=MediaSupport(self._support),
+            media=self._support,
             media_settings=media_settings(config),
         )
 
     def _complete(self, arguments: dict[str, Any]) -> None:
-        # It has no KV cache. Each image is encoded under a new name, so vLLM's own cache of images would only cost memory; without any, however,
+        # It has no KV cache. Each item is encoded under a new name, so vLLM's own cache of images would only cost memory; without any, however,
         # some releases (0.24) rename the images.
         arguments |= {
             "kv_events_config": None,
@@ -78,13 +90,11 @@ class VllmEncoder(ImageEncoder):
     async def _compute(self, item: PromptMedia) -> EncodedImage:
         from vllm import SamplingParams
 
-        assert self._support is not None
+        placeholder = self._support.placeholders.get(item.kind)
+        if placeholder is None:
+            raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
         name = f"{item.id}-{next(self._numbers)}"
-        prompt = {
-            "prompt_token_ids": [self._support.placeholder],
-            "multi_modal_data": {"image": [image_of(item)]},
-            "multi_modal_uuids": {"image": [name]},
-        }
+        prompt = item_prompt(item, placeholder, name)
         fields: dict[str, Any] = {}
         try:
             async for output in self._engine.generate(prompt, SamplingParams(max_tokens=1), name):
@@ -101,6 +111,9 @@ class VllmEncoder(ImageEncoder):
             tensor = await asyncio.to_thread(embedding_files.take, self._folder, name)
         except FileNotFoundError:
             raise EngineError("vLLM reported no embedding") from None
+        if item.kind == "video" and self._frames_have_times:
+            # Its reader processes the frames as well, for their times, and encodes none of them.
+            fields = {}
         return encoded_image(tensor, msgspec.json.encode(fields) if fields else b"")
 
     async def check(self) -> None:

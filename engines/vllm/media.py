@@ -136,7 +136,7 @@ def media_prompt(
 ) -> dict[str, Any]:
     """A prompt as vLLM takes it: one placeholder token per item, the items and their ids.
 
-    With `fields`, one for each image, these take the place of the images: vLLM has their embeddings.
+    With `fields`, one for each item, these take the place of the items: vLLM has their embeddings.
 
     Raises `RequestRejected` for placeholder tokens without an item: models end on them.
     """
@@ -146,7 +146,10 @@ def media_prompt(
         return prompt
     kinds = {item.kind: [one for one in media if one.kind == item.kind] for item in media}
     if fields:
-        prompt["multi_modal_data"] = {"image": _stacked(fields)}
+        pairs = list(zip(media, fields, strict=True))
+        prompt["multi_modal_data"] = {
+            kind: _stacked([one for item, one in pairs if item.kind == kind]) for kind in kinds
+        }
     else:
         prompt["multi_modal_data"] = {
             kind: [_item(one, support) for one in items] for kind, items in kinds.items()
@@ -165,7 +168,7 @@ def _item(item: PromptMedia, support: MediaSupport) -> Any:
 
 
 def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fields of several images as vLLM takes them: each as one tensor with a row per image."""
+    """The fields of several items of a kind as vLLM takes them: each as one tensor with a row per item."""
     import torch
 
     return {name: torch.tensor([one[name] for one in fields]) for name in fields[0]}

@@ -17,6 +17,7 @@ from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.replay import decisions_after, first_state, pieces_after
 from headwater.ops.process.text_table import table
 from headwater.router.decision.cost import delay_of_others
+from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.router.fold.state import in_order
 from headwater.router.reconstruction import Reconstructed, Reconstruction
 from headwater.router.replay import Incarnation
@@ -206,7 +207,8 @@ def describe(
         *(("ITL ms", "E2E ms") if decodes else ()),
         "cost ms" if timed else "cost",
     )
-    image = " of an image's embedding" if "encode" in decision.constraints.needs else ""
+    needs = decision.constraints.needs
+    image = f" of {'a video' if 'videos' in needs else 'an image'}'s embedding" if "encode" in needs else ""
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
     head = (
         f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
@@ -358,23 +360,25 @@ def _media_text(places: Sequence[MediaPlace]) -> str:
     )
     if may_be_encoded_apart(place.kind for place in places):
         return shown
-    return f"{shown}; all encoded by the serving worker, as encode workers take requests with images only"
+    return f"{shown}; all encoded by the serving worker, as encode workers take requests with images and videos only"
 
 
 def _encoded_line(event: RequestEncoded) -> str:
-    """How an image came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
+    """How an image or a video came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
     how = ENCODED[event.outcome].format(worker=f"{event.worker}.{event.epoch}")
     parts = [
-        f"req.encoded: image {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",
+        f"req.encoded: {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",
         f"choice {event.choice}, attempt {event.attempt}",
     ]
     if event.here_ms:
         parts.append(
             f"expected: {event.apart_ms} ms apart, {event.here_ms} ms on the serving worker with the delay of others"
         )
-    if event.ahead_max >= 0:
+    if event.ahead_max == ANY_AHEAD:
+        parts.append("the edge always uses encode workers (--encode-legs)")
+    elif event.ahead_max >= 0:
         parts.append(
-            f"the serving worker was expected to be faster with more than {event.ahead_max} tokens of other images ahead of it"
+            f"the serving worker was expected to be faster with more than {event.ahead_max} tokens of other items ahead of it"
         )
     if event.reason:
         parts.append(event.reason)

@@ -47,7 +47,7 @@ FILTERS: Final[tuple[Filter, ...]] = (
         "encode",
         lambda wanted: "encode" not in wanted.needs,
         lambda worker, wanted: worker.role != "encode",
-        lambda wanted: "generates (all only encode images)",
+        lambda wanted: "generates (all only encode media)",
     ),
     Filter(
         "embeddings",

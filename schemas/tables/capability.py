@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
+from headwater.schemas.media_kind import PromptMediaKind
+
 Capability = Literal[
     "generate",
     "images",
@@ -43,6 +45,12 @@ prompts may have; `transcription` is of recordings. `image_generation` is from t
 too, where a decision says so."""
 
 PREFIX_PULL: Final[Capability] = "prefix_pull"
+
+ENCODE_NEEDS: Final[dict[PromptMediaKind, tuple[Capability, ...]]] = {
+    "image": ("encode",),
+    "video": ("encode", "videos"),
+}
+"""What encode workers must be capable of, by the kinds of media that may be encoded apart."""
 
 
 class Need(NamedTuple):

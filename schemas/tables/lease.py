@@ -1,13 +1,16 @@
 """Leases: which actors are alive, and the epoch of each. KV bucket, one key per actor."""
 
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 import msgspec
 
+from headwater.schemas.media_kind import PromptMediaKind
+
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 
 ServedPart = Literal["", "whole", "prefill", "decode", "encode"]
-"""What a worker takes at present: nothing, whole requests (and legs), only legs of this kind, or images to encode."""
+"""What a worker takes at present: nothing, whole requests (and legs), only legs of this kind, or media to encode."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +20,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     reclaims a lapsed lease that is still free; 0 until the holder has determined it, before it serves anything.
     `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends. `serves` is a
     worker's: nothing before it has joined its pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker
-    takes images that an encode worker has encoded. `embedding_format` names what that worker computes, and an encode worker's what it
+    takes media that an encode worker has encoded. `encodes`: the kinds that an encode worker encodes. `embedding_format` names what that worker computes, and an encode worker's what it
     computes itself: only with equal ones do they exchange embeddings.
     """
 
@@ -32,7 +35,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     serves: ServedPart = ""
     reads_embeddings: bool = False
     embedding_format: str = ""
+    encodes: tuple[PromptMediaKind, ...] = ("image",)
 
-    def encodes_in(self, pool: str) -> bool:
-        """Does it encode images for the workers of this pool now?"""
-        return self.serves == "encode" and self.pool == pool
+    def encodes_in(self, pool: str, kinds: AbstractSet[PromptMediaKind]) -> bool:
+        """Does it encode media of these kinds for the workers of this pool now?"""
+        return self.serves == "encode" and self.pool == pool and kinds <= set(self.encodes)

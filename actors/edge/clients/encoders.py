@@ -31,6 +31,7 @@ from headwater.schemas.messages.encode import (
     embedding_hashes,
 )
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables.capability import ENCODE_NEEDS
 
 TRIES_MAX: Final = 2
 """Encode workers that are tried for an image."""
@@ -73,18 +74,23 @@ class Encoders:
         `wanted` are the constraints of the request: its encode workers tolerate the same, and process images with the same settings.
         """
         decision = leg.decision
-        form = self._workers.embedding_format(self._pool, decision.worker)
+        form = self._workers.embedding_format(self._pool, decision.worker, {item.kind for item in media})
         if not form or self._workers.encode_legs == "never":
             return tuple(media), []
         allowed = Constraints(
-            needs=("encode",),
             pairs_with=form,
             tolerates=wanted.tolerates,
             media_processor=wanted.media_processor,
         )
         cached = decision.chosen.cached_blocks * self._block_size
         images = [
-            _Image(leg, number, item, allowed, self._clock.monotonic_s())
+            _Image(
+                leg,
+                number,
+                item,
+                msgspec.structs.replace(allowed, needs=ENCODE_NEEDS[item.kind]),
+                self._clock.monotonic_s(),
+            )
             for number, item in enumerate(media)
             # The KV or the embedding of others is there.
             if item.given is None and item.start + item.tokens > cached
@@ -224,8 +230,5 @@ class _Image:
 
 
 def may_be_encoded_apart(kinds: Iterable[PromptMediaKind]) -> bool:
-    """Whether encode workers may encode the media of a request, of these kinds.
-
-    They compute embeddings of images, and a request has the embeddings of all its media or of none.
-    """
-    return set(kinds) == {"image"}
+    """Whether encode workers may encode the media of a request, of these kinds: it has the embeddings of all its media or of none."""
+    return set(kinds) <= ENCODE_NEEDS.keys()

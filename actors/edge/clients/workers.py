@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
@@ -19,6 +20,7 @@ from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.runtime.tasks import Spawn
 from headwater.schemas import subjects
 from headwater.schemas.events.request import EncodeLegs
+from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.encode import EncodeReply, EncodeRequest
 from headwater.schemas.messages.file_generation import (
     STATE_WAIT_S,
@@ -180,12 +182,12 @@ class WorkerRegistry:
         """Number of workers of a pool that take requests, legs of them, or images."""
         return sum(1 for held in self._leases.values() if held.pool == pool and held.serves)
 
-    def embedding_format(self, pool: str, worker: str) -> str:
-        """What image embeddings this worker takes, if an encode worker of the pool computes such; else ""."""
+    def embedding_format(self, pool: str, worker: str, kinds: AbstractSet[PromptMediaKind]) -> str:
+        """What embeddings this worker takes, if an encode worker of the pool computes such of these kinds of media; else ""."""
         reader = self._leases.get(worker)
         if reader is None or not reader.reads_embeddings:
             return ""
-        formats = {held.embedding_format for held in self._leases.values() if held.encodes_in(pool)}
+        formats = {held.embedding_format for held in self._leases.values() if held.encodes_in(pool, kinds)}
         return reader.embedding_format if reader.embedding_format in formats else ""
 
     def is_routable(self, pool: str) -> bool:

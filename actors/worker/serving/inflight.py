@@ -9,6 +9,7 @@ from headwater.actors.worker.serving.prefill_timer import PrefillTimer
 from headwater.engines.engine import EngineLoad, Step
 from headwater.schemas.clock import Clock
 from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.tables.capability import ENCODE_NEEDS
 
 _TOKEN_BYTES = 4
 
@@ -131,10 +132,10 @@ class Inflight:
             )
 
     def _images_to_encode(self, request: GenerateRequest) -> list[tuple[int, int]]:
-        """(end in the prompt, tokens) of each image that the engine gets as pixels for the first time."""
+        """(end in the prompt, tokens) of each image or video that the engine gets as pixels for the first time."""
         found = []
         for item in request.media:
-            if item.kind == "image" and item.data and item.given is None and item.id not in self._images:
+            if item.kind in ENCODE_NEEDS and item.data and item.given is None and item.id not in self._images:
                 found.append((item.start + item.tokens, item.tokens))
                 self._images[item.id] = None
         while len(self._images) > IMAGES_MAX:

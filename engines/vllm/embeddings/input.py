@@ -1,4 +1,4 @@
-"""A vLLM that is given the embeddings of images: its connector, its store of embeddings, and the proof that it uses them."""
+"""A vLLM that is given the embeddings of images and videos: its connector, its store of embeddings, and the proof that it uses them."""
 
 import time
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from headwater.engines.embeddings.store import EmbeddingStore
 from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media.image_rule import probe_image
-from headwater.engines.media.prompt import image_of
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.engines.vllm.embeddings.fields import fields_resolver
+from headwater.engines.vllm.embeddings.prompt import item_prompt
 from headwater.schemas.messages.media import DTYPE_BYTES, PromptMedia
 from headwater.schemas.tables.card import EmbeddingSupport, ImageSupport
 
@@ -53,7 +53,7 @@ class EmbeddingInput:
         await self.store.put(item, tensor_of(image), image.fields)
 
     def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
-        """What the model needs of the images besides their embeddings; None if it needs the pixels of any of them."""
+        """What the model needs of the items besides their embeddings; None if it needs the pixels of any of them."""
         found = []
         for item in media:
             fields = self.store.fields(item)
@@ -103,11 +103,7 @@ def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> 
 async def _generate_one(engine: Any, support: ImageSupport, item: PromptMedia) -> None:
     from vllm import SamplingParams
 
-    prompt = {
-        "prompt_token_ids": [support.placeholder],
-        "multi_modal_data": {"image": [image_of(item)]},
-        "multi_modal_uuids": {"image": [item.id]},
-    }
+    prompt = item_prompt(item, support.placeholder, item.id)
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), f"probe-{item.id}"):
         pass
 

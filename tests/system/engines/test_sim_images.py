@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -41,26 +42,28 @@ async def ask(client: httpx.AsyncClient, *seeds: int, before: str) -> tuple[str,
     return reply.json()["choices"][0]["message"]["content"], reply.headers["x-request-id"]
 
 
-async def legs(client: httpx.AsyncClient) -> dict[str, int]:
+async def legs(client: httpx.AsyncClient) -> Counter[str]:
     """Images that the edge sent to encode workers so far, by outcome."""
     page = (await client.get("/metrics")).text
     found = re.findall(r'^headwater_edge_encode_legs_total{outcome="(\w+)"} ([0-9.]+)', page, re.M)
-    return {outcome: int(float(count)) for outcome, count in found}
+    return Counter({outcome: int(float(count)) for outcome, count in found})
 
 
 async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: FleetProcess) -> None:
     """Encoded once and kept; of two images in their order; and by the worker itself once the encode worker is gone."""
+    await up.until_whole()
     async with up.client() as client:
+        before = await legs(client)
         assert (await ask(client, 1, before="one"))[0] == expected(1)
         assert (await ask(client, 2, 1, before="two"))[0] == expected(2, 1) != expected(1, 2)
-        assert await legs(client) == {"computed": 2, "cached": 1}
+        assert await legs(client) - before == Counter(computed=2, cached=1)
         text, request = await ask(client, 1, before="three")
         assert text == expected(1)
         code, shown = await up.command("explain", request)
         assert code == 0, shown
         assert "64 tokens of an image's embedding in 4 full blocks" in shown
         assert re.search(r"56 tokens: encode-0\.\d+ had its embedding, after [0-9.]+ ms", shown), shown
-        assert re.search(r"with more than \d+ tokens of other images ahead of it", shown), shown
+        assert re.search(r"with more than \d+ tokens of other items ahead of it", shown), shown
         assert re.search(r"; image [0-9a-f]{32} \(56 tokens from \d+ on\)$", shown, re.M), shown
         await up.kill_worker("encode-0")
         for seed in (1, 3):
@@ -68,10 +71,11 @@ async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: F
 
 
 async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
-    """As their documentation does: their tokens are the rule's, equal content is cached, and no encode worker is asked for them.
+    """As their documentation does: their tokens are the rule's, equal content is cached, and encode workers encode videos, but no audio.
 
     The same tone as WAV and FLAC is one item; another one, or the same one elsewhere, is not.
     """
+    await up.until_whole()
     sounds = {
         "wav": wav(tone(2.0, 16_000), 16_000),
         "flac": recording("flac", "flac", 2.0, 16_000),
@@ -105,20 +109,25 @@ async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
         assert same.cached == (words + 50) // 16 * 16
         assert same.text == sound.text != other.text
         assert (other.tokens, other.cached) == (words + 50, 0)
+        assert await legs(plain) == before
         video = await ask(seen(0), picture := {"type": "image_url", "image_url": {"url": picture_url(7)}})
         # 16 of 20 frames, two of which have 16 tokens.
         assert (video.tokens, video.cached, video.audio) == (words + 8 * 16 + TOKENS, 0, None)
         code, shown = await up.command("explain", video.request)
         assert code == 0, shown
         places = rf"; video [0-9a-f]{{32}} \(128 tokens from (\d+) on\), image [0-9a-f]{{32}} \({TOKENS} tokens from (\d+) on\)"
-        starts = re.search(places + "; all encoded by the serving worker", shown)
+        starts = re.search(places + "$", shown, re.M)
         assert starts is not None, shown
+        assert "128 tokens of a video's embedding in 8 full blocks" in shown
         assert int(starts[2]) == int(starts[1]) + 128
         assert (await ask(seen(0), picture)).cached == video.tokens // 16 * 16
         assert (await ask(seen(9), picture)).cached == 0
         assert (await ask(picture, seen(0))).cached == 0
         assert (await ask(seen(0), picture, extra_body={"cache_salt": "another tenant"})).cached == 0
-        assert await legs(plain) == before
+        sent = await legs(plain) - before
+        # Two videos and a picture, and again for another place and another tenant, whose embeddings are held.
+        assert sent["computed"] + sent["cached"] + sent["local"] == sent.total() >= 6
+        assert sent["computed"]
         with pytest.raises(openai.BadRequestError, match="sim takes at most 4 in a request") as raised:
             await ask(*[seen(0)] * 5)
         assert raised.value.code == "too_many_videos"

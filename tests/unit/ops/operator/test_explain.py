@@ -140,9 +140,11 @@ def test_media_of_a_prompt_are_shown_with_their_places() -> None:
     images = event_line(msgspec.structs.replace(bare, media=(image,)))
     assert images == f"{event_line(bare)}; image 0a (56 tokens from 3 on)"
     assert event_line(msgspec.structs.replace(bare, images=(("0a", 3, 56),))) == images
+    videos = event_line(msgspec.structs.replace(bare, media=(image, video)))
+    assert videos == f"{event_line(bare)}; image 0a (56 tokens from 3 on), video 0b (8 tokens from 60 on)"
     for media in ((image, video, audio), (video, audio)):
         line = event_line(msgspec.structs.replace(bare, media=media))
         assert line.endswith(
             "video 0b (8 tokens from 60 on), audio 0c (4 tokens from 70 on); "
-            "all encoded by the serving worker, as encode workers take requests with images only"
+            "all encoded by the serving worker, as encode workers take requests with images and videos only"
         )

@@ -119,8 +119,8 @@ def test_prefill_workers_wait_for_embeddings_and_decode_workers_do_not() -> None
 
 
 def test_media_of_other_kinds_are_encoded_by_the_serving_worker() -> None:
-    """And with them the images of the same request, as in production; equal ones once."""
-    video = MediaSpan("v", 100 + TOKENS, TOKENS, "video")
+    """And with them the images of the same request, as in production; equal ones once. Videos are encoded as images are."""
+    video = MediaSpan("v", 100 + TOKENS, TOKENS, "audio")
     requests = [asked(number, "a", "v", at_ms=200 * number) for number in range(2)]
     mixed = [one._replace(media=(one.media[0], video)) for one in requests]
     found = report_of(run(Trace("mixed", tuple(mixed)), Setup(workers=1, encode_workers=1, step_time=TIMES)))

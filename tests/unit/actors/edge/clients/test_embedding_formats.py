@@ -1,5 +1,7 @@
 """For which workers an edge asks encode workers at all: those that take what one of them computes."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -20,8 +22,8 @@ READER = Lease(
 )
 
 
-def encoder(name: str, embedding_format: str, **fields: str) -> Lease:
-    """An encode worker."""
+def encoder(name: str, embedding_format: str, **fields: Any) -> Lease:
+    """An encode worker, by default of images."""
     made = Lease(
         kind="worker", name=name, pool="p", epoch=1, serves="encode", embedding_format=embedding_format
     )
@@ -39,6 +41,8 @@ def encoder(name: str, embedding_format: str, **fields: str) -> Lease:
         ([msgspec.structs.replace(READER, reads_embeddings=False), encoder("e", "vllm")], ""),
         ([msgspec.structs.replace(READER, embedding_format=""), encoder("e", "")], ""),
         ([encoder("e", "vllm")], ""),
+        ([READER, encoder("e", "vllm", encodes=("image", "video"))], "vllm"),
+        ([READER, encoder("e", "vllm", encodes=())], ""),
     ],
 )
 async def test_the_format_that_reader_and_encode_worker_have_in_common(
@@ -52,4 +56,6 @@ async def test_the_format_that_reader_and_encode_worker_have_in_common(
     async with running(fleet.watch_leases()):
         await fleet.leases_known.wait()
         await settle()
-        assert fleet.embedding_format("p", "w") == found
+        assert fleet.embedding_format("p", "w", {"image"}) == found
+        both = any(set(lease.encodes) == {"image", "video"} for lease in leases)
+        assert fleet.embedding_format("p", "w", {"image", "video"}) == (found if both else "")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
+from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, may_be_encoded_apart
 from headwater.router.decision.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
 from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, Weights
@@ -86,7 +86,7 @@ class Fleet:
         self.asked: list[tuple[str, Constraints, int, bytes]] = []
         self.sent: list[tuple[str, int, EncodeRequest]] = []
 
-    def embedding_format(self, pool: str, worker: str) -> str:
+    def embedding_format(self, pool: str, worker: str, kinds: set[str]) -> str:
         """As `WorkerRegistry` does."""
         return "sim" if self.encodes and (pool, worker) == ("pool", "worker-0") else ""
 
@@ -172,6 +172,20 @@ async def test_nothing_is_asked_for_a_worker_that_takes_no_embeddings() -> None:
     fleet = Fleet([], [])
     fleet.encode_legs = "never"
     assert await fleet.run([image("a", 0)], SERVER) == ([False], [])
+
+
+async def test_a_video_goes_to_a_worker_that_encodes_videos() -> None:
+    """Next to an image, which any encode worker takes. No audio is encoded apart, nor what stands next to it."""
+    video = PromptMedia("video", "v" * 32, 60, 40, (8, 28, 28, 3))
+    fleet = Fleet([candidate("encode-0"), candidate("encode-1")], [Encoded(EMBEDDING, False)] * 2)
+    media = [image("a", 8), video]
+    assert await fleet.run(media, SERVER) == (
+        [True, True],
+        [("computed", "encode-0"), ("computed", "encode-1")],
+    )
+    assert [constraints.needs for _, constraints, _, _ in fleet.asked] == [("encode",), ("encode", "videos")]
+    assert may_be_encoded_apart(item.kind for item in media)
+    assert not may_be_encoded_apart(("image", "audio"))
 
 
 @pytest.mark.parametrize("failure", [Refused("busy", True), BusError("it is gone")], ids=["refused", "lost"])

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from headwater.actors.media.intake import START_S, WALL_PER_CPU
 from tests.support.clients.pictures import picture_file
 from tests.support.clients.sim_images import expected, question
 from tests.support.media.documents import pdf
@@ -21,8 +22,8 @@ from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
-REJECTED_S_MAX = 15.0
-"""With the start of a process, on a busy machine."""
+REJECTED_S_MAX = START_S + 1.0 + WALL_PER_CPU * 1 + 5.0
+"""The intake's own bound, with a second to fetch and one to decode, and the request."""
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PNG = encoded(picture(), "PNG")

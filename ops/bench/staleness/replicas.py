@@ -20,12 +20,10 @@ from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace
 
-COUNTS: Final = (1, 2, 4, 8)
 DELAY_MS: Final = 5.0
 FLEET: Final = Setup(workers=120, blocks=2_000, router_delay_ms=DELAY_MS, agreement=True)
 TRAFFIC: Final = "agents"
 SHARE: Final = 0.45
-REQUESTS: Final = 20_000
 
 HIT_SHARE_MIN: Final = 0.95
 """Of a single router's."""
@@ -71,9 +69,7 @@ class ReplicasReport(msgspec.Struct, frozen=True):
     missed: list[str]
 
 
-def bench(
-    counts: Sequence[int] = COUNTS, *, requests: int = REQUESTS, fleet: Setup = FLEET
-) -> ReplicasReport:
+def bench(counts: Sequence[int], *, requests: int, fleet: Setup = FLEET) -> ReplicasReport:
     """Run the traffic with each number of routers; the first is what the others are compared with."""
     compile_kernels()
     [trace] = traces(TRAFFIC, fleet, SHARE, requests, (1,))

@@ -88,7 +88,7 @@ def route(
     if workers and fleet:
         raise ConfigError("--fleet is for bench route without --workers")
     if workers:
-        report.show(decisions.bench(_sizes(workers)), as_json=as_json)
+        report.show(decisions.bench(_numbers("--workers", "workers", workers)), as_json=as_json)
         return 0
     return _measured(partial(over_nats.bench, fleet) if fleet else over_nats.bench, as_json=as_json)
 
@@ -145,7 +145,9 @@ def whatif(
     if zoo:
         from headwater.ops.bench.zoo import command as zoos
 
-        zoos.run(options, _sizes(workers) if workers else (), peer=peer, as_json=as_json)
+        zoos.run(
+            options, _numbers("--workers", "workers", workers) if workers else (), peer=peer, as_json=as_json
+        )
         return 0
     if peer or workers or options != ZooOptions():
         raise ConfigError("--peer, --workers and the options of the zoo need bench whatif --zoo")
@@ -165,11 +167,21 @@ def signal_age(*, as_json: Json = False) -> int:
 
 
 @command
-def replicas(*, as_json: Json = False) -> int:
+def replicas(
+    *,
+    routers: Annotated[
+        str, Meta(description="numbers of routers to compare; the first is what the others are compared with")
+    ] = "1,2,4,8",
+    requests: Annotated[
+        int, Meta(ge=1, description="about how many requests; 20,000 take some minutes for each number")
+    ] = 20_000,
+    as_json: Json = False,
+) -> int:
     """Simulate several routers that fold one log."""
     from headwater.ops.bench.staleness import replicas
 
-    replicas.show(replicas.bench(), as_json=as_json)
+    counts = _numbers("--routers", "routers", routers)
+    replicas.show(replicas.bench(counts, requests=requests), as_json=as_json)
     return 0
 
 
@@ -204,13 +216,11 @@ bench = group(
 )
 
 
-def _sizes(text: str) -> list[int]:
-    """The numbers of workers to measure. Raises `ConfigError`."""
+def _numbers(flag: str, what: str, text: str) -> list[int]:
+    """Numbers from 1, separated by commas. Raises `ConfigError`."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(
-            f"--workers {text}: give numbers of workers from 1, separated by commas, as 8,64,256"
-        )
+        raise ConfigError(f"{flag} {text}: give numbers of {what} from 1, separated by commas, as 8,64,256")
     return [int(part) for part in parts]
 
 

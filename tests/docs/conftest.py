@@ -60,17 +60,7 @@ class Shell:
         if command.startswith("headwater ") and not _SHELL.search(command):
             status, output = self._server.run(shlex.split(command)[1:], self._nats)
         else:
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=self._folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=RUNS_S,
-                check=False,
-            )
-            status, output = done.returncode, done.stdout.decode()
+            status, output = self._call("bash", "-c", command)
         seen = _REQUEST.findall(output)
         self._request = seen[-1] if seen else self._request
         return status, self._shown(output)
@@ -113,8 +103,13 @@ class Shell:
         """Exit status and output of a program."""
         for real, shown in self._ports:
             code = code.replace(shown, real)
+        status, output = self._call(sys.executable, "-c", code)
+        return status, self._shown(output)
+
+    def _call(self, *words: str) -> tuple[int, str]:
+        """Exit status and output of a process."""
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            words,
             cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -123,7 +118,7 @@ class Shell:
             timeout=RUNS_S,
             check=False,
         )
-        return done.returncode, self._shown(done.stdout.decode())
+        return done.returncode, done.stdout.decode()
 
     def _shown(self, output: str) -> str:
         for real, shown in self._ports:

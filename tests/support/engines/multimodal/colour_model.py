@@ -16,6 +16,13 @@ from typing import Any, Final
 
 from headwater.ops.worker import default_model
 from tests.support.engines.multimodal import model_folder
+from tests.support.engines.multimodal.qwen2_vl_config import (
+    MERGE,
+    PATCH,
+    processor_config,
+    token_fields,
+    vision_config,
+)
 
 NAME: Final = "colour-smollm2-1"
 COLOURS: Final = {
@@ -29,7 +36,7 @@ COLOURS: Final = {
 }
 """The corners of the colour cube with an English word of one token, 8-bit RGB."""
 
-VISION, PATCH, MERGE, LAYERS = 32, 14, 2, 1
+VISION, LAYERS = 32, 1
 SHARPNESS: Final = 16.0
 """By which inactive units are pressed to zero: GELU of minus this much, and less."""
 
@@ -78,37 +85,11 @@ def _write_config(folder: Path, text: dict[str, Any], ids: dict[str, int]) -> No
         "use_sliding_window": False,
         "vocab_size": max(ids.values()) + 1,
         "dtype": "float32",
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "vision_config": {
-            "depth": LAYERS,
-            "embed_dim": VISION,
-            "hidden_size": text["hidden_size"],
-            "mlp_ratio": 1,
-            "num_heads": 2,
-            "in_chans": 3,
-            "in_channels": 3,
-            "patch_size": PATCH,
-            "spatial_patch_size": PATCH,
-            "spatial_merge_size": MERGE,
-            "temporal_patch_size": 2,
-            "model_type": "qwen2_vl",
-        },
+        **token_fields(ids),
+        "vision_config": vision_config(layers=LAYERS, width=VISION, inner=VISION, hidden=text["hidden_size"]),
     }
     (folder / "config.json").write_text(json.dumps(config))
-    processor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2VLProcessor",
-        "patch_size": PATCH,
-        "merge_size": MERGE,
-        "temporal_patch_size": 2,
-        "min_pixels": 28 * 28 * 4,
-        "max_pixels": MAX_PIXELS,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
+    processor = processor_config(pixels_max=MAX_PIXELS)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 

@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.engines.multimodal import model_folder
+from tests.support.engines.multimodal.qwen2_vl_config import (
+    MERGE,
+    PATCH,
+    processor_config,
+    token_fields,
+    vision_config,
+)
 
 NAME: Final = "tiny-qwen2-vl-2"
 HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
-VISION, VISION_INNER, PATCH, MERGE = 32, 64, 14, 2
+VISION, VISION_INNER = 32, 64
 EOS_SCALE = 2.5
 MEDIA_TOKENS: Final = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 MAX_PIXELS: Final = 28 * 28 * 64
@@ -58,37 +65,11 @@ def _write_config(folder: Path, vocabulary: int, ids: dict[str, int]) -> None:
         "dtype": "float32",
         "bos_token_id": 1,
         "eos_token_id": EOS,
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "vision_config": {
-            "depth": 1,
-            "embed_dim": VISION,
-            "hidden_size": HIDDEN,
-            "mlp_ratio": VISION_INNER // VISION,
-            "num_heads": 2,
-            "in_chans": 3,
-            "in_channels": 3,
-            "patch_size": PATCH,
-            "spatial_patch_size": PATCH,
-            "spatial_merge_size": MERGE,
-            "temporal_patch_size": 2,
-            "model_type": "qwen2_vl",
-        },
+        **token_fields(ids),
+        "vision_config": vision_config(layers=1, width=VISION, inner=VISION_INNER, hidden=HIDDEN),
     }
     (folder / "config.json").write_text(json.dumps(config))
-    processor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2VLProcessor",
-        "patch_size": PATCH,
-        "merge_size": MERGE,
-        "temporal_patch_size": 2,
-        "min_pixels": 28 * 28 * 4,
-        "max_pixels": MAX_PIXELS,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
+    processor = processor_config(pixels_max=MAX_PIXELS)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 

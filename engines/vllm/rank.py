@@ -20,8 +20,11 @@ class EngineRank:
         self.running: set[str] = set()
 
     def load(self) -> EngineLoad:
-        """Current load. Idle engines do not report, so without running requests the load is zero."""
-        return self.last if self.running else self.idle
+        """Current load. Idle engines do not report, so without running requests the load is zero; and requests that are in no report yet count as running."""
+        if not self.running:
+            return self.idle
+        unreported = len(self.running) - self.last.running - self.last.waiting
+        return self.last._replace(running=self.last.running + max(0, unreported))
 
 
 def of_engine(engine: Any, count: int) -> list[EngineRank]:

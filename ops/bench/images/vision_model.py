@@ -1,4 +1,4 @@
-"""A model of Qwen2-VL's architecture without weights: serve it with vLLM's `--load-format dummy`.
+"""Models of Qwen2-VL's and Qwen2.5-VL's architecture without weights: serve them with vLLM's `--load-format dummy`.
 
 What it answers means nothing, but its kernels and times are real.
 """
@@ -30,6 +30,27 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
             "num_heads": 16,
         },
     },
+    "qwen2.5-vl-7b": {
+        "model_type": "qwen2_5_vl",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "dtype": "bfloat16",
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vision_config": {
+            "depth": 32,
+            "hidden_size": 1280,
+            "out_hidden_size": 3584,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -42,7 +63,34 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
         "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2},
     },
+    "tiny-2.5": {
+        "model_type": "qwen2_5_vl",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "max_position_embeddings": 8192,
+        "dtype": "float32",
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+        },
+    },
 }
+
+FAMILIES: Final = {
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2VLProcessor", {"spatial_patch_size": 14}),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLProcessor", {"tokens_per_second": 2}),
+}
+"""Architecture, processor and further settings of the vision encoder, by `model_type`."""
 
 TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}"
@@ -54,20 +102,21 @@ TEMPLATE: Final = (
 def make(folder: Path, shape: str) -> Path:
     """Write config, processor, tokenizer and template into `folder`."""
     ids = {name: SPECIAL.index(name) for name in SPECIAL}
-    sizes = SHAPES[shape]
+    sizes = {"model_type": "qwen2_vl", **SHAPES[shape]}
+    family = sizes["model_type"]
+    architecture, processor_class, vision_settings = FAMILIES[family]
     vision = {
         "in_channels": 3,
         "in_chans": 3,
         "patch_size": 14,
-        "spatial_patch_size": 14,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
-        "model_type": "qwen2_vl",
+        "model_type": family,
+        **vision_settings,
         **sizes["vision_config"],
     }
     config = {
-        "architectures": ["Qwen2VLForConditionalGeneration"],
-        "model_type": "qwen2_vl",
+        "architectures": [architecture],
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
@@ -85,7 +134,7 @@ def make(folder: Path, shape: str) -> Path:
     gpu_model.write(folder, config, SPECIAL)
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2VLProcessor",
+        "processor_class": processor_class,
         "patch_size": 14,
         "merge_size": 2,
         "temporal_patch_size": 2,

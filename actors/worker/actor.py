@@ -246,8 +246,13 @@ class WorkerActor(Actor):
         self.encoding.epoch = held.epoch
         held.reads_embeddings = self._reader.transfer is not None
         held.embedding_format = self.status.embedding_format if self._transfer is not None else ""
+        takes = self.info.media.placeholders
         held.encodes = tuple(
-            [kind for kind, needs in ENCODE_NEEDS.items() if set(needs) <= self.engine.capabilities]
+            [
+                kind
+                for kind, needs in ENCODE_NEEDS.items()
+                if kind in takes and set(needs) <= self.engine.capabilities
+            ]
         )
         self._lease = held
         try:

@@ -68,7 +68,7 @@ class ImageEncoder(EngineBase):
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`: it generates nothing."""
-        raise RequestRejected("this worker only encodes images")
+        raise RequestRejected("this worker only encodes media")
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,10 +30,14 @@ def encoded_image(tensor: Any, fields: bytes) -> EncodedImage:
     return EncodedImage(values, str(values.dtype), fields)  # type: ignore[arg-type]  # the types of vision encoders are all `DType`s
 
 
-class ModelEmbeddings(NamedTuple):
-    """What the embeddings of a model's images look like, as its probe image shows: rows of `width` numbers of `dtype`.
+TOKEN_COUNT: Final = "audio_num_tokens"
+"""The field of an audio clip with its number of tokens, as vLLM names it."""
 
-    `patches` of an image's grid make one token; 0 where the model needs no grid. An engine ends on fewer rows than the prompt has tokens, or on a
+
+class ModelEmbeddings(NamedTuple):
+    """What the embeddings of a model's media look like, as its probe item shows: rows of `width` numbers of `dtype`.
+
+    `patches` of the grid of an image or a video make one token; 0 where the model needs no grid. An engine ends on fewer rows than the prompt has tokens, or on a
     grid of more, and answers wrongly with others.
     """
 
@@ -42,24 +46,32 @@ class ModelEmbeddings(NamedTuple):
     patches: int = 0
 
     def check(self, item: PromptMedia, image: EncodedImage) -> None:
-        """Raises `EngineError` unless the engine can use this embedding of the image."""
+        """Raises `EngineError` unless the engine can use this embedding of the item."""
         shape, wanted = tuple(image.values.shape), (item.tokens, self.width)
         if shape != wanted or image.dtype != self.dtype:
             raise EngineError(
-                f"an image embedding of the shape {shape} and the type {image.dtype} came for {item.tokens} tokens; this engine "
+                f"an embedding of the shape {shape} and the type {image.dtype} came for {item.tokens} tokens; this engine "
                 f"takes {wanted} and {self.dtype}. Encode workers must have the same model and type as the workers that read from them"
             )
         if not _all_finite(image):
-            raise EngineError("an image embedding came with numbers that are not finite")
+            raise EngineError("an embedding came with numbers that are not finite")
         if image.fields and not self._fits(item, image.fields):
+            missing = (
+                f"count of its {item.tokens} tokens"
+                if item.kind == "audio"
+                else f"grid of its {item.tokens} tokens, which have {item.tokens * self.patches} patches"
+            )
             raise EngineError(
-                f"an image embedding came without the grid of its {item.tokens} tokens, which have {item.tokens * self.patches} patches. "
+                f"an embedding came without the {missing}. "
                 "Encode workers must have the same model as the workers that read from them"
             )
 
     def _fits(self, item: PromptMedia, packed: bytes) -> bool:
         try:
-            grids = _grids(msgspec.json.decode(packed, type=dict[str, Any]))
+            fields = msgspec.json.decode(packed, type=dict[str, Any])
+            if item.kind == "audio":
+                return bool(fields.get(TOKEN_COUNT) == [item.tokens])
+            grids = _grids(fields)
             fits = [math.prod(grid) == item.tokens * self.patches for grid in grids]
         except (msgspec.DecodeError, TypeError):
             return False

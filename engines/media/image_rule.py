@@ -5,15 +5,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import ImageSupport
 from headwater.schemas.tables.media_tokens import count_image_tokens
 
 PROBES: Final = ((64, 64), (120, 500), (900, 333), (2_000, 1_500))
 """Heights and widths of the images whose tokens are counted at the start."""
-
-PROBE_ID: Final = "0" * 32
-"""Of no real image: ids are hashes."""
 
 
 def placeholder_of(config: Any, kind: str = "image") -> int | None:
@@ -60,11 +56,3 @@ def fitting_rule(
         if all(count_image_tokens(rule, *pixels) == tokens for pixels, tokens in found.items()):
             return rule
     return None
-
-
-def probe_image(support: ImageSupport) -> PromptMedia:
-    """A black image, to try an engine with."""
-    height, width = PROBES[0]
-    tokens = count_image_tokens(support, height, width)
-    data = bytes(height * width * 3)
-    return PromptMedia("image", PROBE_ID, 0, tokens, (height, width, 3), data)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from headwater.engines.kv_events.sentinels import MediaSentinels
-from headwater.engines.media.image_rule import probe_image
+from headwater.engines.media.probe import probe_image
 from headwater.engines.media.prompt import check_media, image_of, values_of
 from headwater.engines.sglang.embeddings.counter import ID_DIGITS
 from headwater.engines.sglang.embeddings.input import GivenEmbedding, request_data, separate

@@ -18,8 +18,7 @@ class SimEncoder(ImageEncoder):
 
     def __init__(self, settings: SimSettings, clock: Clock) -> None:
         super().__init__()
-        if settings.media.videos is not None:
-            self.capabilities |= {"videos"}
+        self.capabilities |= settings.media.capabilities
         self.computed = 0
         """Images encoded so far."""
         self._settings = settings

@@ -1,4 +1,4 @@
-"""vLLM without its language model, as the `Engine` of an encode worker: images and videos in, embeddings out."""
+"""vLLM without its language model, as the `Engine` of an encode worker: images, videos and audio in, embeddings out."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from headwater.engines.engine import (
     EngineUnavailable,
     RequestRejected,
 )
-from headwater.engines.media.image_rule import probe_image
+from headwater.engines.media.probe import probe_item
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.engines.vllm.embeddings.fields import frames_have_times
@@ -50,19 +50,19 @@ class VllmEncoder(ImageEncoder):
         self._numbers = itertools.count()
 
     async def start(self) -> EngineInfo:
-        """See `Engine.start`. Raises `EngineUnavailable` also for a model without images."""
+        """See `Engine.start`. Raises `EngineUnavailable` also for a model with neither images nor audio."""
         version, settings = import_vllm(), self._settings
         self._private = tempfile.mkdtemp(prefix="headwater-")
         self._engine, self._failure_file = launch(settings, self._private, self._complete)
         config = self._engine.vllm_config
-        self._support = media_support(config)._replace(audio=None)
-        if self._support.images is None:
-            raise EngineUnavailable(f"{settings.model} takes no images that could be encoded apart from it")
-        if self._support.videos is not None:
-            self.capabilities |= {"videos"}
+        self._support = media_support(config)
+        item = probe_item(self._support)
+        if item is None:
+            raise EngineUnavailable(f"{settings.model} takes no media that could be encoded apart from it")
+        self.capabilities |= self._support.capabilities
         self._frames_have_times = frames_have_times(config.model_config)
         block_size = int(config.cache_config.block_size)
-        probe = await self._compute(probe_image(self._support.images))
+        probe = await self._compute(item)
         row_bytes = probe.values.nbytes // probe.values.shape[0]
         self._open_cache(block_size, (settings.embeddings_mib << 20) // (row_bytes * block_size))
         return EngineInfo(
@@ -90,11 +90,10 @@ class VllmEncoder(ImageEncoder):
     async def _compute(self, item: PromptMedia) -> EncodedImage:
         from vllm import SamplingParams
 
-        placeholder = self._support.placeholders.get(item.kind)
-        if placeholder is None:
+        if item.kind not in self._support.placeholders:
             raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
         name = f"{item.id}-{next(self._numbers)}"
-        prompt = item_prompt(item, placeholder, name)
+        prompt = item_prompt(item, self._support, name)
         fields: dict[str, Any] = {}
         try:
             async for output in self._engine.generate(prompt, SamplingParams(max_tokens=1), name):

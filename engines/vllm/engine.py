@@ -89,8 +89,8 @@ class VllmEngine(VllmControl):
             self._handoffs = handoff.VllmHandoffs(config)
         self._media = media_support(config)
         self.capabilities |= self._media.capabilities
-        if self._media.images is not None and self._embeddings is not None:
-            await self._embeddings.verify(self._engine, self._media.images)
+        if self._media.placeholders and self._embeddings is not None:
+            await self._embeddings.verify(self._engine, self._media)
             self.capabilities |= {"image_embeddings"}
         if "transcription" in self.capabilities:
             self._speech = speech_support(config)

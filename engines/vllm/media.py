@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import structlog
 
+from headwater.engines.embeddings.tensors import TOKEN_COUNT
 from headwater.engines.media.audio_rule import learn_audio_rule
 from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
-from headwater.engines.media.prompt import check_media, collapse_placeholders, image_of, values_of
+from headwater.engines.media.prompt import check_media, collapse_placeholders
 from headwater.engines.media.video_rule import black_video, fitting_video_rule, probes
+from headwater.engines.vllm.embeddings.prompt import item_value
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
@@ -152,23 +154,17 @@ def media_prompt(
         }
     else:
         prompt["multi_modal_data"] = {
-            kind: [_item(one, support) for one in items] for kind, items in kinds.items()
+            kind: [item_value(one, support) for one in items] for kind, items in kinds.items()
         }
     prompt["multi_modal_uuids"] = {kind: [one.id for one in items] for kind, items in kinds.items()}
     return prompt
 
 
-def _item(item: PromptMedia, support: MediaSupport) -> Any:
-    """An item as vLLM takes it: an image of Pillow, an array of frames, or samples with their rate."""
-    if item.kind == "image":
-        return image_of(item)
-    if item.kind == "audio" and support.audio is not None:
-        return values_of(item), support.audio.rate_hz
-    return values_of(item)
-
-
 def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fields of several items of a kind as vLLM takes them: each as one tensor with a row per item."""
+    """The fields of several items of a kind as vLLM takes them: each as one tensor with a row, or a number of tokens, per item."""
     import torch
 
-    return {name: torch.tensor([one[name] for one in fields]) for name in fields[0]}
+    return {
+        name: torch.tensor([one[name][0] if name == TOKEN_COUNT else one[name] for one in fields])
+        for name in fields[0]
+    }

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.clients.encoders import may_be_encoded_apart
 from headwater.actors.runtime.ports import Ports
 from headwater.events.log import Log
 from headwater.events.snapshots.store import SnapshotStore
@@ -32,7 +31,9 @@ from headwater.schemas.events.request import (
     RequestStepped,
 )
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
+from headwater.schemas.media_kind import ONE
 from headwater.schemas.messages.inference import Leg
+from headwater.schemas.tables.capability import ENCODE_NEEDS
 
 HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
 """Fields of a request's events that are not for a line of text."""
@@ -208,7 +209,7 @@ def describe(
         "cost ms" if timed else "cost",
     )
     needs = decision.constraints.needs
-    image = f" of {'a video' if 'videos' in needs else 'an image'}'s embedding" if "encode" in needs else ""
+    image = f" of {_encoded_kind(needs)}'s embedding" if "encode" in needs else ""
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
     head = (
         f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
@@ -353,18 +354,20 @@ def event_line(event: Event) -> str:
     return f"{kind}: {', '.join(fields)}" if fields else str(kind)
 
 
+def _encoded_kind(needs: Sequence[str]) -> str:
+    """Which kind of media an encode worker with these capabilities was asked to encode."""
+    return ONE[next((kind for kind, wanted in ENCODE_NEEDS.items() if set(wanted) == set(needs)), "image")]
+
+
 def _media_text(places: Sequence[MediaPlace]) -> str:
-    """The media of a prompt, and why none of them is sent to an encode worker if that is so by their kinds."""
-    shown = ", ".join(
+    """The media of a prompt with their places."""
+    return ", ".join(
         f"{place.kind} {place.id} ({place.tokens} tokens from {place.start} on)" for place in places
     )
-    if may_be_encoded_apart(place.kind for place in places):
-        return shown
-    return f"{shown}; all encoded by the serving worker, as encode workers take requests with images and videos only"
 
 
 def _encoded_line(event: RequestEncoded) -> str:
-    """How an image or a video came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
+    """How an item of media came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
     how = ENCODED[event.outcome].format(worker=f"{event.worker}.{event.epoch}")
     parts = [
         f"req.encoded: {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headwater.actors.edge.clients.encoders import may_be_encoded_apart
 from headwater.ops.whatif.fleet.encoder import VirtualEncoder
 from headwater.ops.whatif.routing.router import Question, joined
 from headwater.ops.whatif.routing.routers import Routers
@@ -86,7 +85,7 @@ class EncodeFleet:
     def begin(self, waiting: WaitingRequest, decision: Decision, now_ns: int) -> Iterator[ActiveEncoding]:
         """The images of a request that encode workers take. `decision` is that of the request itself."""
         media = waiting.job.media
-        if not self.encoders or not may_be_encoded_apart(item.kind for item in media):
+        if not self.encoders:
             return
         cached = decision.chosen.cached_blocks * self._size
         routed: list[tuple[str, PromptMedia, str]] = []

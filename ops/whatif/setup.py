@@ -78,7 +78,7 @@ class Setup(msgspec.Struct, frozen=True):
     prefill_workers: Annotated[int, Meta(ge=0, description="prefill-only workers")] = 0
     decode_workers: Annotated[int, Meta(ge=0, description="decode-only workers")] = 0
     encode_workers: Annotated[
-        int, Meta(ge=0, description="workers that only encode images and videos for the others")
+        int, Meta(ge=0, description="workers that only encode media for the others")
     ] = 0
     encode_routing: Annotated[
         Literal["router", "round_robin"],

@@ -40,7 +40,7 @@ Capability = Literal[
     "prefix_pull",
 ]
 """What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request. `encode`: it computes
-image embeddings for other engines; `image_embeddings`: it takes those instead of computing them. `images`, `videos` and `audio` are what
+embeddings of media for other engines; `image_embeddings`: it takes those instead of computing them. `images`, `videos` and `audio` are what
 prompts may have; `transcription` is of recordings. `image_generation` is from text alone, `image_edits` are of images that came with it. `prefix_pull`: it gets blocks of a prompt from another worker of its engine that can do so
 too, where a decision says so."""
 
@@ -49,8 +49,9 @@ PREFIX_PULL: Final[Capability] = "prefix_pull"
 ENCODE_NEEDS: Final[dict[PromptMediaKind, tuple[Capability, ...]]] = {
     "image": ("encode",),
     "video": ("encode", "videos"),
+    "audio": ("encode", "audio"),
 }
-"""What encode workers must be capable of, by the kinds of media that may be encoded apart."""
+"""What encode workers must be capable of, by the kinds of media that may be encoded apart. A recording to transcribe is none of them."""
 
 
 class Need(NamedTuple):

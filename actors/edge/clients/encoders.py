@@ -6,7 +6,7 @@ itself. So it is no state of a request's saga, and its failure is no setback.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,7 +22,6 @@ from headwater.schemas.constraints import NO_CONSTRAINTS, Constraints
 from headwater.schemas.events.request import EncodeOutcome, RequestEncoded
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import pack_hashes
-from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.encode import (
     Declined,
     Encoded,
@@ -227,8 +226,3 @@ class _Image:
             round(known.apart_ms, 3) if known is not None else 0.0,
             round(known.here_ms, 3) if known is not None else 0.0,
         )
-
-
-def may_be_encoded_apart(kinds: Iterable[PromptMediaKind]) -> bool:
-    """Whether encode workers may encode the media of a request, of these kinds: it has the embeddings of all its media or of none."""
-    return set(kinds) <= ENCODE_NEEDS.keys()

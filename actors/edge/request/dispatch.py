@@ -274,10 +274,8 @@ class ChoiceMessages:
         if not self._media or attempt.leg == "decode" or decision is None:
             return []
         # Imported for requests with media only: a prompt of text takes a short way through the edge.
-        from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, may_be_encoded_apart
+        from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
 
-        if not may_be_encoded_apart(item.kind for item in self._media):
-            return []
         spec = self._spec
 
         async def route(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater.engines.embeddings import files as embedding_files
-from headwater.engines.media.image_rule import PROBE_ID
+from headwater.engines.media.probe import PROBE_ID
 
 VARIABLE: Final = "HEADWATER_EMBEDDINGS_FOLDER"
 """Environment variable with the folder of counts, for the engine's processes."""

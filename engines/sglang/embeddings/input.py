@@ -16,7 +16,7 @@ from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingGone, EmbeddingStore
 from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, patches_per_token, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
-from headwater.engines.media.image_rule import PROBE_ID
+from headwater.engines.media.probe import PROBE_ID
 from headwater.schemas.messages.media import PromptMedia
 
 GIVEN_ID: Final = "1" * 32

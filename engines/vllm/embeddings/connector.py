@@ -14,7 +14,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from headwater.engines.embeddings import files as embedding_files
-from headwater.engines.media.image_rule import PROBE_ID
+from headwater.engines.media.probe import PROBE_ID
 from headwater.engines.vllm.embeddings.fields import fields_resolver
 
 FOLDER = "folder"

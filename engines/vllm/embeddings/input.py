@@ -1,21 +1,22 @@
-"""A vLLM that is given the embeddings of images and videos: its connector, its store of embeddings, and the proof that it uses them."""
+"""A vLLM that is given the embeddings of media: its connector, its store of embeddings, and the proof that it uses them."""
 
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingStore
 from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
-from headwater.engines.media.image_rule import probe_image
+from headwater.engines.media.probe import probe_item
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.engines.vllm.embeddings.fields import fields_resolver
 from headwater.engines.vllm.embeddings.prompt import item_prompt
 from headwater.schemas.messages.media import DTYPE_BYTES, PromptMedia
-from headwater.schemas.tables.card import EmbeddingSupport, ImageSupport
+from headwater.schemas.tables.card import EmbeddingSupport, MediaSupport
 
 GIVEN_ID: Final = "1" * 32
 
@@ -48,7 +49,7 @@ class EmbeddingInput:
     async def put(self, item: PromptMedia, image: EncodedImage) -> None:
         """See `Engine.put_embedding`. vLLM loads what it is given unseen, and ends on what does not fit its prompt."""
         if self.form is None:
-            raise EngineError("this vLLM takes no embeddings of images")
+            raise EngineError("this vLLM takes no embeddings of media")
         self.form.check(item, image)
         await self.store.put(item, tensor_of(image), image.fields)
 
@@ -62,12 +63,14 @@ class EmbeddingInput:
             found.append(msgspec.json.decode(fields))
         return found
 
-    async def verify(self, engine: Any, support: ImageSupport) -> None:
-        """Have the engine encode an image, give it the result under another name, and see that it does not encode that again.
+    async def verify(self, engine: Any, support: MediaSupport) -> None:
+        """Have the engine encode an item of media, give it the result under another name, and see that it does not encode that again.
 
         Releases of vLLM have ignored the settings of other releases without a word. Raises `EngineUnavailable`.
         """
-        probe = probe_image(support)
+        probe = probe_item(support)
+        if probe is None:
+            return
         await _generate_one(engine, support, probe)
         try:
             tensor = embedding_files.take(self._folder, probe.id)
@@ -78,7 +81,7 @@ class EmbeddingInput:
         self.taken = _taken(engine.vllm_config.model_config, tensor)
         self.form = form_of(probe, tensor, self.taken)
         encoded = self.encoded
-        given = PromptMedia("image", GIVEN_ID, 0, probe.tokens, probe.shape, probe.data)
+        given = replace(probe, id=GIVEN_ID)
         embedding_files.write(self._folder, given.id, tensor)
         try:
             await _generate_one(engine, support, given)
@@ -86,24 +89,24 @@ class EmbeddingInput:
             embedding_files.path_of(self._folder, given.id).unlink()
         if self.encoded != encoded or not self.loaded:
             raise EngineUnavailable(
-                "this vLLM encodes an image again although it was given its embedding: it cannot use encode workers"
+                "this vLLM encodes an item again although it was given its embedding: it cannot use encode workers"
             )
 
 
 def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> ModelEmbeddings:
-    """From the embedding of the probe image, and what is known of its grid. Raises `EngineUnavailable` for another number of rows than tokens."""
+    """From the embedding of the probe item, and what is known of its grid. Raises `EngineUnavailable` for another number of rows than tokens."""
     image = encoded_image(tensor, b"")
     if tuple(tensor.shape[:-1]) != (probe.tokens,):
         raise EngineUnavailable(
-            f"this model's embedding of an image with {probe.tokens} tokens has the shape {tuple(tensor.shape)}: it cannot use encode workers"
+            f"this model's embedding of an item with {probe.tokens} tokens has the shape {tuple(tensor.shape)}: it cannot use encode workers"
         )
     return ModelEmbeddings(int(tensor.shape[-1]), image.dtype, taken.merge**2 if taken is not None else 0)
 
 
-async def _generate_one(engine: Any, support: ImageSupport, item: PromptMedia) -> None:
+async def _generate_one(engine: Any, support: MediaSupport, item: PromptMedia) -> None:
     from vllm import SamplingParams
 
-    prompt = item_prompt(item, support.placeholder, item.id)
+    prompt = item_prompt(item, support, item.id)
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), f"probe-{item.id}"):
         pass
 

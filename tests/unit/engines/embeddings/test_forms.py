@@ -76,6 +76,17 @@ async def test_one_that_fits_is_taken() -> None:
         given.store.close()
 
 
+def test_a_clip_has_a_count_of_tokens_in_place_of_a_grid() -> None:
+    """Also for a model whose images have grids; one that needs no count gets none."""
+    form = ModelEmbeddings(WIDTH, "float32", 4)
+    clip = PromptMedia("audio", "c" * 32, 0, TOKENS, (TOKENS * 640,))
+    form.check(clip, embedding(fields=b'{"audio_num_tokens":[64]}'))
+    form.check(clip, embedding(fields=b""))
+    for wrong in (b'{"audio_num_tokens":[63]}', b'{"audio_num_tokens":64}', GRID, b"{"):
+        with pytest.raises(EngineError, match="without the count of its 64 tokens"):
+            form.check(clip, embedding(fields=wrong))
+
+
 def test_numbers_of_sixteen_bits_are_looked_at() -> None:
     """Their bits come as integers."""
     form = ModelEmbeddings(WIDTH, "bfloat16")

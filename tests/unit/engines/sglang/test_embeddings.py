@@ -14,7 +14,7 @@ from headwater.engines.embeddings import files as embedding_files
 from headwater.engines.embeddings.store import EmbeddingGone
 from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
-from headwater.engines.media.image_rule import PROBE_ID
+from headwater.engines.media.probe import PROBE_ID
 from headwater.engines.sglang.embeddings import counter
 from headwater.engines.sglang.embeddings.input import (
     GivenEmbedding,

@@ -3,9 +3,10 @@
 import msgspec
 
 from headwater.ops.operator.explain import afterwards, describe, event_line
+from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.load import LoadReported
-from headwater.schemas.events.request import MediaPlace, RequestAccepted
+from headwater.schemas.events.request import MediaPlace, RequestAccepted, RequestEncoded
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from tests.support.data.queries import changed
 
@@ -144,7 +145,18 @@ def test_media_of_a_prompt_are_shown_with_their_places() -> None:
     assert videos == f"{event_line(bare)}; image 0a (56 tokens from 3 on), video 0b (8 tokens from 60 on)"
     for media in ((image, video, audio), (video, audio)):
         line = event_line(msgspec.structs.replace(bare, media=media))
-        assert line.endswith(
-            "video 0b (8 tokens from 60 on), audio 0c (4 tokens from 70 on); "
-            "all encoded by the serving worker, as encode workers take requests with images and videos only"
-        )
+        assert line.endswith("video 0b (8 tokens from 60 on), audio 0c (4 tokens from 70 on)")
+
+
+def test_an_encode_leg_is_shown_with_the_estimate_that_decided_on_it() -> None:
+    """Or without, where the edge makes none."""
+    event = RequestEncoded(
+        "r", 0, "r-0-1", "0a", 56, "computed", "encode-0", 3, 12.5, "", 700, apart_ms=20.1, here_ms=30.2
+    )
+    assert event_line(event) == (
+        "req.encoded: 0a, 56 tokens: computed by encode-0.3, after 12.5 ms; choice 0, attempt r-0-1; "
+        "expected: 20.1 ms apart, 30.2 ms on the serving worker with the delay of others; "
+        "the serving worker was expected to be faster with more than 700 tokens of other items ahead of it"
+    )
+    always = event_line(msgspec.structs.replace(event, ahead_max=ANY_AHEAD, apart_ms=0.0, here_ms=0.0))
+    assert always.endswith("attempt r-0-1; the edge always uses encode workers (--encode-legs)")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders, may_be_encoded_apart
+from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
 from headwater.router.decision.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
 from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, Weights
@@ -174,18 +174,21 @@ async def test_nothing_is_asked_for_a_worker_that_takes_no_embeddings() -> None:
     assert await fleet.run([image("a", 0)], SERVER) == ([False], [])
 
 
-async def test_a_video_goes_to_a_worker_that_encodes_videos() -> None:
-    """Next to an image, which any encode worker takes. No audio is encoded apart, nor what stands next to it."""
-    video = PromptMedia("video", "v" * 32, 60, 40, (8, 28, 28, 3))
-    fleet = Fleet([candidate("encode-0"), candidate("encode-1")], [Encoded(EMBEDDING, False)] * 2)
-    media = [image("a", 8), video]
-    assert await fleet.run(media, SERVER) == (
-        [True, True],
-        [("computed", "encode-0"), ("computed", "encode-1")],
-    )
-    assert [constraints.needs for _, constraints, _, _ in fleet.asked] == [("encode",), ("encode", "videos")]
-    assert may_be_encoded_apart(item.kind for item in media)
-    assert not may_be_encoded_apart(("image", "audio"))
+async def test_videos_and_audio_go_to_workers_that_encode_such() -> None:
+    """Next to an image, which any encode worker takes."""
+    media = [
+        image("a", 8),
+        PromptMedia("video", "v" * 32, 60, 40, (8, 28, 28, 3)),
+        PromptMedia("audio", "c" * 32, 110, 25, (16_000,)),
+    ]
+    names = [f"encode-{number}" for number in range(3)]
+    fleet = Fleet([candidate(name) for name in names], [Encoded(EMBEDDING, False)] * 3)
+    assert await fleet.run(media, SERVER) == ([True] * 3, [("computed", name) for name in names])
+    assert [constraints.needs for _, constraints, _, _ in fleet.asked] == [
+        ("encode",),
+        ("encode", "videos"),
+        ("encode", "audio"),
+    ]
 
 
 @pytest.mark.parametrize("failure", [Refused("busy", True), BusError("it is gone")], ids=["refused", "lost"])

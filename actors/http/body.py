@@ -27,9 +27,10 @@ class Bodies:
     async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
         """The request's body, counted as in flight until the block ends.
 
-        Raises `ApiError` 413 past the bound of one body, 503 past that of all, and `ClientGone`.
+        Raises `ApiError` 413 past the bound of one body, 503 past that of all, 415 for a compressed one, and `ClientGone`.
         """
         held = 0
+        _check_encoding(scope)
         try:
             parts: list[bytes] = []
             size = 0
@@ -52,6 +53,17 @@ class Bodies:
         if size > UNCOUNTED_BYTES and self.in_flight_bytes - held + size > limits.in_flight_bytes_max:
             raise overloaded(
                 f"Request bodies in flight exceed {limits.in_flight_bytes_max} bytes; retry.", 1.0
+            )
+
+
+def _check_encoding(scope: Scope) -> None:
+    """Raises `ApiError` 415 for a compressed body: a few bytes of one could be gigabytes."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise ApiError(
+                415,
+                f"content-encoding {value[:40].decode('latin-1')} is not supported: send the body uncompressed.",
+                code="unsupported_content_encoding",
             )
 
 

@@ -15,10 +15,10 @@ ENGINES: Final = "engines"
 class ConfigFile:
     """A file's document, its keys checked. Raises `ConfigError` naming the file."""
 
-    def __init__(self, path: Path, key: str = "") -> None:
-        """`key`: the table of native engine arguments that this process uses."""
+    def __init__(self, path: Path, key: str = "", source: str = "--config ") -> None:
+        """`key`: the table of native engine arguments that this process uses. `source`: what gave the path, for errors."""
         self.path = path
-        self._document = _read(path)
+        self._document = _read(path, source)
         # Tables that a key names contain an engine's arguments, for the process that selects them.
         self._tables = {ENGINES, key.partition(".")[0]}
         self.values = dict(self._settings(self._document, ""))
@@ -66,7 +66,7 @@ def _hint(key: str, value: Any) -> str:
     return f"; {kind} are {', '.join(SECTION_TYPES)}"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, source: str) -> dict[str, Any]:
     import yaml
 
     try:
@@ -74,13 +74,13 @@ def _read(path: Path) -> dict[str, Any]:
         is_yaml = path.suffix.lower() in (".yaml", ".yml")
         document = yaml.safe_load(text) if is_yaml else tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
+        raise ConfigError(f"{source}{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{source}{path}: {' '.join(str(error).split())}") from error
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(f"--config {path}: expected settings by name, got a {type(document).__name__}")
+        raise ConfigError(f"{source}{path}: expected settings by name, got a {type(document).__name__}")
     return document
 
 

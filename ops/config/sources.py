@@ -52,7 +52,8 @@ class Sources:
         path, key = _given(by_name.get(CONFIG)), _given(by_name.get(CONFIG_KEY))
         if key and not path:
             raise ConfigError(f"--config-key {key}: give the file with --config FILE")
-        file = ConfigFile(Path(path), key) if path else None
+        source = f"{CONFIG_VARIABLE}=" if _is_variable(by_name.get(CONFIG)) else "--config "
+        file = ConfigFile(Path(path), key, source) if path else None
         for setting in all_settings().values():
             argument = by_name.get(setting.name)
             if argument is None:
@@ -121,6 +122,10 @@ def _given(argument: Argument | None) -> str:
     # Of a file it is a value already.
     token = argument.tokens[0]
     return token.value or (token.implicit_value if isinstance(token.implicit_value, str) else "")
+
+
+def _is_variable(argument: Argument | None) -> bool:
+    return argument is not None and bool(argument.tokens) and argument.tokens[0].source == "env"
 
 
 def _origin(token: Token) -> ValueOrigin:

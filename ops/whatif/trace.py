@@ -119,7 +119,7 @@ def read(path: Path) -> Trace:
         data = path.read_bytes()
         text = gzip.decompress(data) if data.startswith(_GZIP) else data
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     requests = tuple(_parse(path, text.split(b"\n")))
     if not requests:
         raise ConfigError(

@@ -34,6 +34,6 @@ async def test_burst_into_a_slow_reader_is_whole_or_declared_gone(tmp_path: Path
 @pytest.mark.processes
 async def test_zombie_appends_nothing_behind_the_next_life(tmp_path: Path) -> None:
     """Two engine processes stand still for longer than a lease, until others write, and go on in mid-sentence."""
-    report, late = await zombies(tmp_path, waves=1, workers=2, leases=1)
+    report, late = await zombies(tmp_path, waves=5, workers=2, leases=1, until_late=True)
     assert not report.violations, report.text()
     assert late, "no zombie tried to write: this run showed nothing"

@@ -35,11 +35,18 @@ JITTER_S = 0.5
 
 
 async def zombies(
-    folder: Path, *, waves: int, workers: int, leases: int = 3, seed: int = 1, progress: bool = False
+    folder: Path,
+    *,
+    waves: int,
+    workers: int,
+    leases: int = 3,
+    seed: int = 1,
+    until_late: bool = False,
+    progress: bool = False,
 ) -> tuple[Report, int]:
-    """`waves` times stop `workers` workers at once, for so many leases and until each was taken over.
+    """`waves` times, or `until_late` until a zombie tried to write, stop `workers` workers at once, for so many leases and until each was taken over.
 
-    Also returns how many tries of zombies were overheard.
+    Also returns how many tries of zombies were overheard: one that learns at once of its lost lease makes none.
     """
     dice = random.Random(seed)
     began = time.monotonic()
@@ -59,13 +66,17 @@ async def zombies(
             stack.push_async_callback(pairs[-1].end)
             await pairs[-1].start(server.url, folder)
         asking = [asyncio.create_task(ask_for_ever(client, wire, pair.name, dice)) for pair in pairs]
+        done = 0
         try:
             for wave in range(waves):
                 async with asyncio.TaskGroup() as group:
                     for pair in pairs:
                         group.create_task(_one_round(pair, wire, table, dice, leases * TTL_S))
+                done = wave + 1
                 if progress:
                     print(f"wave {wave + 1}: {wire.late.total()} late tries", file=sys.stderr, flush=True)
+                if until_late and wire.late.total():
+                    break
         finally:
             await cancel_all(asking)
         content = await read_content(JetStreamLog(client, subjects.pool_stream(NS, POOL)))
@@ -75,7 +86,7 @@ async def zombies(
         for kind in subjects.POOL_KINDS
     }
     lines = [
-        ("zombies", f"{waves * workers}: {waves} waves of {workers}"),
+        ("zombies", f"{done * workers}: {done} waves of {workers}"),
         ("stood still", f"{leases} leases of {TTL_S} s each"),
         ("lives in the log", f"{len({(key.writer, key.epoch) for key in content.events})}"),
         ("messages stored", f"{content.messages:,}"),

@@ -104,7 +104,7 @@ def decode_edit(form: UploadForm) -> ImageEditForm:
     try:
         return msgspec.convert(values, ImageEditForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(error) from error
+        raise invalid_field(error, ImageEditForm) from error
 
 
 class EditInputs(NamedTuple):

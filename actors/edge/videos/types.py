@@ -128,4 +128,4 @@ def _of_form(form: UploadForm) -> VideoFields:
     try:
         return msgspec.convert(values, VideoFields, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(error) from error
+        raise invalid_field(error, VideoFields) from error

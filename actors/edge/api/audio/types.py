@@ -102,7 +102,7 @@ def decode_form(form: UploadForm, kind: type[FormT]) -> FormT:
     try:
         wanted = msgspec.convert({**values, "file": form.files["file"][0]}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(error) from error
+        raise invalid_field(error, kind) from error
     _refuse_unsupported(wanted)
     return wanted
 

@@ -42,6 +42,18 @@ async def test_parts_become_one_body_in_their_order(parts: list[bytes]) -> None:
     assert bodies.in_flight_bytes == 0
 
 
+@pytest.mark.parametrize("encoding", [b"gzip", b"br", b"GZIP, identity"])
+async def test_a_compressed_body_is_rejected_by_name(encoding: bytes) -> None:
+    """It is not read as JSON; `identity` is no compression."""
+    scope = {"headers": [(b"content-encoding", encoding)]}
+    with pytest.raises(ApiError, match="send the body uncompressed") as raised:
+        async with Bodies().read(scope, receiver([b"{}"])):
+            pytest.fail("there is no body")
+    assert raised.value.status == 415
+    async with Bodies().read({"headers": [(b"content-encoding", b"identity")]}, receiver([b"{}"])) as body:
+        assert body == b"{}"
+
+
 async def test_an_abandoned_body_is_in_flight_no_more() -> None:
     """The client disconnects before the end."""
     bodies = Bodies()

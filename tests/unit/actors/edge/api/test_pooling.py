@@ -116,7 +116,7 @@ def test_both_encodings_are_the_same_numbers(edge: EdgeWorld) -> None:
         (EMBED, "input", ["a"] * 2049, "more than 2048"),
         (EMBED, "input", "a" * 5000, "context is 4096"),
         (EMBED, "input", [[1] * 4000] * 251, "at most 1000000"),
-        (EMBED, "encoding_format", "hex", "Invalid enum value"),
+        (EMBED, "encoding_format", "hex", "must be one of base64, float"),
         (EMBED, "dimensions", 0, "1"),
         (EMBED, "normalize", False, "not supported"),
         (EMBED, "embed_dtype", "float16", "not supported"),

@@ -17,6 +17,7 @@ from headwater.ops.operator.replay import decisions_after, first_state, pieces_a
 from headwater.ops.process.text_table import table
 from headwater.router.decision.cost import delay_of_others
 from headwater.router.decision.encode_leg import ANY_AHEAD
+from headwater.router.decision.work import cost_weights, weights_at
 from headwater.router.fold.state import in_order
 from headwater.router.reconstruction import Reconstructed, Reconstruction
 from headwater.router.replay import Incarnation
@@ -30,7 +31,7 @@ from headwater.schemas.events.request import (
     RequestEncoded,
     RequestStepped,
 )
-from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
+from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed
 from headwater.schemas.media_kind import ONE
 from headwater.schemas.messages.inference import Leg
 from headwater.schemas.tables.capability import ENCODE_NEEDS
@@ -178,7 +179,7 @@ def describe(
             candidate.prefill_tokens,
             candidate.decode_blocks,
             candidate.requests,
-            *(_times(candidate, decision.weights, split or pulled) if timed else ()),
+            *(_times(candidate, decision, split or pulled) if timed else ()),
             *(_decode_times(candidate, decision) if decodes else ()),
             f"{candidate.score:.2f}",
         )
@@ -283,8 +284,9 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
     return f"least cost, {chosen.score:.2f} {unit}{drawn}"
 
 
-def _times(candidate: Candidate, weights: Weights, split: bool) -> tuple[str, ...]:
+def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, ...]:
     """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, a long queue, adapters, tiers)."""
+    weights = weights_at(cost_weights(decision.weights), decision.spare)
     others = delay_of_others(
         weights.crowding,
         weights.arrivals,

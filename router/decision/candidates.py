@@ -32,7 +32,8 @@ class Candidates(Sequence[Candidate]):
     """Scored candidates in order of worker names. Each is built when it is asked for; the arrays hold a value for every worker.
 
     `rows` are the candidates' rows in the arrays: the workers of the fold as it was, so use them before it changes. `excluded` are
-    those of workers that the query left out by name; `mixed`: some would serve the whole request, others a leg of it.
+    those of workers that the query left out by name; `mixed`: some would serve the whole request, others a leg of it. `spare`, 0 to 1,
+    is how idle the workers are that pass the filters.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Candidates(Sequence[Candidate]):
         *,
         mixed: bool = False,
         excluded: Sequence[int] = (),
+        spare: float = 0.0,
     ) -> None:
         self._workers = workers
         self._counts = counts
@@ -51,6 +53,7 @@ class Candidates(Sequence[Candidate]):
         self.rows = rows
         self.mixed = mixed
         self.excluded = excluded
+        self.spare = spare
         self.scores: F64 = costs[rows, work.SCORE]
 
     def __len__(self) -> int:
@@ -153,7 +156,7 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
     if excluded:
         allowed[excluded] = 0
-    whole, legs = cost.score_workers(
+    whole, legs, spare = cost.score_workers(
         columns.table,
         columns.queues,
         (columns.classes, columns.lengths, columns.times),
@@ -175,7 +178,15 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         costs,
     )
     rows = counts[:, work.LEG].nonzero()[0]
-    return Candidates(columns.workers, counts, costs, rows, mixed=bool(whole and legs), excluded=excluded)
+    return Candidates(
+        columns.workers,
+        counts,
+        costs,
+        rows,
+        mixed=bool(whole and legs),
+        excluded=excluded,
+        spare=float(spare),
+    )
 
 
 def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:

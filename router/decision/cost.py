@@ -39,6 +39,9 @@ from headwater.router.decision.work import (
     CostWeights,
     Times,
     WorkEstimate,
+    spare_capacity,
+    utilization_of,
+    weights_at,
 )
 from headwater.router.fold.decode_time import DecodeLine, predict_step_ms
 from headwater.router.fold.prefill_time import longer_ms, predict_ms
@@ -287,22 +290,28 @@ def score_workers(
     weights: CostWeights,
     counts: Any,
     costs: Any,
-) -> tuple[int, int]:
+) -> tuple[int, int, float]:
     """Score the `allowed` rows of `table` and `queues` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
 
     `model` is (classes, lengths, times) of the step times, and `pull_model` of pulls; `changes` how many slots of LoRA adapters each worker must change;
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
-    the whole request, and how many only a leg.
+    the whole request, how many only a leg, and the spare capacity of the allowed workers, 0 to 1.
     """
-    timed, workers, decoders, pulling = asked.estimate, 0, 0, 0
+    timed, workers, decoders, pulling, used = asked.estimate, 0, 0, 0, 0.0
     for row in range(table.shape[0]):
         if allowed[row]:
             workers += 1
+            one = table[row]
+            used += utilization_of(
+                one["prefill_tokens"], max(one["decode_blocks"], one["used_blocks"]), one["total_blocks"]
+            )
             pulling += table[row]["pulls"]
             if table[row]["role"] != _PREFILL_ROLE:
                 decoders += 1
             if model[0][table[row]["model"]] == 0:
                 timed = False
+    spare = spare_capacity(used / workers, workers) if workers else 0.0
+    weights = weights_at(weights, spare)
     # A source and a target.
     pulling = pulling > 1 and not asked.decode
     models = model[0].shape[0] if pulling else 0
@@ -379,4 +388,4 @@ def score_workers(
         counts[row, PULLED] = work.pulled_blocks
         counts[row, SOURCE] = source if work.pulled_blocks else -1
         costs[row, PULL_MS] = work.pull_ms
-    return whole, legs
+    return whole, legs, spare

@@ -30,14 +30,15 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 9
+ALGORITHM: Final = 10
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
 change by which a recorded decision would come out otherwise.
 
 Version 4 learned prefill times in another way, and version 5 learns the pace of workers in another way, so that earlier decisions cannot be made again.
 Version 6 adds the delay of queued prompts, which those before had no weight for. Version 7 takes account of late load reports.
 Version 8 expects output tokens by prompt length and tenant too; its choices are those of version 7.
-Version 9 keeps the step times of encode workers apart from those of the workers that serve prompts with the same engine."""
+Version 9 keeps the step times of encode workers apart from those of the workers that serve prompts with the same engine.
+Version 10 counts the delay of running requests more where workers are idle."""
 
 RECOMPUTABLE: Final = frozenset({ALGORITHM})
 """The versions whose decisions this release can make again."""
@@ -177,6 +178,7 @@ def evaluate(
         encoding=estimate_encoding(loads, chosen, query.prompt_tokens, query.reader),
         output_deviation=expected.deviation,
         tenant=tenant,
+        spare=candidates.spare,
     )
     return Evaluation(decision, candidates, offered)
 

@@ -1,12 +1,19 @@
 """What the cost of a worker is computed from, and the columns of the arrays that the costs of a fleet are written to.
 
-Types and numbers only: the formulas are in `cost`.
+Types, numbers and the weights at a load: the formulas of the cost are in `cost`.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.schemas.events.route import Weights
+from headwater.schemas.jit import jitable
+
+UTILIZATION_BUSY: Final = 0.4
+"""Mean utilization of workers from which on none of it counts as spare."""
+
+WORKERS_UNSURE: Final = 16.0
+"""Of so many workers, half of what is spare counts."""
 
 
 class CostWeights(NamedTuple):
@@ -25,12 +32,55 @@ class CostWeights(NamedTuple):
     arrivals: float
     pull: float
     queued: float
+    crowding_spare: float
 
 
 @lru_cache(64)
 def cost_weights(weights: Weights) -> CostWeights:
     """The numbers that the formula uses."""
     return CostWeights(*[float(getattr(weights, name)) for name in CostWeights._fields])
+
+
+@jitable
+def utilization_of(prefill_tokens: int, held_blocks: int, total_blocks: int) -> float:
+    """How much of a worker is in use, 0 to 1: all while it has prompts to compute, else its share of KV blocks in use."""
+    if prefill_tokens:
+        return 1.0
+    return min(1.0, held_blocks / total_blocks)
+
+
+@jitable
+def spare_capacity(utilization: float, workers: int) -> float:
+    """How idle so many workers are, 0 to 1, from their mean utilization.
+
+    0 from `UTILIZATION_BUSY` on. The mean of a few workers at one moment says little, so it counts for less.
+    """
+    return max(0.0, 1.0 - utilization / UTILIZATION_BUSY) * workers / (workers + WORKERS_UNSURE)
+
+
+@jitable
+def weights_at(weights: CostWeights, spare: float) -> CostWeights:
+    """The weights where workers have spare capacity, 0 to 1.
+
+    To spread requests costs further copies of their prefixes, which is nothing while workers are idle and much when all are
+    busy. So the delay of running requests counts more the more is spare.
+    """
+    return CostWeights(
+        weights.prefill,
+        weights.decode,
+        weights.lower_tier,
+        weights.transfer,
+        weights.interference,
+        weights.lora_load,
+        weights.crowding * (1.0 + weights.crowding_spare * spare),
+        weights.retain,
+        weights.memory,
+        weights.tail,
+        weights.arrivals,
+        weights.pull,
+        weights.queued,
+        weights.crowding_spare,
+    )
 
 
 class Times(NamedTuple):

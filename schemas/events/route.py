@@ -39,7 +39,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     where they are decoded; with `apart`, all longer ones go to a prefill worker regardless of cost.
 
     With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
-    `crowding` times the prompt's prefill time for each running request that it delays, plus the wait of requests that arrive later, of which
+    `crowding` times the prompt's prefill time for each running request that it delays (up to 1 + `crowding_spare` times that where workers
+    are idle), plus the wait of requests that arrive later, of which
     a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use, plus `pull` times the time to compute a block
     for each that is pulled from another worker, plus `queued` times the time that the prompt adds to a step for each prompt that is routed to the
     worker and not computed: it may be computed in the same step. By default 0: `retain` times the
@@ -66,6 +67,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     arrivals: float = 5.0
     pull: float = 1.0
     queued: float = 0.5
+    crowding_spare: float = 9.0
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -169,7 +171,8 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record. The answer is expected
     to have `output_tokens` tokens (0: an earlier release, which expected none), with the standard deviation `output_deviation`. The worker pulls
     the blocks of `pull` from another one. `tenant` is a digest of the query's tenant, 0 without one: the log names no tenants.
-    For an image, `encoding` is what its encoding is expected to take.
+    For an image, `encoding` is what its encoding is expected to take. `spare` is how idle the workers were that passed the filters, from 0 (also of an
+    earlier release, whose costs did not depend on it) to 1.
     """
 
     number: int
@@ -205,6 +208,7 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     encoding: EncodeEstimate | None = None
     output_deviation: int = 0
     tenant: int = 0
+    spare: float = 0.0
 
     @property
     def chosen(self) -> Candidate:

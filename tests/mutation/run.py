@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import tests
-from tests.mutation.table import MUTATIONS, Mutation
+from tests.mutation.mutation import Mutation
+from tests.mutation.table import MUTATIONS
 
 ROOT = Path(tests.__path__[0]).parent
 TESTS_S = 300.0

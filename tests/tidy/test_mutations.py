@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.mutation.table import MUTATIONS, Mutation
+from tests.mutation.mutation import Mutation
+from tests.mutation.table import MUTATIONS
 from tests.tidy.source import ROOT
 
 

@@ -10,7 +10,7 @@ from headwater.router.decision.context import ScoringContext
 from headwater.router.decision.engine_draw import weighted_workers
 from headwater.router.decision.filters import allows
 from headwater.router.decision.prefill_times import estimate_computed, estimate_times
-from headwater.router.decision.work import WorkEstimate, cost_weights
+from headwater.router.decision.work import WorkEstimate, cost_weights, weights_at
 from headwater.router.fold.columns import LATE_MS
 from headwater.router.fold.load import Loads
 from headwater.router.fold.prefill_time import StepModel, longer_ms
@@ -25,7 +25,7 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
     wanted = scoring.constraints
     allowed = allowed_workers(scoring)
     decoders = [worker for worker in allowed if worker.role != "prefill"]
-    weights = cost_weights(scoring.weights)
+    weights = weights_at(cost_weights(scoring.weights), spare_capacity(scoring, allowed))
     estimates = estimate_work(scoring, allowed)
     if wanted.leg == "decode":
         return [
@@ -57,6 +57,16 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
             prefills = _candidate(scoring, worker, estimates, "prefill", score, transfer)
             found.append(msgspec.structs.replace(prefills, itl_ms=itl_ms))
     return found
+
+
+def spare_capacity(scoring: ScoringContext, allowed: Sequence[Worker]) -> float:
+    """How idle the workers are, 0 to 1."""
+    used = 0.0
+    for worker in allowed:
+        tokens, blocks = worker.promised(scoring.context.wall_ns)
+        used += 1.0 if tokens else min(1.0, max(blocks, worker.used_blocks) / worker.total_blocks)
+    count = len(allowed)
+    return max(0.0, 1.0 - used / count / 0.4) * count / (count + 16.0) if count else 0.0
 
 
 def allowed_workers(scoring: ScoringContext) -> Sequence[Worker]:

@@ -71,11 +71,12 @@ LOGS = [
     ("pool-v2-late.log.gz", "ce06b20defd30bbfacc508917083091c", 7970150887956441526),
     ("pool-v2-lengths.log.gz", "2c397356ecd577e69811f83b27c47b7c", 7970150887956441526),
     ("pool-v2-encoders.log.gz", "2c397356ecd577e69811f83b27c47b7c", 7970150887956441526),
+    ("pool-v2-spare.log.gz", "2c397356ecd577e69811f83b27c47b7c", 7970150887956441526),
 ]
 # One fleet's log, as written with decisions of the first form, of the second (constraints as one struct), with a digest of the costs, with
 # step times of engines, with estimates of decoding, with a weight for requests that come later, with prefixes that are pulled, with a
-# weight for prompts that are queued, with load reports that are late, with tenants and prompts of answers, and
-# with step times of encode workers apart.
+# weight for prompts that are queued, with load reports that are late, with tenants and prompts of answers, with
+# step times of encode workers apart, and with what capacity is spare.
 ALGORITHM_1 = ["pool-v2-decided.log.gz", "pool-v2-constraints.log.gz", "pool-v2-summary.log.gz"]
 ALGORITHM_2 = "pool-v2-pace.log.gz"
 ALGORITHM_3 = "pool-v2-decode.log.gz"
@@ -85,6 +86,7 @@ ALGORITHM_6 = "pool-v2-queued.log.gz"
 ALGORITHM_7 = "pool-v2-late.log.gz"
 ALGORITHM_8 = "pool-v2-lengths.log.gz"
 ALGORITHM_9 = "pool-v2-encoders.log.gz"
+ALGORITHM_10 = "pool-v2-spare.log.gz"
 
 HEAD = "9601a277310407cf18fae27693b4000091"
 WRITTEN: list[tuple[Event, str]] = [
@@ -180,6 +182,7 @@ PINNED_NOW = {
     **json.loads((GOLDEN / "events-v2-encoding.json").read_text()),
     **json.loads((GOLDEN / "events-v2-lengths.json").read_text()),
     **json.loads((GOLDEN / "events-v2-processors.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-spare.json").read_text()),
 }
 """All fields of today."""
 PINNED_ENCODING = json.loads((GOLDEN / "events-v2-encoding.json").read_text())
@@ -351,9 +354,10 @@ def replayed(name: str) -> tuple[int, dict[int, int]]:
 
 def test_decisions_are_recomputed() -> None:
     """All policies and constraints: the recorded decision comes out again, bit for bit."""
-    assert replayed(ALGORITHM_9) == (104, {})
-    assert any(one.pull for one in decisions_of(ALGORITHM_9))
-    assert sum(one.tenant > 0 and one.output_deviation > 0 for one in decisions_of(ALGORITHM_9)) > 30
+    assert replayed(ALGORITHM_10) == (104, {})
+    assert any(one.pull for one in decisions_of(ALGORITHM_10))
+    assert any(one.spare for one in decisions_of(ALGORITHM_10))
+    assert sum(one.tenant > 0 and one.output_deviation > 0 for one in decisions_of(ALGORITHM_10)) > 30
 
 
 def test_estimates_of_decoding_change_no_choice() -> None:
@@ -378,6 +382,7 @@ def test_estimates_of_decoding_change_no_choice() -> None:
         (ALGORITHM_6, 6, 104),
         (ALGORITHM_7, 7, 104),
         (ALGORITHM_8, 8, 104),
+        (ALGORITHM_9, 9, 104),
     ],
 )
 def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, version: int, count: int) -> None:
@@ -387,6 +392,6 @@ def test_decisions_of_an_earlier_algorithm_are_not_called_wrong(name: str, versi
 
 def test_a_log_with_constraints_tells_what_it_always_did() -> None:
     """Today's writers append the same events; their bytes may have fields more."""
-    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_9).read_bytes()))
+    log = msgspec.msgpack.decode(gzip.decompress((GOLDEN / ALGORITHM_10).read_bytes()))
     written = [event for *_, data in constrained_log(9, 240) for event in decode_batch(data).events]
     assert written == [event for *_, data in log for event in decode_batch(data).events]

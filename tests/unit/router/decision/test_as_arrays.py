@@ -206,6 +206,7 @@ class RandomFleet:
             arrivals=draw.choice((0.0, 5.0)),
             memory=draw.choice((0.0, 100.0)),
             queued=draw.choice((0.0, 0.5)),
+            crowding_spare=draw.choice((0.0, 9.0)),
             ttft_limit_ms=draw.choice((0.0, 40.0, 500.0)),
             itl_limit_ms=draw.choice((0.0, 25.0, 40.0)),
         )

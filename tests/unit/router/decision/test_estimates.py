@@ -2,7 +2,15 @@
 
 import pytest
 
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.decision.decide import (
+    DecisionContext,
+    Evaluation,
+    decide,
+    prompt_of,
+    recompute,
+    reevaluate,
+)
+from headwater.router.decision.work import cost_weights, spare_capacity, utilization_of, weights_at
 from headwater.router.fold.state import RouterState
 from headwater.router.fold.worker import UNACCEPTED_NS_MAX
 from headwater.schemas.events.fleet import Role, WorkerJoined
@@ -93,6 +101,51 @@ def test_the_cost_is_what_it_says() -> None:
         )
         assert one.score == pytest.approx(one.queue_ms + own + penalties)
     assert decision.worker == "w2"
+
+
+def test_the_delay_of_running_requests_counts_more_where_workers_are_idle() -> None:
+    """Up to ten times as much in a large fleet; as it is where two fifths are in use, and nearly so among few workers."""
+    weights = cost_weights(Weights(crowding=0.1, crowding_spare=9.0))
+    assert weights_at(weights, 0.0) == weights
+    assert weights_at(weights, 1.0) == weights._replace(crowding=1.0)
+    assert spare_capacity(0.4, 1_000) == spare_capacity(1.0, 1_000) == 0.0
+    assert spare_capacity(0.0, 1_000) == pytest.approx(1.0, abs=0.02)
+    assert spare_capacity(0.0, 16) == 2 * spare_capacity(0.2, 16) == 0.5
+    assert spare_capacity(0.0, 2) < 0.12
+    assert [
+        utilization_of(tokens, blocks, 100) for tokens, blocks in ((0, 0), (0, 25), (1, 0), (0, 130))
+    ] == [
+        0.0,
+        0.25,
+        1.0,
+        1.0,
+    ]
+
+
+def test_a_prefix_spreads_sooner_while_workers_are_idle() -> None:
+    """Its holder runs requests that a prompt delays; the same worker is chosen once the others are in use, too."""
+    roles: dict[str, Role] = {f"w{number:02}": "both" for number in range(40)}
+    state = fleet(**roles)
+    weights = Weights(crowding=0.1, crowding_spare=9.0, memory=0.0, arrivals=0.0)
+
+    def cost_of_first() -> tuple[float, float]:
+        decision = ask(state, weights=weights)
+        found = reevaluate(state.index, state.loads, state.cold, decision)
+        assert isinstance(found, Evaluation)
+        return found.candidates[0].score, decision.spare
+
+    alone, spare = cost_of_first()
+    assert 0.7 < spare <= 40 / 56
+    give(state, "w00", 1_600, name="running")
+    report = LoadReported(1, 0, 0, BLOCKS, ("running",), ("running",))
+    state.apply(record(state.position + 1, report, writer="w00"))
+    delayed, spare = cost_of_first()
+    assert delayed - alone == pytest.approx(0.1 * (1 + 9 * spare) * took(1_600))
+    for number in range(1, 40):
+        give(state, f"w{number:02}", 1_600, name=f"r{number}")
+    busy, spare = cost_of_first()
+    assert spare == 0.0
+    assert busy - alone == pytest.approx(0.1 * took(1_600))
 
 
 def test_only_prompts_that_are_not_computed_are_delayed() -> None:

@@ -66,7 +66,7 @@ def spare_capacity(scoring: ScoringContext, allowed: Sequence[Worker]) -> float:
         tokens, blocks = worker.promised(scoring.context.wall_ns)
         used += 1.0 if tokens else min(1.0, max(blocks, worker.used_blocks) / worker.total_blocks)
     count = len(allowed)
-    return max(0.0, 1.0 - used / count / 0.4) * count / (count + 16.0) if count else 0.0
+    return max(0.0, 1.0 - used / count / 0.4) * count / (count + 16.0) if count >= 16 else 0.0
 
 
 def allowed_workers(scoring: ScoringContext) -> Sequence[Worker]:

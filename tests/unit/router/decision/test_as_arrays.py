@@ -36,6 +36,9 @@ from tests.support.data.examples import joined, record
 
 PULLS: Final = ("kv_events", PREFIX_PULL)
 NAMES: Final = [f"w{number}" for number in range(7)]
+MANY: Final = [f"w{number}" for number in range(24)]
+"""Enough workers for their spare capacity to count."""
+
 PROMPTS: Final = [
     np.array(chain_plain([1] * (number % 4) + [number] * (number + 1), 1, 0), np.uint64)
     for number in range(8)
@@ -45,16 +48,17 @@ PROMPTS: Final = [
 class RandomFleet:
     """Workers of every kind, that are told anything in any order; times jump across every limit."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, names: list[str]) -> None:
         self.draw = draw
+        self.names = names
         self.state = RouterState()
         self.now_ns = 1_800_000_000_000_000_000
-        self.epochs = dict.fromkeys(NAMES, 0)
+        self.epochs = dict.fromkeys(names, 0)
         self.requests: list[tuple[str, str]] = []
         self.alike = draw.random() < 0.3
         self.split = draw.random() < 0.5
         self.age_ns = draw.choice((0, 0, 12_000_000, 250_000_000, 3_000_000_000))
-        for name in NAMES[: draw.randrange(1, len(NAMES) + 1)]:
+        for name in names[: draw.randrange(1, len(names) + 1)]:
             self.join(name)
 
     def tell(self, writer: str, epoch: int, event: Event) -> None:
@@ -108,7 +112,7 @@ class RandomFleet:
         """Something happens to some worker."""
         draw = self.draw
         self.now_ns += draw.choice((0, 1_000_000, 400_000_000, 27_000_000_000, 31_000_000_000))
-        name = draw.choice(NAMES)
+        name = draw.choice(self.names)
         epoch = self.epochs[name]
         mine = [request for worker, request in self.requests if worker == name]
         some = tuple(request for request in mine if draw.random() < 0.5)
@@ -166,9 +170,9 @@ class RandomFleet:
         """A request with any constraints."""
         draw = self.draw
         names = draw.choice(PROMPTS)
-        excluded = tuple(f"{name}.{self.epochs[name]}" for name in NAMES if draw.random() < 0.1)
+        excluded = tuple(f"{name}.{self.epochs[name]}" for name in self.names if draw.random() < 0.1)
         constraints = Constraints(
-            pinned=draw.choice(NAMES) if draw.random() < 0.1 else "",
+            pinned=draw.choice(self.names) if draw.random() < 0.1 else "",
             exclude=excluded,
             leg="decode" if self.split and draw.random() < 0.2 else "",
             lora_name=draw.choice(("", "", "a", "c")),
@@ -235,13 +239,25 @@ def chosen_plainly(scoring: ScoringContext, request: str) -> tuple[list[object],
 @example(45697874)  # the decisions of one worker are swapped by 40 s, as the clocks of two routers are
 def test_every_decision_equals_the_plain_one(seed: int) -> None:
     """The same candidates, the same costs to the last bit, and the same choice, after every event."""
+    compare_decisions(seed, NAMES)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_every_decision_of_a_larger_fleet_equals_the_plain_one(seed: int) -> None:
+    """There, spare capacity counts."""
+    compare_decisions(seed, MANY)
+
+
+def compare_decisions(seed: int, names: list[str]) -> None:
+    """Tell a fleet of these workers anything, and compare decisions in between."""
     draw = random.Random(seed)
-    fleet = RandomFleet(draw)
+    fleet = RandomFleet(draw, names)
     for number in range(12):
         for _ in range(draw.randrange(6)):
             fleet.happen()
         if draw.random() < 0.3:
-            for name in NAMES:
+            for name in names:
                 fleet.teach(name, ())
         query, weights, state = fleet.query(number), fleet.weights(), fleet.state
         # The clocks of two routers may differ.
@@ -254,13 +270,14 @@ def test_every_decision_equals_the_plain_one(seed: int) -> None:
         )
         prompt = prompt_of(query)
         _, depths = state.index.find(prompt.hashes)
-        credited = {name: draw.randrange(9) for name in NAMES if draw.random() < 0.3}
+        credited = {name: draw.randrange(9) for name in names if draw.random() < 0.3}
         scoring = ScoringContext(
             state.index, depths, state.cold, query, context, state.loads, credited, query.preferences
         )
         found = score_candidates(scoring)
         expected, choice = chosen_plainly(scoring, query.request)
         assert encoded(found) == encoded(expected)
+        assert found.spare == plain.spare_capacity(scoring, plain.allowed_workers(scoring))
         for one in found:
             pull = found.pull_of(one)
             assert (pull.source if pull else None) == plain.source_of(scoring, one)

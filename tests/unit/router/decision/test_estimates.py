@@ -104,14 +104,14 @@ def test_the_cost_is_what_it_says() -> None:
 
 
 def test_the_delay_of_running_requests_counts_more_where_workers_are_idle() -> None:
-    """Up to ten times as much in a large fleet; as it is where two fifths are in use, and nearly so among few workers."""
+    """Up to ten times as much in a large fleet; as it is where two fifths are in use, and among few workers."""
     weights = cost_weights(Weights(crowding=0.1, crowding_spare=9.0))
     assert weights_at(weights, 0.0) == weights
     assert weights_at(weights, 1.0) == weights._replace(crowding=1.0)
     assert spare_capacity(0.4, 1_000) == spare_capacity(1.0, 1_000) == 0.0
     assert spare_capacity(0.0, 1_000) == pytest.approx(1.0, abs=0.02)
     assert spare_capacity(0.0, 16) == 2 * spare_capacity(0.2, 16) == 0.5
-    assert spare_capacity(0.0, 2) < 0.12
+    assert spare_capacity(0.0, 15) == 0.0
     assert [
         utilization_of(tokens, blocks, 100) for tokens, blocks in ((0, 0), (0, 25), (1, 0), (0, 130))
     ] == [

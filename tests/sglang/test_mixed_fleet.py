@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -154,21 +155,25 @@ async def test_both_engines_answer_alike(mixed: Mixed) -> None:
 
 
 async def test_explain_shows_both_candidates(mixed: Mixed) -> None:
-    """The router compares workers of both engines, and finds a prompt's blocks with the one that has them."""
+    """The router compares workers of both engines, and finds a prompt's blocks with the one that has them.
+
+    Which one it chooses depends on how long prompts took on either: on a busy machine to compute one may be faster than to find it.
+    """
     prompt = [200 + (position * 7) % 900 for position in range(160)]
     async with mixed.up.client() as client:
         first = await complete(client, prompt, SGLANG, max_tokens=2)
         await mixed.up.until_indexed(5)
         again = await complete(client, [*prompt, 77], max_tokens=2)
-        assert again.headers["x-headwater-worker"].startswith(SGLANG)
-        assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 160
+        has_it = again.headers["x-headwater-worker"].startswith(SGLANG)
+        cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == (160 if has_it else 0)
         assert first.json()["choices"][0]["text"]
         models = (await client.get("/v1/models")).json()["data"]
         assert [model["id"] for model in models] == [MODEL]
     code, text = await mixed.up.command("explain", again.headers["x-request-id"])
     assert code == 0, text
-    assert VLLM in text
-    assert SGLANG in text
+    assert re.search(rf"^.* {VLLM}\S* .* 0 of 5 ", text, re.M), text
+    assert re.search(rf"^.* {SGLANG}\S* .* 5 of 5 ", text, re.M), text
 
 
 async def test_a_capability_of_one_engine_is_routed_to_it(mixed: Mixed) -> None:

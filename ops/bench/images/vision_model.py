@@ -11,17 +11,33 @@ from headwater.ops.bench.gpu import model as gpu_model
 
 SPECIAL: Final = (*gpu_model.SPECIAL, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
+LANGUAGE_7B: Final[dict[str, Any]] = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "dtype": "bfloat16",
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+LANGUAGE_TINY: Final[dict[str, Any]] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+    "dtype": "float32",
+    "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+}
+"""The language models, which both families share."""
+
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "qwen2-vl-7b": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "dtype": "bfloat16",
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        **LANGUAGE_7B,
         "vision_config": {
             "depth": 32,
             "embed_dim": 1280,
@@ -32,15 +48,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     },
     "qwen2.5-vl-7b": {
         "model_type": "qwen2_5_vl",
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "dtype": "bfloat16",
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        **LANGUAGE_7B,
         "vision_config": {
             "depth": 32,
             "hidden_size": 1280,
@@ -52,28 +60,12 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         },
     },
     "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 1024,
-        "max_position_embeddings": 8192,
-        "dtype": "float32",
-        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        **LANGUAGE_TINY,
         "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2},
     },
     "tiny-2.5": {
         "model_type": "qwen2_5_vl",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 1024,
-        "max_position_embeddings": 8192,
-        "dtype": "float32",
-        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        **LANGUAGE_TINY,
         "vision_config": {
             "depth": 2,
             "hidden_size": 32,

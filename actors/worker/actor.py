@@ -58,7 +58,7 @@ from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.transfer.port import TensorTransfer
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables.capability import ENCODE_NEEDS
+from headwater.schemas.tables.capability import kinds_encoded
 
 STOP_DEAD_S_MAX = 10.0
 """How long a dead engine may take to stop; its processes are killed with this one."""
@@ -246,14 +246,7 @@ class WorkerActor(Actor):
         self.encoding.epoch = held.epoch
         held.reads_embeddings = self._reader.transfer is not None
         held.embedding_format = self.status.embedding_format if self._transfer is not None else ""
-        takes = self.info.media.placeholders
-        held.encodes = tuple(
-            [
-                kind
-                for kind, needs in ENCODE_NEEDS.items()
-                if kind in takes and set(needs) <= self.engine.capabilities
-            ]
-        )
+        held.encodes = kinds_encoded(self.info.media.placeholders, self.engine.capabilities)
         self._lease = held
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,6 +1,7 @@
 """What an engine can do, and which capability each feature of a request needs. Workers publish theirs in model cards."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, Literal, NamedTuple
 
 from headwater.schemas.media_kind import PromptMediaKind
@@ -52,6 +53,16 @@ ENCODE_NEEDS: Final[dict[PromptMediaKind, tuple[Capability, ...]]] = {
     "audio": ("encode", "audio"),
 }
 """What encode workers must be capable of, by the kinds of media that may be encoded apart. A recording to transcribe is none of them."""
+
+
+def kinds_encoded(
+    taken: Iterable[PromptMediaKind], capabilities: AbstractSet[Capability]
+) -> tuple[PromptMediaKind, ...]:
+    """The kinds that an encode worker with these capabilities encodes, of those that its model takes."""
+    takes = set(taken)
+    return tuple(
+        [kind for kind, needs in ENCODE_NEEDS.items() if kind in takes and set(needs) <= capabilities]
+    )
 
 
 class Need(NamedTuple):

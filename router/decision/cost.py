@@ -120,7 +120,8 @@ def decode(weights: CostWeights, work: WorkEstimate) -> float:
     held = work.decode_blocks + new_blocks(work)
     if not work.timed:
         return weights.decode * held
-    return weights.decode * weights.memory * held / work.total_blocks
+    # A load report may say that there are none.
+    return weights.decode * weights.memory * held / max(1, work.total_blocks)
 
 
 @jitable

@@ -12,8 +12,8 @@ from headwater.schemas.jit import jitable
 UTILIZATION_BUSY: Final = 0.4
 """Mean utilization of workers from which on none of it counts as spare."""
 
-WORKERS_UNSURE: Final = 16.0
-"""Of so many workers, half of what is spare counts, and of fewer nothing."""
+SPARE_WORKERS_MIN: Final = 16.0
+"""Of fewer workers nothing counts as spare, of so many half, of more a larger share."""
 
 
 class CostWeights(NamedTuple):
@@ -43,8 +43,8 @@ def cost_weights(weights: Weights) -> CostWeights:
 
 @jitable
 def utilization_of(prefill_tokens: int, held_blocks: int, total_blocks: int) -> float:
-    """How much of a worker is in use, 0 to 1: all while it has prompts to compute, else its share of KV blocks in use."""
-    if prefill_tokens:
+    """How much of a worker is in use, 0 to 1: all while it has prompts to compute, or without KV blocks, else its share of KV blocks in use."""
+    if prefill_tokens or total_blocks <= 0:
         return 1.0
     return min(1.0, held_blocks / total_blocks)
 
@@ -55,9 +55,9 @@ def spare_capacity(utilization: float, workers: int) -> float:
 
     0 from `UTILIZATION_BUSY` on. The mean of a few workers at one moment says little: with 8, prompts waited up to 2 % longer for nothing.
     """
-    if workers < WORKERS_UNSURE:
+    if workers < SPARE_WORKERS_MIN:
         return 0.0
-    return max(0.0, 1.0 - utilization / UTILIZATION_BUSY) * workers / (workers + WORKERS_UNSURE)
+    return max(0.0, 1.0 - utilization / UTILIZATION_BUSY) * workers / (workers + SPARE_WORKERS_MIN)
 
 
 @jitable

@@ -132,7 +132,7 @@ class Inflight:
             )
 
     def _images_to_encode(self, request: GenerateRequest) -> list[tuple[int, int]]:
-        """(end in the prompt, tokens) of each image or video that the engine gets as pixels for the first time."""
+        """(end in the prompt, tokens) of each item of media that the engine encodes itself, for the first time."""
         found = []
         for item in request.media:
             if item.kind in ENCODE_NEEDS and item.data and item.given is None and item.id not in self._images:

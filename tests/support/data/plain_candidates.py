@@ -64,7 +64,8 @@ def spare_capacity(scoring: ScoringContext, allowed: Sequence[Worker]) -> float:
     used = 0.0
     for worker in allowed:
         tokens, blocks = worker.promised(scoring.context.wall_ns)
-        used += 1.0 if tokens else min(1.0, max(blocks, worker.used_blocks) / worker.total_blocks)
+        share = max(blocks, worker.used_blocks) / worker.total_blocks if worker.total_blocks > 0 else 1.0
+        used += 1.0 if tokens else min(1.0, share)
     count = len(allowed)
     return max(0.0, 1.0 - used / count / 0.4) * count / (count + 16.0) if count >= 16 else 0.0
 

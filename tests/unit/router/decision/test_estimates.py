@@ -122,6 +122,18 @@ def test_the_delay_of_running_requests_counts_more_where_workers_are_idle() -> N
     ]
 
 
+def test_workers_without_kv_blocks_are_decided_on() -> None:
+    """A fold may hold some: a report of theirs is not checked as their joining is. None of their capacity is spare."""
+    assert utilization_of(0, 0, 0) == 1.0
+    roles: dict[str, Role] = {f"w{number:02}": "both" for number in range(20)}
+    state = fleet(**roles)
+    for worker in state.loads.workers.values():
+        worker.total_blocks = 0
+    state.loads.columns.touched.update(state.loads.workers)
+    for estimate in (True, False):
+        assert ask(state, weights=Weights(estimate=estimate)).spare == 0.0
+
+
 def test_a_prefix_spreads_sooner_while_workers_are_idle() -> None:
     """Its holder runs requests that a prompt delays; the same worker is chosen once the others are in use, too."""
     roles: dict[str, Role] = {f"w{number:02}": "both" for number in range(40)}

@@ -11,6 +11,7 @@ import pytest_asyncio
 from tests.sglang.conftest import MODEL, SGLANG, VLLM, Mixed
 from tests.support.clients.media_chat import ask, ask_again
 from tests.support.clients.pictures import picture_url
+from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.vision_reference import reference_answers
 
 pytestmark = [
@@ -82,7 +83,7 @@ async def test_a_placeholder_without_an_image_ends_no_engine(client: openai.Asyn
     with pytest.raises(openai.BadRequestError, match="without an image"):
         await client.completions.create(
             model=MODEL,
-            prompt=[504, 49154, 504],
+            prompt=[504, tiny_vision_model.IMAGE_TOKEN, 504],
             max_tokens=2,
             extra_headers={"x-headwater-worker": SGLANG},
         )

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.engines.conformance.case import EngineCase
-from headwater.engines.vllm import VllmSettings
+from headwater.engines.vllm import VllmSettings, forkserver
 from headwater.engines.vllm.encoder import VllmEncoder
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
@@ -56,6 +56,13 @@ async def test_the_reference_is_what_hugging_face_answers() -> None:
     assert json.loads(output.splitlines()[-1]) == [list(answer) for answer in ANSWERS.values()]
 
 
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """VLLM in this process. The processes of its engines are forks of it, instead of importing it again, four times."""
+    forkserver.preload()
+
+
+@pytest.mark.usefixtures("imported")
 async def test_vllm_answers_as_hugging_face_does() -> None:
     """With as many tokens as it was seen to make of a clip; the same clip is found where it is cached, under the names of an edge.
 

@@ -93,7 +93,7 @@ async def test_blocks_are_found_by_their_image(up: FleetProcess) -> None:
 async def test_what_it_cannot_pool_ends_no_engine(up: FleetProcess) -> None:
     """A place without an image, as a token id and spelled in a text; and a file that is no image."""
     async with up.client() as client:
-        for given in ({"input": [504, 49154, 504]}, {"input": "<|image_pad|>"}):
+        for given in ({"input": [504, tiny_vision_model.IMAGE_TOKEN, 504]}, {"input": "<|image_pad|>"}):
             response = await client.post("/v1/embeddings", json={"model": "vectors", **given})
             assert response.status_code == 400
             assert "without an image" in response.json()["error"]["message"]

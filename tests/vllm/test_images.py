@@ -12,6 +12,7 @@ from safetensors.numpy import load
 
 from tests.support.clients.media_chat import MediaAnswer, ask, ask_again, ask_content
 from tests.support.clients.pictures import picture_url
+from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.vision_reference import reference_embeddings
 from tests.support.media.embeddings import embedding_file, embedding_part
 from tests.support.processes.fleet import FleetProcess
@@ -167,7 +168,9 @@ async def test_what_is_no_image_is_rejected_by_name(client: openai.AsyncOpenAI, 
 async def test_a_placeholder_without_an_image_ends_no_engine(client: openai.AsyncOpenAI) -> None:
     """As token ids in a prompt, and spelled in a message of the system, where control tokens count."""
     with pytest.raises(openai.BadRequestError, match="without an image"):
-        await client.completions.create(model=MODEL, prompt=[504, 49154, 504], max_tokens=2)
+        await client.completions.create(
+            model=MODEL, prompt=[504, tiny_vision_model.IMAGE_TOKEN, 504], max_tokens=2
+        )
     with pytest.raises(openai.BadRequestError, match="without an image"):
         await client.chat.completions.create(
             model=MODEL, messages=[{"role": "system", "content": "<|image_pad|>"}], max_tokens=2

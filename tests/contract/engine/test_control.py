@@ -10,9 +10,9 @@ from headwater.engines.conformance import control
 from headwater.engines.conformance.check import Check
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm import VllmEngine
-from headwater.ops.worker import default_model
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest, Guide, GuideKind
+from tests.support.engines import tiny_model
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EngineCase, rebuilt
 from tests.support.ports.waiting import eventually
@@ -91,18 +91,23 @@ async def test_guides_decide_what_can_be_said(full_case: EngineCase) -> None:
     """One of the choices, a match of the expression, JSON of the schema; nonsense is refused."""
     has(full_case, "guide")
     case = full_case
-    tokenizer = Tokenizer.from_file(str(default_model.ensure() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(tiny_model.ensure() / "tokenizer.json"))
     prompt = tokenizer.encode("The capital of France is").ids
 
     async def guided(kind: GuideKind, value: str) -> str:
-        answer = await case.generate(prompt, guide=Guide(kind, value), ignore_eos=False, max_tokens=40)
+        answer = await case.generate(prompt, guide=Guide(kind, value), ignore_eos=False, max_tokens=100)
         assert answer.finish == "stop", answer.steps[-1]
         text: str = tokenizer.decode(answer.tokens, skip_special_tokens=True)
         return text
 
     assert await guided("choice", '["north", "south"]') in ("north", "south")
     assert len(await guided("regex", "[0-9]{3}x")) == 4
-    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     assert json.loads(await guided("json_schema", json.dumps(schema)))["a"] in ("x", "y")
     assert await guided("grammar", 'root ::= "yes" | "no"') in ("yes", "no")
     wrong = (Guide("choice", "[]"), Guide("choice", "no"), Guide("json_schema", "{"), Guide("regex", ""))

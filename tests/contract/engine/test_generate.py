@@ -1,9 +1,11 @@
 """The `Engine` contract on generation: the shipped checks, and how a model's own end of an answer stops it."""
 
 import pytest
+from tokenizers import Tokenizer
 
 from headwater.engines.conformance import generation
 from headwater.engines.conformance.check import Check
+from tests.support.engines import tiny_model
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EOS, EngineCase
 
@@ -12,8 +14,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-# "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n" for the small model.
-CHAT = [1, 4093, 198, 36218, 15876, 30, 2, 198, 1, 520, 9531, 198]
+CHAT = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @parametrized(generation.CHECKS, "one")
@@ -23,10 +24,11 @@ async def test_generation(engine_case: EngineCase, one: Check) -> None:
 
 async def test_end_of_answer_stops_and_can_be_ignored(engine_case: EngineCase) -> None:
     """The model's own end token means stop, unless the request says to go on."""
-    ended = await engine_case.generate(CHAT, max_tokens=300, seed=3, ignore_eos=False)
+    prompt = Tokenizer.from_file(str(tiny_model.ensure() / "tokenizer.json")).encode(CHAT).ids
+    ended = await engine_case.generate(prompt, max_tokens=300, seed=3, ignore_eos=False)
     assert ended.finish == "stop"
     assert ended.tokens[-1] == EOS
     more = len(ended.tokens) + 20
-    ignored = await engine_case.generate(CHAT, max_tokens=more, seed=3, ignore_eos=True)
+    ignored = await engine_case.generate(prompt, max_tokens=more, seed=3, ignore_eos=True)
     assert (ignored.finish, len(ignored.tokens)) == ("length", more)
     assert ignored.tokens[: len(ended.tokens) - 1] == ended.tokens[:-1]

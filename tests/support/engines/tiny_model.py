@@ -1,7 +1,7 @@
 """A model small enough to compute hundreds of prompts on a CPU in seconds, whose answers depend on every token.
 
 Two layers with random weights, large enough that no two prompts get the same answer and that the wrong KV shows; the
-tokenizer and template are the small real model's. Made once, in the user's cache folder.
+template is the small real model's, and so is the tokenizer, with fewer tokens. Made once, in the user's cache folder.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.ops.worker import default_model
+from tests.support.engines.short_vocabulary import SIZE, shortened
 
 HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
 SCALE = 0.3
@@ -31,13 +32,14 @@ CONFIG = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
     "dtype": "float32",
+    "vocab_size": SIZE,
     "bos_token_id": 1,
     "eos_token_id": EOS,
 }
-COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-EOS_SCALE = 2.5
+COPIED = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+EOS_SCALE = 2.15
 """Makes the end token the likeliest about every twentieth time."""
-NAME = "tiny-llama-4"
+NAME = "tiny-llama-5"
 
 
 def ensure() -> Path:
@@ -60,12 +62,13 @@ def _made(folder_name: str, config: dict[str, Any], weights: dict[str, Any]) -> 
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=f"{folder_name}-", dir=source.parent))
-    vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
-    (making / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocabulary, **config}))
+    (making / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    tokenizer = shortened(json.loads((source / "tokenizer.json").read_text()))
+    (making / "tokenizer.json").write_text(json.dumps(tokenizer))
     for name in COPIED:
         if (source / name).exists():
             shutil.copy(source / name, making / name)
-    _write_weights(making, vocabulary, weights)
+    _write_weights(making, weights)
     try:
         os.rename(making, folder)
     except OSError:
@@ -74,7 +77,7 @@ def _made(folder_name: str, config: dict[str, Any], weights: dict[str, Any]) -> 
     return folder
 
 
-def _write_weights(folder: Path, vocabulary: int, more: dict[str, Any]) -> None:
+def _write_weights(folder: Path, more: dict[str, Any]) -> None:
     # Not torch: its threads would be missing in the engines that are forked from this process, which wait for them.
     import numpy as np
     from safetensors.numpy import save_file
@@ -86,8 +89,8 @@ def _write_weights(folder: Path, vocabulary: int, more: dict[str, Any]) -> None:
         return (draw.standard_normal((rows, columns)) * scale).astype(np.float32)
 
     weights = {
-        "model.embed_tokens.weight": matrix(vocabulary, hidden),
-        "lm_head.weight": matrix(vocabulary, hidden),
+        "model.embed_tokens.weight": matrix(SIZE, hidden),
+        "lm_head.weight": matrix(SIZE, hidden),
         "model.norm.weight": np.ones(hidden, np.float32),
     }
     weights["lm_head.weight"][EOS] *= EOS_SCALE

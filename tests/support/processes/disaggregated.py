@@ -24,6 +24,7 @@ from headwater.schemas.messages.inference import (
     Sampling,
     TokenFrame,
 )
+from tests.support.engines.short_vocabulary import SIZE
 from tests.support.processes.fleet import FleetProcess
 
 _reply: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)
@@ -40,8 +41,8 @@ Kill = tuple[int, str]
 def prompt(number: int) -> list[int]:
     """40 to 120 random tokens; every fourth one begins like another."""
     draw = random.Random(number // 4 * 4 if number % 4 == 0 else number)
-    tokens = [draw.randrange(3, 49_000) for _ in range(40 + number % 80)]
-    return tokens + [draw.randrange(3, 49_000) for _ in range(number % 4)]
+    tokens = [draw.randrange(3, SIZE) for _ in range(40 + number % 80)]
+    return tokens + [draw.randrange(3, SIZE) for _ in range(number % 4)]
 
 
 def body(number: int, tokens: int = ANSWER_TOKENS) -> dict[str, Any]:

@@ -53,7 +53,7 @@ TEMPLATE: Final = (
 
 def ensure() -> Path:
     """The model's folder, 270 MB."""
-    return model_folder.ensure(NAME, MEDIA_TOKENS, TEMPLATE, _write)
+    return model_folder.ensure(NAME, MEDIA_TOKENS, TEMPLATE, _write, short=False)
 
 
 def _write(folder: Path, ids: dict[str, int]) -> None:

@@ -12,20 +12,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater.ops.worker import default_model
+from tests.support.engines.short_vocabulary import shortened
 
 SCALE: Final = 0.3
 
 
 def ensure(
-    name: str, tokens: Sequence[str], template: str, write: Callable[[Path, dict[str, int]], None]
+    name: str,
+    tokens: Sequence[str],
+    template: str,
+    write: Callable[[Path, dict[str, int]], None],
+    *,
+    short: bool = True,
 ) -> Path:
-    """The folder `name` with the `tokens`; `write` adds its configuration and weights, given their ids."""
+    """The folder `name` with the `tokens`; `write` adds its configuration and weights, given their ids.
+
+    The tokenizer is `short`, unless the model has the real one's weights for its words.
+    """
     source = default_model.ensure()
     folder = source.parent / name
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=source.parent))
-    write(making, _write_tokenizer(source, making, tokens))
+    write(making, _write_tokenizer(source, making, tokens, short=short))
     (making / "chat_template.jinja").write_text(template)
     try:
         os.rename(making, folder)
@@ -35,9 +44,11 @@ def ensure(
     return folder
 
 
-def _write_tokenizer(source: Path, folder: Path, tokens: Sequence[str]) -> dict[str, int]:
+def _write_tokenizer(source: Path, folder: Path, tokens: Sequence[str], *, short: bool) -> dict[str, int]:
     """The tokenizer with these tokens; returns their ids, which are the highest."""
     tokenizer = json.loads((source / "tokenizer.json").read_text())
+    if short:
+        tokenizer = shortened(tokenizer)
     known: list[int] = [
         *tokenizer["model"]["vocab"].values(),
         *(one["id"] for one in tokenizer["added_tokens"]),

@@ -1,6 +1,6 @@
 """A model that hears (Qwen2-Audio's architecture) small enough for a CPU, whose answers depend on all that is heard and on every token.
 
-One layer hears and two speak, with random weights; the tokenizer is the small real model's with the three tokens for audio. Made once, in
+One layer hears and two speak, with random weights; the tokenizer is the small real model's with fewer tokens, and the three tokens for audio. Made once, in
 the user's cache folder.
 """
 
@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from tests.support.engines.multimodal import model_folder
 
-NAME: Final = "tiny-qwen2-audio-1"
+NAME: Final = "tiny-qwen2-audio-3"
 HIDDEN, INNER, LAYERS, HEADS, EOS = 64, 128, 2, 2, 2
 EAR, EAR_INNER, MELS = 32, 64, 80
 RATE_HZ, HOP, WINDOW_S = 16_000, 160, 30
+HEARD_SCALE: Final = 4.0
+"""Of what is heard: two clips of noise are much alike, and answers about them must differ."""
 POSITIONS: Final = WINDOW_S * RATE_HZ // HOP // 2
 SAMPLES_PER_TOKEN: Final = 4 * HOP
 MEDIA_TOKENS: Final = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
@@ -105,6 +107,7 @@ def _write_weights(folder: Path, vocabulary: int) -> None:
         **draw.norm("audio_tower.layer_norm", EAR),
         **draw.linear("multi_modal_projector.linear", HIDDEN, EAR),
     }
+    weights["multi_modal_projector.linear.weight"] *= HEARD_SCALE
     layer = "audio_tower.layers.0"
     for name in ("self_attn_layer_norm", "final_layer_norm"):
         weights |= draw.norm(f"{layer}.{name}", EAR)

@@ -1,6 +1,6 @@
 """A vision-language model (Qwen2-VL's architecture) small enough for a CPU, whose answers depend on every pixel patch and token.
 
-One vision layer and two language layers with random weights; the tokenizer is the small real model's with the four tokens for media.
+One vision layer and two language layers with random weights; the tokenizer is the small real model's with fewer tokens, and the four tokens for media.
 Made once, in the user's cache folder.
 """
 
@@ -16,12 +16,14 @@ from tests.support.engines.multimodal.qwen2_vl_config import (
     token_fields,
     vision_config,
 )
+from tests.support.engines.short_vocabulary import SIZE
 
-NAME: Final = "tiny-qwen2-vl-2"
+NAME: Final = "tiny-qwen2-vl-3"
 HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
 VISION, VISION_INNER = 32, 64
-EOS_SCALE = 2.5
+EOS_SCALE = 2.15
 MEDIA_TOKENS: Final = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+IMAGE_TOKEN: Final = SIZE + MEDIA_TOKENS.index("<|image_pad|>")
 MAX_PIXELS: Final = 28 * 28 * 64
 TEMPLATE: Final = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

@@ -27,6 +27,9 @@ from headwater.engines.sglang.config import versions
 EXIT_S: Final = 10.0
 """How long its scheduler may take to free its memory before it is killed."""
 
+SCHEDULER: Final = "::scheduler"
+"""In the title of those processes that end when asked to: not the detokenizer's, nor that of the controller of several ranks."""
+
 POLL_S: Final = 0.02
 
 STOPPED: Final = "stopped"
@@ -118,7 +121,8 @@ class SglangProcess:
             self._on_failure(reason)
 
     async def stop(self) -> None:
-        """End all its processes: the scheduler by itself, so that it frees GPU memory, then by signals."""
+        """End all its processes: schedulers by themselves, so that they free GPU memory, then by signals. After a failure by signals at once."""
+        failed = bool(self.failure)
         # Nothing that happens from here on is a failure.
         self.failure = self.failure or STOPPED
         self._dead.set()
@@ -127,9 +131,10 @@ class SglangProcess:
         if watchdog is not None:
             await asyncio.to_thread(watchdog.stop)
         processes = _tree(self._pids)
-        self._ask_to_end()
-        schedulers = [pid for pid in self._pids if _runs(pid)]
-        await _gone(schedulers[:-1], EXIT_S)
+        if not failed:
+            # Else one of its ranks may wait for another that is dead.
+            self._ask_to_end()
+            await _gone([pid for pid in self._pids if SCHEDULER in _title(pid)], EXIT_S)
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -219,6 +224,14 @@ def _tree(pids: list[int]) -> list[int]:
         with contextlib.suppress(psutil.Error):
             found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return found
+
+
+def _title(pid: int) -> str:
+    """What `ps` shows of it; empty for one that ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _runs(pid: int) -> bool:

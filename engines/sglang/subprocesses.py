@@ -3,6 +3,9 @@
 Imports nothing of SGLang before it runs: the process that starts these is not the one that needs it.
 """
 
+import os
+import sys
+import threading
 from typing import Any, Final
 
 from headwater.engines import first_failure
@@ -19,6 +22,11 @@ def run_scheduler(*arguments: Any, **named: Any) -> None:
     first_failure.keep("sglang", FATAL)
     counter.install()
     run_scheduler_process(*arguments, **named)
+    # It was asked to end, and has freed its memory. A prefill scheduler's transfer threads, which wait for transfers, would keep its process.
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def run_detokenizer(*arguments: Any, **named: Any) -> None:

@@ -154,12 +154,24 @@ def vllm_model() -> str:
 
 
 @pytest.fixture(scope="session")
-def sglang_model() -> str:
-    """Folder of the same model, with SGLang imported into this process unless it was forked from one that has."""
+def sglang_model() -> Iterator[str]:
+    """Folder of the same model, with SGLang imported into this process unless it was forked from one that has.
+
+    A process of SGLang's that does not end when it is asked to fails the test that stops its engine.
+    """
+    from headwater.engines.sglang import process
     from tests.support.sglang import forks
 
+    wait = process._gone
+
+    async def all_gone(pids: list[int], within_s: float) -> None:
+        await wait(pids, within_s)
+        assert not any(map(process._runs, pids)), f"{pids} did not end within {within_s} s"
+
     forks.preload()
-    return str(tiny_model.ensure())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_gone", all_gone)
+        yield str(tiny_model.ensure())
 
 
 @pytest.fixture(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.engines.multimodal import model_folder
+from tests.support.engines.short_vocabulary import SIZE
 
-NAME: Final = "tiny-qwen2-audio-3"
+NAME: Final = "tiny-qwen2-audio-4"
 HIDDEN, INNER, LAYERS, HEADS, EOS = 64, 128, 2, 2, 2
 EAR, EAR_INNER, MELS = 32, 64, 80
 RATE_HZ, HOP, WINDOW_S = 16_000, 160, 30
@@ -108,6 +109,8 @@ def _write_weights(folder: Path, vocabulary: int) -> None:
         **draw.linear("multi_modal_projector.linear", HIDDEN, EAR),
     }
     weights["multi_modal_projector.linear.weight"] *= HEARD_SCALE
+    # A prompt with an answer so far that has one would lack its item.
+    weights["language_model.lm_head.weight"][SIZE:] = 0
     layer = "audio_tower.layers.0"
     for name in ("self_attn_layer_norm", "final_layer_norm"):
         weights |= draw.norm(f"{layer}.{name}", EAR)

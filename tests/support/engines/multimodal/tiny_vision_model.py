@@ -18,7 +18,7 @@ from tests.support.engines.multimodal.qwen2_vl_config import (
 )
 from tests.support.engines.short_vocabulary import SIZE
 
-NAME: Final = "tiny-qwen2-vl-3"
+NAME: Final = "tiny-qwen2-vl-4"
 HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
 VISION, VISION_INNER = 32, 64
 EOS_SCALE = 2.15
@@ -88,6 +88,8 @@ def _write_weights(folder: Path, vocabulary: int) -> None:
         **draw.linear("visual.merger.mlp.2", HIDDEN, VISION * MERGE**2),
     }
     weights["lm_head.weight"][EOS] *= EOS_SCALE
+    # A prompt with an answer so far that has one would lack its item.
+    weights["lm_head.weight"][SIZE:] = 0
     block = "visual.blocks.0"
     for name in ("norm1", "norm2"):
         weights |= draw.norm(f"{block}.{name}", VISION)

@@ -64,6 +64,15 @@ class Connection(Client):
         """See `Client.flush`."""
         await _cancellable(super().flush(timeout))
 
+    async def close(self) -> None:
+        """See `Client.close`. Without a server, what is still to be sent is dropped.
+
+        nats-py writes it to the transport that was lost, where uvloop raises `RuntimeError`.
+        """
+        if not self.is_connected:
+            self._pending, self._pending_data_size = [], 0
+        await super().close()
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # Called before credentials are sent, on every reconnect too. nats-py would continue without TLS.
         if initial_connection and self.options.get("tls") and not info.get("tls_required"):

@@ -86,7 +86,8 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
         role=own.role,
         native=vllm.native,
         connectors=checks.role(own.role, vllm.connector, vllm.native),
-        connector_options=vllm.connector_options,
+        # An encode worker has no connectors, whatever the others of its fleet have.
+        connector_options=vllm.connector_options if own.role != "encode" else {},
         nixl_host=vllm.nixl_host,
         nixl_port=vllm.nixl_port,
         metrics=bool(settings.metrics.port),

@@ -77,6 +77,9 @@ APART = (
     "always",
     "--local-prefill-tokens",
     "31",
+    # Of 30 s: how long an engine holds the KV that nobody fetches, and steps.
+    "--connector-options",
+    '{"nixl": {"kv_lease_duration": 12}}',
 )
 
 

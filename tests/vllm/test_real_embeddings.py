@@ -11,7 +11,8 @@ import pytest_asyncio
 
 from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
 from tests.support.engines.tiny_classifier import minilm
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.encode_leg import StoppedProcesses
+from tests.support.processes.fleet import FleetProcess, descendants, fleet
 
 pytestmark = [
     pytest.mark.vllm,
@@ -62,7 +63,10 @@ async def test_vectors_are_those_of_the_model(embedder: FleetProcess) -> None:
 
 
 async def test_vectors_for_an_edge_that_died_are_not_computed(embedder: FleetProcess) -> None:
-    """The engine has some minutes of work for it, and stops: the next edge's request does not wait for that."""
+    """The engine has some minutes of work for it, and stops: the next edge's request does not wait for that.
+
+    It stands still until its worker knows that nobody waits, so that this takes no processor time.
+    """
     await embedder.until_whole(workers=1)
     prompt = [[1_037] * 250 for _ in range(PROMPTS)]
     async with embedder.client() as client:
@@ -72,11 +76,18 @@ async def test_vectors_for_an_edge_that_died_are_not_computed(embedder: FleetPro
         ]
         placed = 7 * CLIENTS
         await embedder.until("it has all", lambda all_: any(one.get("decisions", 0) > placed for one in all_))
-        embedder.kill(" edge ")
-        broken = await asyncio.gather(*asked, return_exceptions=True)
-    assert all(isinstance(one, httpx.TransportError) for one in broken)
-    aborted_s = GONE_S + 3 * CHECK_PERIOD_S + LOADED_S
-    await embedder.until("aborted", lambda _: '"orphans_aborted"' in embedder.log.read_text(), aborted_s)
+        engine = StoppedProcesses()
+        engine.stop(*descendants(await embedder.worker_pid("worker-0")))
+        try:
+            embedder.kill(" edge ")
+            broken = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(one, httpx.TransportError) for one in broken)
+            aborted_s = GONE_S + 3 * CHECK_PERIOD_S + LOADED_S
+            await embedder.until(
+                "aborted", lambda _: '"orphans_aborted"' in embedder.log.read_text(), aborted_s
+            )
+        finally:
+            engine.resume()
     await embedder.until_whole(workers=1)
     url = f"{embedder.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=LOADED_S) as client:

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from headwater.events.jetstream.connection import connect
 from headwater.events.log import Stored, Unknown
 from tests.support.ports.logs import (
     LogCase,
@@ -169,3 +170,13 @@ async def test_append_queued_behind_a_stuck_one_keeps_its_own_deadline(
     assert isinstance(result, Unknown)
     assert took < 3.0
     assert isinstance(await stuck, Stored)
+
+
+async def test_a_connection_that_lost_its_server_closes_without_an_error(own_server: NatsServer) -> None:
+    """Also with messages that it could not send: what stops it has no use for an error of the transport that is gone."""
+    client = await connect(own_server.url, "orphan")
+    own_server.kill()
+    await eventually(lambda: not client.is_connected)
+    await client.publish("x", b"never sent")
+    await client.close()
+    assert client.is_closed

@@ -180,7 +180,7 @@ async def test_official_clients_send_files_of_which_the_model_sees_the_text(up: 
             messages: Any = [{"role": "user", "content": content}]
             answer = await client.chat.completions.create(model="sim", max_tokens=2, messages=messages)
             assert answer.usage is not None
-            return answer.usage.prompt_tokens
+            return int(answer.usage.prompt_tokens)
 
         response = await client.responses.create(
             model="sim", max_output_tokens=2, input=[{"role": "user", "content": [part]}]

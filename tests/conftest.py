@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ ID_CHARS_MAX = 200
 
 SHORT = ("tidy", "unit")
 """Folders of tests that take less than a second each."""
+
+INTERLEAVED_FROM, FILLING_SHARE = 0.4, 0.7
+"""The part of the other modules that run before any of these folders, and the part of these that runs between the others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,23 +111,49 @@ def logging_of_all_tests() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests that share processes. Those of vLLM and SGLang come first and the short ones last, so that workers end together.
+    """Group the tests that share processes, and order the groups so that the cores are busy to the end and workers end together.
 
-    Those by folder: the fleet of one ends with it, since also idle engines need some processor time.
+    Those of vLLM and SGLang come first, by folder: the fleet of one ends with it, since also idle engines need some processor time. Of
+    the others, those of `SHORT` only compute, and many of the rest only wait: the former fill the time of the latter, and end the run.
     """
 
     @cache
     def place(path: Path) -> Path:
         return path.relative_to(config.rootpath)
 
-    def order(item: pytest.Item) -> tuple[bool, str, bool, bool]:
-        folder = place(item.path).parts[1]
-        first = item.get_closest_marker("vllm") is not None or folder == "sglang"
-        last = item.get_closest_marker("last") is not None
-        return not first, folder if first else "", folder in SHORT, last
+    def folder(item: pytest.Item) -> str:
+        return place(item.path).parts[1]
+
+    def is_first(item: pytest.Item) -> bool:
+        return item.get_closest_marker("vllm") is not None or folder(item) == "sglang"
+
+    def order(item: pytest.Item) -> tuple[bool, str, bool]:
+        first, last = is_first(item), item.get_closest_marker("last") is not None
+        return not first, folder(item) if first else "", last
 
     for item in items:
         module = place(item.path)
         if module.parts[1] in SHARING and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(module)))
     items.sort(key=order)
+    first = [item for item in items if is_first(item)]
+    short, long = (
+        [item for item in items if not is_first(item) and (folder(item) in SHORT) is is_short]
+        for is_short in (True, False)
+    )
+    items[:] = [*first, *interleaved(long, short)]
+
+
+def interleaved(long: list[pytest.Item], short: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Modules of `long`, from `INTERLEAVED_FROM` of them on with modules of `short` between them, and the rest of `short`."""
+    modules = [list(group) for _, group in groupby(long, lambda item: item.path)]
+    fillers = [list(group) for _, group in groupby(short, lambda item: item.path)]
+    begin = int(len(modules) * INTERLEAVED_FROM)
+    each = FILLING_SHARE * len(fillers) / max(1, len(modules) - begin)
+    used = 0
+    for number, module in enumerate(modules):
+        yield from module
+        until = int(max(0, number + 1 - begin) * each)
+        yield from chain.from_iterable(fillers[used:until])
+        used = max(used, until)
+    yield from chain.from_iterable(fillers[used:])

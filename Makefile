@@ -104,8 +104,8 @@ define with_types
 	test $$tests -eq 0 -a $$types -eq 0
 endef
 
-# Twice the cores of a machine with two: tests of failures wait most of their time.
-TEST_WORKERS ?= 4
+# More than twice the cores of a machine with two: tests of failures wait most of their time.
+TEST_WORKERS ?= 5
 
 # Groups of tests in the order of tests/conftest.py: the longest begin first, and not those with the most tests.
 DIST = --dist loadgroup --no-loadscope-reorder

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,22 @@ async def guest(up: FleetProcess, name: str = "guest", keys: Path | None = None)
 
 
 class Load:
-    """Clients that ask without end, and count what they get."""
+    """Clients that ask without end, and count what they get.
+
+    Each request has a cache of its own: else the holders of the prompt could be chosen each time, and the guest never.
+    """
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.answers: list[tuple[str, str]] = []
         self._client = client
+        self._salts = count()
         self._stopped = False
 
     async def ask(self) -> None:
         """One client."""
         while not self._stopped:
-            text, finish, _ = await stream_text(self._client, {**CHAT, "max_tokens": 60})
+            body = {**CHAT, "max_tokens": 60, "cache_salt": str(next(self._salts))}
+            text, finish, _ = await stream_text(self._client, body)
             self.answers.append((text, finish))
 
     @contextlib.asynccontextmanager

@@ -37,11 +37,14 @@ class _Stage(Enum):
 
 
 class _Open:
-    __slots__ = ("expires_s", "handoff", "pinned", "request", "stage")
+    __slots__ = ("edge", "expires_s", "handoff", "pinned", "request", "stage")
 
-    def __init__(self, handoff: Handoff, request: str, pinned: Pinned, expires_s: float) -> None:
+    def __init__(
+        self, handoff: Handoff, request: str, edge: tuple[str, int], pinned: Pinned, expires_s: float
+    ) -> None:
         self.handoff = handoff
         self.request = request
+        self.edge = edge
         self.pinned = pinned
         self.expires_s = expires_s
         self.stage = _Stage.OFFERED
@@ -94,7 +97,8 @@ class Handoffs:
             self._choreography,
         )
         expires_s = self._clock.monotonic_s() + pinned.lease_s
-        self._open[name] = _Open(handoff, request.request, pinned, expires_s)
+        edge = (request.edge, request.edge_epoch)
+        self._open[name] = _Open(handoff, request.request, edge, pinned, expires_s)
         self._by_request[request.request] = name
         return handoff
 
@@ -116,6 +120,16 @@ class Handoffs:
         """The edge is done with the prefill leg `request`: its KV was fetched, or its client is gone."""
         name = self._by_request.get(request)
         return self._close_all([self._open[name]], "released") if name is not None else []
+
+    def edges(self) -> set[tuple[str, int]]:
+        """Name and epoch of the edges whose requests have hand-offs that are not claimed; without those that answer for no request."""
+        offered = (one for one in self._open.values() if one.stage is _Stage.OFFERED)
+        return {one.edge for one in offered if one.edge[1]}
+
+    def release_edge(self, edge: tuple[str, int]) -> list[UnclaimedKv]:
+        """This edge, by name and epoch, is gone: close what no worker has claimed for its requests."""
+        offered = [one for one in self._open.values() if one.stage is _Stage.OFFERED and one.edge == edge]
+        return self._close_all(offered, "released")
 
     def abandon(self) -> list[UnclaimedKv]:
         """Close all that are not claimed."""

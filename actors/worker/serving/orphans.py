@@ -51,6 +51,18 @@ class EdgeRequests(Protocol):
         ...
 
 
+class KeptKv(Protocol):
+    """The KV of prompts that a worker keeps until another worker claims it for an edge's request."""
+
+    def edges_of_kept_kv(self) -> set[Edge]:
+        """The edges of those requests that answer for theirs."""
+        ...
+
+    def release_kept_kv(self, edge: Edge) -> int:
+        """Release what no worker has claimed. Returns for how many requests."""
+        ...
+
+
 def by_edge(waiters: Iterable[tuple[str, WaitingEdge | None]]) -> RequestsByEdge:
     """The requests whose `waiter` answers for them."""
     found: RequestsByEdge = {}
@@ -61,11 +73,12 @@ def by_edge(waiters: Iterable[tuple[str, WaitingEdge | None]]) -> RequestsByEdge
 
 
 class OrphanWatch:
-    """One per worker: it aborts the requests, of all these `kinds`, for which no edge waits."""
+    """One per worker: it aborts the requests, of all these `kinds`, for which no edge waits, and releases the KV kept for an edge that is gone."""
 
-    def __init__(self, ports: Ports, kinds: Sequence[EdgeRequests]) -> None:
+    def __init__(self, ports: Ports, kinds: Sequence[EdgeRequests], kept: KeptKv) -> None:
         self._ports = ports
         self._kinds = kinds
+        self._kept = kept
         self._silent_since_s: dict[Edge, float] = {}
         """Edges for which no process listens, and since when that is known."""
         self._aborted: set[str] = set()
@@ -85,6 +98,9 @@ class OrphanWatch:
         for kind in self._kinds:
             for edge, named in kind.requests_by_edge().items():
                 found.setdefault(edge, {}).update(named)
+        # An edge without requests here is asked whether it is there.
+        for edge in self._kept.edges_of_kept_kv():
+            found.setdefault(edge, {})
         return found
 
     async def _check(self, edge: Edge, requests: Mapping[int, str]) -> None:
@@ -98,6 +114,8 @@ class OrphanWatch:
         except NoResponder:
             if now_s - self._silent_since_s.setdefault(edge, now_s) >= GONE_S:
                 self._end(edge, list(requests.values()), "no process responds for it")
+                if released := self._kept.release_kept_kv(edge):
+                    _log.warning("orphaned_kv_released", edge=edge[0], epoch=edge[1], requests=released)
             return
         except (BusError, msgspec.DecodeError) as error:
             _log.debug("streams_unanswered", edge=edge[0], epoch=edge[1], reason=str(error))

@@ -16,7 +16,7 @@ from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.handoffs import Handoffs, UnclaimedKv
 from headwater.actors.worker.serving.inflight import Inflight, LoadSource
 from headwater.actors.worker.serving.media import MediaCache, MediaMissing
-from headwater.actors.worker.serving.orphans import RequestsByEdge
+from headwater.actors.worker.serving.orphans import Edge, RequestsByEdge
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.actors.worker.serving.token_frames import FrameSender
 from headwater.engines.engine import Aborts, Emit, EngineError, RequestRejected, Step, Transfer
@@ -291,6 +291,16 @@ class RequestIntake:
         """See `EdgeRequests`. The KV that they left for other workers stays for its lease."""
         for request in requests:
             self._abort(request)
+
+    def edges_of_kept_kv(self) -> set[Edge]:
+        """See `KeptKv`."""
+        return self.handoffs.edges()
+
+    def release_kept_kv(self, edge: Edge) -> int:
+        """See `KeptKv`."""
+        released = self.handoffs.release_edge(edge)
+        self._release_kv(released)
+        return len(released)
 
     def abort_all(self) -> None:
         """Abort all requests and hand-offs that are not claimed: their edges migrate them.

@@ -1,5 +1,6 @@
 """Hand-offs: given once, to the right prompt, in time; and whatever nobody fetches goes back to the engine."""
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -50,6 +51,21 @@ def test_the_parameters_are_given_once() -> None:
         assert handoffs.claim(claim_of(made)) == HandoffDenied("consumed")
     assert handoffs.release("r1") == [], "its KV is the other engine's affair"
     assert handoffs.claim(claim_of(made)) == HandoffDenied("consumed")
+
+
+def test_what_nobody_claimed_for_an_edge_is_released_with_it() -> None:
+    """Of that incarnation of the edge, and nothing that another worker is fetching."""
+    _, handoffs = ledger()
+    of_edge = [
+        msgspec.structs.replace(request(number), edge_epoch=epoch)
+        for number, epoch in enumerate((5, 5, 6, 0))
+    ]
+    claimed, _, _, _ = (handoffs.offer(one, PINNED, one.request) for one in of_edge)
+    assert handoffs.edges() == {("e1", 5), ("e1", 6)}
+    assert isinstance(handoffs.claim(claim_of(claimed)), HandoffGranted)
+    assert handoffs.release_edge(("e1", 5)) == [UnclaimedKv("r1", PINNED.params)]
+    assert handoffs.edges() == {("e1", 6)}
+    assert len(handoffs) == 3
 
 
 def test_it_is_good_for_its_own_prompt_only() -> None:

@@ -12,6 +12,7 @@ from headwater.actors.worker.serving import orphans
 from headwater.actors.worker.serving.orphans import (
     CHECK_PERIOD_S,
     GONE_S,
+    Edge,
     OrphanWatch,
     RequestsByEdge,
     by_edge,
@@ -67,6 +68,21 @@ class Answers:
             del self.waiters[request]
 
 
+class Kept:
+    """KV of prompts, by edge: for how many requests."""
+
+    def __init__(self) -> None:
+        self.requests: dict[Edge, int] = {}
+
+    def edges_of_kept_kv(self) -> set[Edge]:
+        """See `KeptKv`."""
+        return set(self.requests)
+
+    def release_kept_kv(self, edge: Edge) -> int:
+        """See `KeptKv`."""
+        return self.requests.pop(edge, 0)
+
+
 class Worker:
     """Requests of a worker, and what its watch aborts."""
 
@@ -75,7 +91,8 @@ class Worker:
         self.world = memory_world(self.clock)
         self.frames = FrameSender(self.world.bus, self.world.ns, "w")
         self.streams, self.answers = Streams(self.frames), Answers()
-        self.watch = OrphanWatch(self.world, (self.streams, self.answers))
+        self.kept = Kept()
+        self.watch = OrphanWatch(self.world, (self.streams, self.answers), self.kept)
         self.asked: list[tuple[int, ...]] = []
 
     @property
@@ -175,6 +192,18 @@ async def test_each_kind_aborts_its_own(worker: Worker) -> None:
     await worker.clock.advance(GONE_WITHIN_S)
     assert (worker.streams.aborted, worker.answers.aborted) == (["left", "stream"], ["forgotten", "vectors"])
     assert len(worker.answers.waiters) == 2
+
+
+async def test_kv_is_kept_for_an_edge_that_lives_and_released_when_it_is_gone(worker: Worker) -> None:
+    """Also where the edge has no other request here, and not before it is surely gone."""
+    worker.kept.requests = {("e", 7): 2, ("e", 8): 1}
+    await worker.edge(set(), epoch=8)
+    await worker.clock.advance(GONE_S)
+    assert worker.kept.requests == {("e", 7): 2, ("e", 8): 1}
+    await worker.clock.advance(2 * CHECK_PERIOD_S)
+    assert worker.kept.requests == {("e", 8): 1}
+    await worker.clock.advance(10 * CHECK_PERIOD_S)
+    assert worker.kept.requests == {("e", 8): 1}
 
 
 async def test_only_streams_that_are_open_count(worker: Worker) -> None:

@@ -18,13 +18,14 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
+from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.worker.encoding.encode_requests import OFFER_S
 from headwater.engines.transfer.slab_transfer import CLAIM_S, QUARANTINE_S
+from headwater.events.jetstream.table import JetStreamTable
 from headwater.schemas import subjects
 from headwater.schemas.messages.inference import GenerateRequest, TokenFrame
 from headwater.schemas.messages.transfer import OfferClaim, OfferReleased
 from headwater.schemas.subjects import ANY
-from headwater.schemas.tables.lease import Lease
 from tests.support.processes.fleet import FleetProcess, descendants
 
 T = TypeVar("T")
@@ -208,6 +209,8 @@ async def killed_with_a_request(up: FleetProcess, victim: str) -> None:
         try:
             await messages.until(is_for(victim, "encode" if victim == ENCODER else "generate"))
             os.kill(pid, signal.SIGKILL)
+        except TimeoutError as error:
+            raise AssertionError(f"{victim} got no request: {await up.stats()}") from error
         finally:
             stopped.resume()
 
@@ -260,11 +263,10 @@ async def _incarnations(up: FleetProcess) -> dict[tuple[str, str], str]:
     """Which incarnation of each actor has its lease, by kind and name."""
     client = await nats.connect(up.nats)
     try:
-        table = await client.jetstream().key_value(subjects.lease_bucket(NAMESPACE))
-        entries = [await table.get(key) for key in await table.keys()]
+        # Not nats-py's `keys`, which on a busy machine may find none.
+        leases = await LeaseTable(JetStreamTable(client, subjects.lease_bucket(NAMESPACE))).read_all()
     finally:
         await client.close()
-    leases = [msgspec.json.decode(entry.value or b"", type=Lease) for entry in entries]
     return {(one.kind, one.name): one.incarnation for one in leases}
 
 

@@ -121,10 +121,10 @@ class Handoffs:
         name = self._by_request.get(request)
         return self._close_all([self._open[name]], "released") if name is not None else []
 
-    def edges(self) -> set[tuple[str, int]]:
-        """Name and epoch of the edges whose requests have hand-offs that are not claimed; without those that answer for no request."""
+    def edges(self) -> list[tuple[str, int]]:
+        """Name and epoch of each edge whose requests have hand-offs that are not claimed; without those that answer for no request."""
         offered = (one for one in self._open.values() if one.stage is _Stage.OFFERED)
-        return {one.edge for one in offered if one.edge[1]}
+        return list(dict.fromkeys(one.edge for one in offered if one.edge[1]))
 
     def release_edge(self, edge: tuple[str, int]) -> list[UnclaimedKv]:
         """This edge, by name and epoch, is gone: close what no worker has claimed for its requests."""

@@ -54,7 +54,7 @@ class EdgeRequests(Protocol):
 class KeptKv(Protocol):
     """The KV of prompts that a worker keeps until another worker claims it for an edge's request."""
 
-    def edges_of_kept_kv(self) -> set[Edge]:
+    def edges_of_kept_kv(self) -> list[Edge]:
         """The edges of those requests that answer for theirs."""
         ...
 

@@ -292,7 +292,7 @@ class RequestIntake:
         for request in requests:
             self._abort(request)
 
-    def edges_of_kept_kv(self) -> set[Edge]:
+    def edges_of_kept_kv(self) -> list[Edge]:
         """See `KeptKv`."""
         return self.handoffs.edges()
 

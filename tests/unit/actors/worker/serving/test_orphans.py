@@ -74,9 +74,9 @@ class Kept:
     def __init__(self) -> None:
         self.requests: dict[Edge, int] = {}
 
-    def edges_of_kept_kv(self) -> set[Edge]:
+    def edges_of_kept_kv(self) -> list[Edge]:
         """See `KeptKv`."""
-        return set(self.requests)
+        return list(self.requests)
 
     def release_kept_kv(self, edge: Edge) -> int:
         """See `KeptKv`."""

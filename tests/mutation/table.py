@@ -139,6 +139,20 @@ MUTATIONS = (
         WORKER,
     ),
     Mutation(
+        "actors/worker/serving/handoffs.py",
+        "if one.stage is _Stage.OFFERED and one.edge == edge]",
+        "if one.stage is _Stage.OFFERED]",
+        "the death of one edge costs the others their KV",
+        WORKER,
+    ),
+    Mutation(
+        "actors/worker/serving/orphans.py",
+        "if released := self._kept.release_kept_kv(edge):",
+        "if released := 0:",
+        "KV stays pinned for an edge that is gone",
+        WORKER,
+    ),
+    Mutation(
         "schemas/hashing.py",
         'text = len(lora).to_bytes(4, "little") + lora + salt',
         "text = lora",

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
 from tests.support.engines.tiny_classifier import minilm
-from tests.support.processes.encode_leg import StoppedProcesses
 from tests.support.processes.fleet import FleetProcess, descendants, fleet
+from tests.support.processes.stopped import StoppedProcesses
 
 pytestmark = [
     pytest.mark.vllm,

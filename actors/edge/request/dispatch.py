@@ -115,6 +115,7 @@ class Dispatcher:
         placement = Placement(clock.monotonic_s() + PLACE_S_MAX)
         pause_s = PAUSE_S
         attempts = lost = 0
+        died: set[tuple[str, int]] = set()
         was_routed = False
         while True:
             if self.workers.closed:
@@ -148,7 +149,9 @@ class Dispatcher:
                 lost += not isinstance(failed, NoResponder)
                 answer = NotTaken(str(failed))
             except WorkerDied as failed:
-                lost += 1
+                # The router may have named one again that was ending already.
+                lost += (reply.worker, reply.epoch) not in died
+                died.add((reply.worker, reply.epoch))
                 answer = NotTaken(str(failed))
             if not isinstance(answer, NotTaken):
                 return answer

@@ -83,7 +83,7 @@ def step(saga: Saga, event: SagaEvent) -> tuple[Saga, Effects]:
         case LegLost() if saga.streaming and event.number == saga.attempt.number:
             saga = _lose(saga, "lost", event.reason, event.now_s, effects, "died" if event.died else "")
         case HolderLost() if saga.awaited is not None and event.attempt == saga.awaited.attempt:
-            saga = _lose(saga, "lost", event.reason, event.now_s, effects, event.finish)
+            saga = _lose(saga, "lost", event.reason, event.now_s, effects, event.finish, saga.awaited)
         case TimedOut() if saga.state == "prefill" and event.number == saga.attempt.number:
             reason = f"worker {saga.attempt.worker}: its prefill takes too long"
             saga = _lose(saga, "timed out", reason, event.now_s, effects)
@@ -308,11 +308,22 @@ def _on_finished(saga: Saga, event: LegFinished, effects: Effects) -> Saga:
     return _lose(saga, "lost", reason, event.now_s, effects, event.finish)
 
 
-def _lose(saga: Saga, cause: Cause, reason: str, now_s: float, effects: Effects, finish: str = "") -> Saga:
-    """The worker died, aborted the request or takes too long: move it, unless it is what workers die of."""
+def _lose(
+    saga: Saga,
+    cause: Cause,
+    reason: str,
+    now_s: float,
+    effects: Effects,
+    finish: str = "",
+    lost: Attempt | KvHolder | None = None,
+) -> Saga:
+    """The worker (`lost`, or that of the attempt) died, aborted the request or takes too long: move it, unless it is what workers die of."""
     attempt = saga.attempt
-    if is_blamed(finish, saga.received):
-        saga = replace(saga, deaths=saga.deaths + 1)
+    died = lost or attempt
+    incarnation = f"{died.worker}.{died.epoch}"
+    if is_blamed(finish, saga.received) and incarnation not in saga.died_with:
+        # The router may have sent it to one that was ending already.
+        saga = replace(saga, died_with=(*saga.died_with, incarnation))
         if saga.deaths >= DEATHS_MAX:
             return _fail(saga, errors.ended_workers(saga.deaths, reason), effects)
     _cancel(attempt, effects)

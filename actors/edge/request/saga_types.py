@@ -66,8 +66,8 @@ class Saga(msgspec.Struct, frozen=True):
     """The state of one choice. `emitted` counts its tokens over all workers.
 
     `attempt` is the leg that runs (`streaming`) or ran last; `attempts` counts all. `awaits` is the effect whose
-    answer is outstanding. `holder` is set in state `handoff`, and until the first token of the decode leg. `deaths` counts
-    incarnations of workers that ended with it: see `migration.is_blamed`.
+    answer is outstanding. `holder` is set in state `handoff`, and until the first token of the decode leg. `died_with` are
+    the incarnations of workers, as "<worker>.<epoch>", that ended with it: see `migration.is_blamed`.
     """
 
     spec: ChoiceSpec
@@ -83,8 +83,13 @@ class Saga(msgspec.Struct, frozen=True):
     holder: KvHolder | None = None
     prefilled_by: str = ""
     migrations: int = 0
-    deaths: int = 0
+    died_with: tuple[str, ...] = ()
     end: End | None = None
+
+    @property
+    def deaths(self) -> int:
+        """How many incarnations ended with it."""
+        return len(self.died_with)
 
     @property
     def awaited(self) -> KvHolder | None:

@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from headwater.actors.edge.request.migration import DEATHS_MAX
 from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX
@@ -343,11 +344,12 @@ def test_a_request_that_every_worker_drops_ends() -> None:
 
 
 def ends(finish: str, *, emits: int = 0) -> Finish:
-    """The end of a request of which each worker ends in this way, after so many tokens of its own."""
+    """The end of a request of which each incarnation of a worker ends in this way, after so many tokens of its own."""
     saga, effects = run(OPENED, saga=Saga(ChoiceSpec("r", 0, Sampling(1_000))))
     while saga.end is None:
         number = saga.attempts
-        saga, _ = run(Routed(number, decision(), 0.0, 0.0), LegAccepted(number, 0.0), saga=saga)
+        made = replace(decision(), epoch=number)
+        saga, _ = run(Routed(number, made, 0.0, 0.0), LegAccepted(number, 0.0), saga=saga)
         if emits:
             saga, _ = step(saga, Frame(FrameEntry(1, 0, (5,) * emits), 0.0))
         lost = (
@@ -383,6 +385,18 @@ def test_a_request_that_workers_die_of_is_not_tried_again(finish: str, emits: in
     assert (error.code == "request_ended_workers") == is_cause
     assert (error.headers == NO_RETRY) == is_cause
     assert str(error).startswith(f"{DEATHS_MAX} workers failed") == is_cause
+
+
+def test_an_incarnation_counts_once_however_often_the_request_was_sent_to_it() -> None:
+    """The router may name one again that is ending: its end is no second one."""
+    saga, _ = run(*DECODING, LegFinished(0, "fatal", "it broke", "", 0.0))
+    saga, _ = run(Routed(2, decision(), 0.0, 0.0), LegLost(2, "its lease ended", 0.0), saga=saga)
+    assert (saga.deaths, saga.end) == (1, None)
+    saga, _ = run(LegUnanswered(2, "its lease ended", False, 0.0), saga=saga)
+    later = replace(decision(), epoch=2)
+    saga, _ = run(Routed(saga.attempts, later, 0.0, 0.0), LegAccepted(saga.attempts, 0.0), saga=saga)
+    saga, _ = run(LegFinished(0, "fatal", "it broke", "", 0.0), saga=saga)
+    assert (saga.deaths, saga.died_with) == (2, ("w1.1", "w1.2"))
 
 
 def test_a_prefill_leg_that_its_worker_dies_of_counts_while_another_worker_waits_for_it() -> None:

@@ -142,6 +142,11 @@ def ended_workers(count: int, reason: str) -> ApiError:
     )
 
 
+def moved_too_often(count: int, reason: str) -> ApiError:
+    """502: so many moves are the limit."""
+    return upstream_failed(f"The request was moved {count} times; last reason: {reason}.")
+
+
 def upstream_failed(message: str) -> ApiError:
     """502: workers failed and the request could not be migrated."""
     return ApiError(502, message, kind="server_error", code="worker_failed")

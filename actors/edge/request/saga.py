@@ -120,7 +120,7 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
         reason = f"no worker claimed the prefilled prompt in time: {placement.reason}"
         saga, holder = _drop_handoff(saga, "timed out", reason, effects), None
     if saga.migrations > MIGRATIONS_MAX:
-        return _fail(saga, _moved_too_often(placement.reason), effects)
+        return _fail(saga, errors.moved_too_often(MIGRATIONS_MAX, placement.reason), effects)
     number = saga.attempts + 1
     decodes = saga.state == "handoff" and holder is not None
     constraints = replace(
@@ -319,11 +319,8 @@ def _lose(
 ) -> Saga:
     """The worker (`lost`, or that of the attempt) died, aborted the request or takes too long: move it, unless it is what workers die of."""
     attempt = saga.attempt
-    died = lost or attempt
-    incarnation = f"{died.worker}.{died.epoch}"
-    if is_blamed(finish, saga.received) and incarnation not in saga.died_with:
-        # The router may have sent it to one that was ending already.
-        saga = replace(saga, died_with=(*saga.died_with, incarnation))
+    if is_blamed(finish, saga.received):
+        saga = saga.died_on((lost or attempt).worker, (lost or attempt).epoch)
         if saga.deaths >= DEATHS_MAX:
             return _fail(saga, errors.ended_workers(saga.deaths, reason), effects)
     _cancel(attempt, effects)
@@ -334,7 +331,7 @@ def _lose(
     saga = _go(replace(saga, migrations=saga.migrations + 1), cause, effects, reason, handoff)
     sampling = saga.spec.sampling
     if saga.migrations > MIGRATIONS_MAX:
-        return _fail(saga, _moved_too_often(reason), effects)
+        return _fail(saga, errors.moved_too_often(MIGRATIONS_MAX, reason), effects)
     if saga.emitted >= sampling.max_tokens:
         return _end(saga, "finished", "length", effects)
     if not is_migratable(sampling, saga.emitted):
@@ -343,10 +340,6 @@ def _lose(
     origin = f"Worker {attempt.worker}.{attempt.epoch} failed and no other worker took the request"
     placement = Placement(now_s + MOVE_S_MAX, origin=origin)
     return _ask_router(replace(saga, placement=placement), now_s, effects)
-
-
-def _moved_too_often(reason: str) -> errors.ApiError:
-    return errors.upstream_failed(f"The request was moved {MIGRATIONS_MAX} times; last reason: {reason}.")
 
 
 # What every part uses.
@@ -370,21 +363,11 @@ def _go(saga: Saga, cause: Cause, effects: Effects, reason: str = "", handoff: s
     state = after(saga.state, cause)
     if cause in SETBACKS:
         spec, attempt = saga.spec, saga.attempt
-        effects.append(
-            RecordEvent(
-                RequestStepped(
-                    spec.request,
-                    spec.index,
-                    saga.state,
-                    cause,
-                    state,
-                    attempt.worker,
-                    attempt.epoch,
-                    reason[:REASON_CHARACTERS_MAX],
-                    handoff,
-                )
-            )
+        worker, epoch, why = attempt.worker, attempt.epoch, reason[:REASON_CHARACTERS_MAX]
+        stepped = RequestStepped(
+            spec.request, spec.index, saga.state, cause, state, worker, epoch, why, handoff
         )
+        effects.append(RecordEvent(stepped))
     return replace(saga, state=state)
 
 

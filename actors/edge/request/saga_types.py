@@ -91,6 +91,13 @@ class Saga(msgspec.Struct, frozen=True):
         """How many incarnations ended with it."""
         return len(self.died_with)
 
+    def died_on(self, worker: str, epoch: int) -> "Saga":
+        """An incarnation of a worker died with it. It counts once: the router may name one again that is ending already."""
+        incarnation = f"{worker}.{epoch}"
+        if incarnation in self.died_with:
+            return self
+        return msgspec.structs.replace(self, died_with=(*self.died_with, incarnation))
+
     @property
     def awaited(self) -> KvHolder | None:
         """The holder that still computes the prompt, as far as is known, while the decode leg waits for it in a room."""

@@ -25,6 +25,15 @@ def black_video(size: VideoSize) -> NDArray[np.uint8]:
     return np.zeros((*size, 3), np.uint8)
 
 
+def frames_have_times(config: Any) -> bool:
+    """Do the positions of a video's tokens depend on the times of its frames, as in Qwen2.5-VL? Then its grid is not enough for a reader of its embedding.
+
+    `config` is that of Hugging Face.
+    """
+    vision = getattr(config, "vision_config", None)
+    return getattr(vision, "tokens_per_second", None) is not None
+
+
 def fitting_video_rule(
     config: Any,
     video_processor: Any,

@@ -1,4 +1,4 @@
-"""SGLang's vision encoder, as the `Engine` of an encode worker: images in, embeddings out.
+"""SGLang's vision encoder, as the `Engine` of an encode worker: images and videos in, embeddings out.
 
 SGLang has servers that only encode (`--encoder-only`), whose answers go to its own schedulers. Here the part of such a server that loads and
 computes runs in this process, in a thread; what it computes is kept and offered as that of other encode workers.
@@ -7,26 +7,57 @@ computes runs in this process, in a thread; what it computes is kept and offered
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from math import prod
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import structlog
 
 from headwater.engines.embeddings.encoder import ImageEncoder
 from headwater.engines.embeddings.tensors import encoded_image
-from headwater.engines.engine import EncodedImage, EngineDied, EngineError, EngineInfo, EngineUnavailable
+from headwater.engines.engine import (
+    EncodedImage,
+    EngineDied,
+    EngineError,
+    EngineInfo,
+    EngineUnavailable,
+    RequestRejected,
+)
 from headwater.engines.heap import freeze_heap
 from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
-from headwater.engines.media.prompt import image_of
+from headwater.engines.media.prompt import image_of, values_of
+from headwater.engines.media.video_rule import black_video, fitting_video_rule, frames_have_times, probes
 from headwater.engines.sglang.config import cli_arguments, disaggregation, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embeddings.input import fields_in
 from headwater.engines.sglang.learn_media import PER_PROMPT
-from headwater.engines.sglang.media import media_settings
+from headwater.engines.sglang.media import frames_of, media_settings, without_sampling
 from headwater.engines.sglang.process import import_sglang
+from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables.card import MediaSupport, VideoSupport
 
 HOST = "127.0.0.1"
+
+SMALL_VIDEO: Final = (2, 64, 64)
+"""Encoded at the start, to see that SGLang encodes videos apart from the model."""
+
+_log = structlog.get_logger("headwater.sglang")
+
+
+class _EncodedKind(NamedTuple):
+    """How SGLang encodes a kind: the field of the processor's output, its modality, and the model's method."""
+
+    feature: str
+    modality: str
+    method: str
+
+
+ENCODINGS: Final[dict[PromptMediaKind, _EncodedKind]] = {
+    "image": _EncodedKind("pixel_values", "IMAGE", "get_image_feature"),
+    "video": _EncodedKind("pixel_values_videos", "VIDEO", "get_video_feature"),
+}
 
 
 class SglangEncoder(ImageEncoder):
@@ -38,6 +69,8 @@ class SglangEncoder(ImageEncoder):
         super().__init__()
         self._settings = settings
         self._encoder: Any = None
+        self._support = MediaSupport()
+        self._video_settings: dict[str, Any] = {}
         self._failure = ""
         # Images are encoded one after the other; PyTorch computes outside of the interpreter's lock.
         self._thread = ThreadPoolExecutor(1, "encode")
@@ -53,7 +86,7 @@ class SglangEncoder(ImageEncoder):
         arguments["encoder_only"] = True
         try:
             self._encoder = _load(arguments)
-            found = {size: self._encode(black_image(*size)) for size in PROBES}
+            found = {size: self._encode("image", black_image(*size)) for size in PROBES}
         except Exception as error:  # whatever SGLang raises while it starts, it did not start
             raise EngineUnavailable(
                 f"SGLang cannot encode the images of {settings.model} apart from it: {type(error).__name__}: {error}"
@@ -68,6 +101,10 @@ class SglangEncoder(ImageEncoder):
         )
         if support is None:
             raise EngineUnavailable(f"{settings.model} takes no images that could be encoded apart from it")
+        videos = self._learn_videos((arguments.get("mm_process_config") or {}).get("video") or {})
+        self._support = MediaSupport(support, videos)
+        if videos is not None:
+            self.capabilities |= {"videos"}
         row_bytes = found[PROBES[0]].values[0].nbytes
         page_size = int(arguments["page_size"])
         self._open_cache(page_size, (settings.embeddings_mib << 20) // (row_bytes * page_size))
@@ -79,35 +116,75 @@ class SglangEncoder(ImageEncoder):
             1,
             int(model.context_len),
             version=version,
-            media=MediaSupport(support),
+            media=self._support,
             media_settings=media_settings(arguments),
         )
 
-    async def _compute(self, item: PromptMedia) -> EncodedImage:
-        image = image_of(item)
+    def _learn_videos(self, settings: Mapping[str, Any]) -> VideoSupport | None:
+        """The rule of videos' tokens. None for a model without, and one that needs more of a video than its embedding and its grid.
+
+        `settings` are those of SGLang's `--mm-process-config` for videos.
+        """
+        model, processor = self._encoder.model_config.hf_config, self._encoder.preprocessor.video_processor
+        placeholder, frames = placeholder_of(model, "video"), frames_of(settings)
+        if placeholder is None or processor is None or frames_have_times(model):
+            return None
+        self._video_settings = without_sampling(settings)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, image)
+            encoded = self._encode("video", black_video(SMALL_VIDEO))
+            patches = prod(self._process("video", black_video(SMALL_VIDEO))["video_grid_thw"][0].tolist())
+            merged = patches // len(encoded.values)
+            grids = {
+                size: self._process("video", black_video(size))["video_grid_thw"][0].tolist()
+                for size in probes(frames)
+            }
+            return fitting_video_rule(
+                model,
+                processor,
+                placeholder=placeholder,
+                limit=PER_PROMPT,
+                frames=frames,
+                found={size: prod(grid) // merged for size, grid in grids.items()},
+            )
+        except Exception as error:  # other models' processors fail in any way: images remain
+            reason = f"{type(error).__name__}: {error}"
+            _log.warning("media_not_served", kind="video", model=self._settings.model, reason=reason)
+            return None
+
+    async def _compute(self, item: PromptMedia) -> EncodedImage:
+        if item.kind not in self._support.placeholders:
+            raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
+        values = image_of(item) if item.kind == "image" else values_of(item)
+        encode = partial(self._encode, item.kind, values)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
         except Exception as error:  # the boundary to SGLang
             if _is_lasting(error):
                 self._failure = f"{type(error).__name__}: {error}"
                 await self.check()
             raise EngineError(f"SGLang failed to encode: {type(error).__name__}") from error
 
-    def _encode(self, image: Any) -> EncodedImage:
-        """The embedding of an image of Pillow; called in a thread."""
+    def _process(self, kind: PromptMediaKind, values: Any) -> Any:
+        """What the model's own processor makes of an image of Pillow, or of the frames of a video."""
+        preprocessor = self._encoder.preprocessor
+        if kind == "video":
+            return preprocessor.video_processor(videos=[values], return_tensors="pt", **self._video_settings)
+        config = preprocessor.vision_config.get("image", {})
+        return preprocessor.image_processor(images=[values], return_tensors="pt", **config)
+
+    def _encode(self, kind: PromptMediaKind, values: Any) -> EncodedImage:
+        """The embedding of an image or a video, as `_process` takes it; called in a thread."""
         import torch
         from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
-        encoder = self._encoder
-        preprocessor = encoder.preprocessor
-        config = preprocessor.vision_config.get("image", {})
-        processed = preprocessor.image_processor(images=[image], return_tensors="pt", **config)
-        pixels, fields = processed["pixel_values"], fields_in(processed)
-        item = MultimodalDataItem(modality=Modality.IMAGE, feature=pixels.to(encoder.device))
+        encoder, how = self._encoder, ENCODINGS[kind]
+        processed = self._process(kind, values)
+        pixels, fields = processed[how.feature], fields_in(processed)
+        item = MultimodalDataItem(modality=Modality[how.modality], feature=pixels.to(encoder.device))
         for name, value in fields.items():
             item.set(name, value)
         with torch.inference_mode():
-            rows = encoder.model.get_image_feature([item])
+            rows = getattr(encoder.model, how.method)([item])
             tensor = rows.reshape(-1, rows.shape[-1]).contiguous().cpu()
         packed = msgspec.json.encode({name: value[0].tolist() for name, value in fields.items()})
         return encoded_image(tensor, packed if fields else b"")

@@ -11,7 +11,7 @@ from headwater.engines.media.audio_rule import learn_audio_rule
 from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
 from headwater.engines.media.video_rule import black_video, fitting_video_rule, probes
 from headwater.engines.sglang.config.signatures import Signatures
-from headwater.engines.sglang.media import SglangMedia, processed, tokens_of
+from headwater.engines.sglang.media import SglangMedia, frames_of, processed, tokens_of
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
 from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
@@ -19,9 +19,6 @@ from headwater.schemas.tables.media_tokens import count_media_tokens
 
 PER_PROMPT: Final = 999
 """Items of a prompt, where SGLang has no limit; as vLLM's default."""
-
-FRAMES: Final = 32
-"""To which a video is sampled, unless SGLang's `--mm-process-config` says otherwise: as with vLLM."""
 
 WITHOUT_ENCODER: Final = ("language_only", "language_model_only", "encoder_only")
 """Arguments of SGLang with which it computes no media, or nothing else."""
@@ -112,8 +109,7 @@ class _Learner:
 
     async def video_rule(self, placeholder: int, limit: int) -> VideoSupport | None:
         """The rule of videos' tokens."""
-        own = self._processor.video_config or {}
-        frames = int(own.get("nframes") or own.get("max_frames") or FRAMES)
+        frames = frames_of(self._processor.video_config or {})
         return fitting_video_rule(
             self._model,
             self._processor._processor.video_processor,

@@ -22,7 +22,7 @@ from headwater.engines.kv_events.sentinels import MediaSentinels
 from headwater.engines.media.probe import probe_image
 from headwater.engines.media.prompt import check_media, image_of, values_of
 from headwater.engines.sglang.embeddings.counter import ID_DIGITS
-from headwater.engines.sglang.embeddings.input import GivenEmbedding, request_data, separate
+from headwater.engines.sglang.embeddings.input import FEATURE, GivenEmbedding, request_data, separate
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import MediaSupport
@@ -43,7 +43,20 @@ ARGUMENTS: Final[dict[PromptMediaKind, str]] = {"video": "videos", "audio": "aud
 SAMPLING: Final = ("fps", "nframes", "min_frames", "max_frames")
 """Settings by which SGLang takes frames from a video. Ours has those that it is to have."""
 
+FRAMES: Final = 32
+"""To which a video is sampled, unless SGLang's `--mm-process-config` says otherwise: as with vLLM."""
+
 LENGTHS: Final = "audio_feature_lens"
+
+
+def frames_of(settings: Mapping[str, Any]) -> int:
+    """To how many frames a video is sampled, by the settings of videos."""
+    return int(settings.get("nframes") or settings.get("max_frames") or FRAMES)
+
+
+def without_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a kind of media that do not choose a video's frames."""
+    return {name: value for name, value in settings.items() if name not in SAMPLING}
 
 
 def media_settings(config: Mapping[str, Any]) -> str:
@@ -52,10 +65,7 @@ def media_settings(config: Mapping[str, Any]) -> str:
     `config` are its resolved arguments.
     """
     given = config.get("mm_process_config") or {}
-    own = {
-        kind: {name: value for name, value in settings.items() if name not in SAMPLING}
-        for kind, settings in given.items()
-    }
+    own = {kind: without_sampling(settings) for kind, settings in given.items()}
     used = {kind: settings for kind, settings in own.items() if settings}
     return json.dumps(used, sort_keys=True, default=str) if used else ""
 
@@ -92,12 +102,20 @@ class SglangMedia:
     async def prepare(
         self, media: Sequence[PromptMedia], given: Sequence[GivenEmbedding] | None = None
     ) -> dict[str, Any]:
-        """The fields of SGLang's GenerateReqInput for these items, with the embeddings that are given in the place of all images' pixels.
+        """The fields of SGLang's GenerateReqInput for these items, with the embeddings that are given in the place of the pixels of all.
 
         Raises `RequestRejected`.
         """
         kinds = {kind: [item for item in media if item.kind == kind] for kind in FIELDS}
-        make = partial(self._fields, kinds, given)
+        embeddings = (
+            {}
+            if given is None
+            else {
+                kind: [one for item, one in zip(media, given, strict=True) if item.kind == kind]
+                for kind in FIELDS
+            }
+        )
+        make = partial(self._fields, kinds, embeddings)
         fields = await asyncio.get_running_loop().run_in_executor(self._threads, make)
         for item in media:
             placeholder = self.support.placeholders[item.kind]
@@ -116,11 +134,13 @@ class SglangMedia:
     def _fields(
         self,
         kinds: Mapping[PromptMediaKind, Sequence[PromptMedia]],
-        given: Sequence[GivenEmbedding] | None,
+        embeddings: Mapping[PromptMediaKind, Sequence[GivenEmbedding]],
     ) -> dict[str, Any]:
         """A list with one entry for each kind that there is: SGLang takes all processed items of a kind together."""
         return {
-            FIELDS[kind]: [request_data(given) if given is not None else self._processed(kind, items)]
+            FIELDS[kind]: [
+                request_data(kind, embeddings[kind]) if embeddings else self._processed(kind, items)
+            ]
             for kind, items in kinds.items()
             if items
         }
@@ -147,8 +167,7 @@ def processed(
     text = processor._tokenizer.convert_ids_to_tokens(placeholder) * len(values)
     settings: dict[str, Any] = {}
     if kind == "video":
-        config = processor.video_config or {}
-        settings["processor_video_config"] = {name: config[name] for name in config if name not in SAMPLING}
+        settings["processor_video_config"] = without_sampling(processor.video_config or {})
     else:
         features = processor._processor.feature_extractor
         settings["audio_kwargs"] = {"sampling_rate": features.sampling_rate}
@@ -210,10 +229,13 @@ def _with_own_tokens(processor: Any, request: Any) -> str:
 
 
 def single_items(item: Any) -> Iterator[Any]:
-    """SGLang's items of a request, one for each of ours: it bundles videos, and images with embeddings."""
+    """SGLang's items of a request, one for each of ours: it bundles videos, and what has embeddings."""
+    if getattr(item, FEATURE, None) is not None:
+        yield from separate(item)
+        return
     grids = item.model_specific_data.get("video_grid_thw")
     if grids is None or len(item.offsets) == 1 or len(grids) != len(item.offsets):
-        yield from separate([item])
+        yield item
         return
     row = 0
     for place, offset in enumerate(item.offsets):

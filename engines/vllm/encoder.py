@@ -19,9 +19,9 @@ from headwater.engines.engine import (
     RequestRejected,
 )
 from headwater.engines.media.probe import probe_item
+from headwater.engines.media.video_rule import frames_have_times
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
-from headwater.engines.vllm.embeddings.fields import frames_have_times
 from headwater.engines.vllm.embeddings.prompt import item_prompt
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch
 from headwater.engines.vllm.media import media_settings, media_support
@@ -60,7 +60,7 @@ class VllmEncoder(ImageEncoder):
         if item is None:
             raise EngineUnavailable(f"{settings.model} takes no media that could be encoded apart from it")
         self.capabilities |= self._support.capabilities
-        self._frames_have_times = frames_have_times(config.model_config)
+        self._frames_have_times = frames_have_times(config.model_config.hf_config)
         block_size = int(config.cache_config.block_size)
         probe = await self._compute(item)
         row_bytes = probe.values.nbytes // probe.values.shape[0]

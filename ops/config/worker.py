@@ -65,7 +65,7 @@ class FleetSettings(NamedTuple):
         int,
         Meta(
             ge=0,
-            description="number of workers that only encode media for the others (vLLM, SGLang (images only) and the simulated engine)",
+            description="number of workers that only encode media for the others (vLLM, SGLang (no audio) and the simulated engine)",
         ),
     ] = 0
     sglang_workers: Annotated[

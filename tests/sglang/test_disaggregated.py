@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -17,6 +17,8 @@ from tests.support.clients.media_chat import ask
 from tests.support.clients.pictures import picture_url
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.vision_reference import reference_answers
+from tests.support.media.images import data_url
+from tests.support.media.recordings import film
 from tests.support.processes.disaggregated import (
     ANSWER_TOKENS,
     REFUSALS,
@@ -49,14 +51,40 @@ def flags(*more: str) -> tuple[str, ...]:
     return ("--engine", "sglang", "--model", str(tiny_vision_model.ensure()), *COMMON, *more)
 
 
+def films() -> list[tuple[str, ...]]:
+    """Questions about a video, about two, and about one next to an image."""
+    first, second = (data_url(film(frames, size=(112, 112), first=frames), "video/mp4") for frames in (8, 5))
+    return [
+        (first, "What happens?"),
+        (second, " and ", first, ": which is longer?"),
+        (picture_url(43), second, "Which was first?"),
+    ]
+
+
+class Aggregated(NamedTuple):
+    """What a worker that does everything answers: to prompts, and about `films`."""
+
+    tokens: list[Tokens]
+    films: list[str]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
-    """What a worker that does everything answers."""
+async def aggregated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Aggregated:
+    """By one fleet, which has ended."""
     soak = any(item.get_closest_marker("soak") for item in request.session.items)
     async with fleet(
         tmp_path_factory.mktemp("together"), *flags("--workers", "1"), ready_s=READY_S, sglang=True
     ) as up:
-        return await answers(up, PROMPTS_OF_SOAK if soak else PROMPTS)
+        return Aggregated(
+            await answers(up, PROMPTS_OF_SOAK if soak else PROMPTS),
+            [await ask_alone(up, *question) for question in films()],
+        )
+
+
+@pytest.fixture(scope="module")
+def together(aggregated: Aggregated) -> list[Tokens]:
+    """What a worker that does everything answers to prompts."""
+    return aggregated.tokens
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -143,6 +171,17 @@ async def test_images_are_encoded_and_handed_over(apart: FleetProcess, tmp_path:
     # On a machine that stalls, the serving worker may be expected to be faster.
     assert legs["computed"], legs
     assert not legs["failed"]
+
+
+async def test_videos_are_encoded_and_handed_over(apart: FleetProcess, aggregated: Aggregated) -> None:
+    """As images are, also several in a request, and next to one."""
+    await until_it_encodes(apart)
+    legs = await encode_legs(apart)
+    assert [await ask_alone(apart, *question) for question in films()] == aggregated.films
+    assert len(set(aggregated.films)) == len(films())
+    legs = await encode_legs(apart) - legs
+    # The embeddings of the first video and of the second are used again.
+    assert (legs["computed"], legs["failed"]) == (3, 0), legs
 
 
 async def test_an_encode_worker_that_is_killed_costs_no_answer(apart: FleetProcess, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""An SGLang that is given the embeddings of images: its store of embeddings, their form in a request, and the proof that it uses them.
+"""An SGLang that is given the embeddings of images and videos: its store of embeddings, their form in a request, and the proof that it uses them.
 
-SGLang takes an embedding in the place of an image's processed pixels (`precomputed_embeddings`), so that there is nothing that it could encode.
+SGLang takes an embedding in the place of processed pixels (`precomputed_embeddings`), so that there is nothing that it could encode.
 Its embeddings are in the worker's memory, and are sent to the scheduler with each request, as pixels are.
 """
 
@@ -17,6 +17,7 @@ from headwater.engines.embeddings.store import EmbeddingGone, EmbeddingStore
 from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, patches_per_token, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media.probe import PROBE_ID
+from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 
 GIVEN_ID: Final = "1" * 32
@@ -145,8 +146,8 @@ class SglangEmbeddings:
             )
 
 
-def request_data(given: Sequence[GivenEmbedding]) -> dict[str, Any]:
-    """All images of a request, as SGLang takes them processed."""
+def request_data(kind: PromptMediaKind, given: Sequence[GivenEmbedding]) -> dict[str, Any]:
+    """All items of a kind of a request, as SGLang takes them processed."""
     import torch
 
     names = given[0].fields
@@ -154,6 +155,7 @@ def request_data(given: Sequence[GivenEmbedding]) -> dict[str, Any]:
     # Left out, SGLang would hash the numbers; ours is set later.
     return {
         "format": "processor_output",
+        "modality": kind.upper(),
         "hash": 0,
         FEATURE: torch.cat([one.tensor for one in given]),
         **made,
@@ -165,23 +167,22 @@ def fields_in(processed: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in processed.items() if "grid" in name}
 
 
-def separate(items: Sequence[Any]) -> Iterator[Any]:
-    """SGLang's items of a request, one for each image: it bundles those with embeddings."""
-    for item in items:
-        if getattr(item, FEATURE) is None or len(item.offsets) == 1:
-            yield item
-            continue
-        row = 0
-        for place, (start, end) in enumerate(item.offsets):
-            one = copy.copy(item)
-            one.offsets = [(start, end)]
-            rows = end - start + 1
-            one.precomputed_embeddings = item.precomputed_embeddings[row : row + rows]
-            one.model_specific_data = {
-                name: value[place : place + 1] for name, value in item.model_specific_data.items()
-            }
-            row += rows
-            yield one
+def separate(item: Any) -> Iterator[Any]:
+    """SGLang's item of all embeddings of a kind in a request, as one for each of them."""
+    if len(item.offsets) == 1:
+        yield item
+        return
+    row = 0
+    for place, (start, end) in enumerate(item.offsets):
+        one = copy.copy(item)
+        one.offsets = [(start, end)]
+        rows = end - start + 1
+        one.precomputed_embeddings = item.precomputed_embeddings[row : row + rows]
+        one.model_specific_data = {
+            name: value[place : place + 1] for name, value in item.model_specific_data.items()
+        }
+        row += rows
+        yield one
 
 
 async def _scores(

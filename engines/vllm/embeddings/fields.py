@@ -10,9 +10,3 @@ def fields_resolver(model_config: Any) -> Any:
     except ImportError:
         return None
     return PlaceholderMetadataResolver(model_config)
-
-
-def frames_have_times(model_config: Any) -> bool:
-    """Do the positions of a video's tokens depend on the times of its frames, as in Qwen2.5-VL? Then its grid is not enough."""
-    vision = getattr(model_config.hf_config, "vision_config", None)
-    return getattr(vision, "tokens_per_second", None) is not None

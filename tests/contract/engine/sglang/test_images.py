@@ -1,4 +1,4 @@
-"""Images on the real SGLang without a fleet: what is reused, embeddings that it is given, and prompts that no edge sends."""
+"""Images on the real SGLang without a fleet: what is reused, embeddings that it is given (of videos too), and prompts that no edge sends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,13 +27,20 @@ HEIGHT, WIDTH, TOKENS = 196, 224, 56
 ENCODED = (1, 2, 3)
 """Seeds of images whose embeddings are at hand."""
 
+FRAMES, VIDEO_SIDE, VIDEO_TOKENS = 5, 112, 48
+"""Of a video: two frames of 112 x 112 pixels make 16 tokens, and the last one of an odd number counts as two."""
+
+FILMED = (11, 12)
+"""Seeds of videos whose embeddings are at hand."""
+
 SALTS = 6
 
 
 @pytest.fixture(scope="module")
 def embeddings(sglang_model: str) -> dict[int, EncodedImage]:
-    """What SGLang's encoder makes of images, in a process of its own: by seed."""
-    return dict(zip(ENCODED, encoded_apart([image(0, seed) for seed in ENCODED]), strict=True))
+    """What SGLang's encoder makes of images and videos, in a process of its own: by seed."""
+    items = [*(image(0, seed) for seed in ENCODED), *(video(0, seed) for seed in FILMED)]
+    return dict(zip((*ENCODED, *FILMED), encoded_apart(items), strict=True))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,6 +62,13 @@ def image(start: int, seed: int = 1, id_: str = "") -> PromptMedia:
     return PromptMedia(
         "image", id_ or f"{seed:032x}"[::-1], start, TOKENS, (HEIGHT, WIDTH, 3), pixels.tobytes()
     )
+
+
+def video(start: int, seed: int, id_: str = "") -> PromptMedia:
+    """A video with noise."""
+    shape = (FRAMES, VIDEO_SIDE, VIDEO_SIDE, 3)
+    frames = np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8)
+    return PromptMedia("video", id_ or f"{seed:032x}"[::-1], start, VIDEO_TOKENS, shape, frames.tobytes())
 
 
 def spanned(case: EngineCase, images: int = 1) -> list[int]:
@@ -125,6 +139,42 @@ async def test_an_embedding_in_the_place_of_pixels_gives_the_same_tokens(
     pixels = await answer(case, one, replace(first, id=twins[0].id))
     assert pixels.cached_tokens == len(names) * case.info.block_size
     assert images_encoded(case) == encoded + 1
+
+
+async def test_the_embeddings_of_videos_give_the_same_tokens(
+    case: EngineCase, embeddings: dict[int, EncodedImage]
+) -> None:
+    """Of one video, of two, and of one next to an image. Nothing is encoded again, and the answer is of the embedding."""
+    assert case.info.media.videos is not None
+    pad = case.info.media.videos.placeholder
+    [begin, *_, end] = spanned(case)
+    filmed = [begin, *[pad] * VIDEO_TOKENS, end]
+    before, after = case.prompt(0.5), case.prompt(1)
+    first = len(before) + 1
+    one, two = [*before, *filmed, *after], [*before, *filmed, *filmed, *after]
+    beside = [*before, *filmed, *spanned(case), *after]
+    second = first + VIDEO_TOKENS + 2
+    films = [video(first, 11, "3" * 32), video(second, 12, "4" * 32)]
+    prompts = [(one, films[:1]), (two, films), (beside, [films[0], image(second, 1, "5" * 32)])]
+    expected = [await answer(case, prompt, *media) for prompt, media in prompts]
+    assert len({tuple(each.tokens) for each in expected}) == len(prompts)
+    twins = {"3": given(films[0], "6"), "4": given(films[1], "7"), "5": given(image(second, 1), "a")}
+    for key, seed in (("3", 11), ("4", 12), ("5", 1)):
+        await case.engine.put_embedding(twins[key], embeddings[seed])
+        assert case.engine.holds_embedding(twins[key])
+    assert embeddings[11].fields == b'{"video_grid_thw":[3,8,8]}'
+    encoded = images_encoded(case)
+    found = [
+        await answer(case, prompt, *(twins[item.id[0]] for item in media), salt="apart")
+        for prompt, media in prompts
+    ]
+    assert [(each.tokens, each.cached_tokens > 0) for each in found] == [
+        (each.tokens, place > 0) for place, each in enumerate(expected)
+    ]
+    assert images_encoded(case) == encoded
+    other = given(video(first, 11), "b")
+    await case.engine.put_embedding(other, embeddings[12])
+    assert (await answer(case, one, other)).tokens == (await answer(case, one, video(first, 12))).tokens
 
 
 async def test_the_answer_is_of_the_embedding(case: EngineCase, embeddings: dict[int, EncodedImage]) -> None:

@@ -37,6 +37,7 @@ CONSTRUCTORS: dict[str, st.SearchStrategy[ApiError]] = {
     "not_moved": st.builds(
         errors.not_moved, texts, st.builds(errors.overloaded, texts), has_begun=st.booleans()
     ),
+    "moved_too_often": st.builds(errors.moved_too_often, st.integers(1, 10**9), texts),
     "upstream_failed": st.builds(errors.upstream_failed, texts),
     "method_not_allowed": st.builds(errors.method_not_allowed, st.sampled_from(["GET", "DELETE"])),
     "unauthenticated": st.builds(refusals.unauthenticated, texts),

@@ -21,9 +21,10 @@ from headwater.engines.sglang.embeddings.input import (
     SglangEmbeddings,
     fields_in,
     request_data,
-    separate,
 )
 from headwater.engines.sglang.encoder import check_parts
+from headwater.engines.sglang.media import single_items
+from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 
 ROWS, WIDTH = 4, 8
@@ -82,27 +83,36 @@ async def test_embeddings_that_this_model_cannot_use_are_not_taken(store: Sglang
     assert not store.holds(image("b"))
 
 
-def test_the_images_of_a_request_are_bundled_and_separated_again(torch: Any) -> None:
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_the_items_of_a_request_are_bundled_and_separated_again(torch: Any, kind: PromptMediaKind) -> None:
     """By the rows that each has in the prompt, with its own grid."""
+    grid = f"{kind}_grid_thw"
     given = [
-        GivenEmbedding(torch.full((rows, WIDTH), float(rows)), {"image_grid_thw": [1, 2, rows * 2]})
-        for rows in (4, 6)
+        GivenEmbedding(torch.full((rows, WIDTH), float(rows)), {grid: [1, 2, rows * 2]}) for rows in (4, 6)
     ]
-    data = request_data(given)
+    data = request_data(kind, given)
+    assert data["modality"] == kind.upper()
     assert data["precomputed_embeddings"].shape == (10, WIDTH)
-    assert data["image_grid_thw"].tolist() == [[1, 2, 8], [1, 2, 12]]
+    assert data[grid].tolist() == [[1, 2, 8], [1, 2, 12]]
     bundle = SimpleNamespace(
         precomputed_embeddings=data["precomputed_embeddings"],
         offsets=[(5, 8), (11, 16)],
-        model_specific_data={"image_grid_thw": data["image_grid_thw"]},
+        model_specific_data={grid: data[grid]},
     )
-    pixels = SimpleNamespace(precomputed_embeddings=None, offsets=[(20, 21), (23, 24)])
-    first, second, last = separate([bundle, pixels])
+    first, second = single_items(bundle)
     for one, expected in ((first, given[0]), (second, given[1])):
         assert torch.equal(one.precomputed_embeddings, expected.tensor)
-        assert one.model_specific_data["image_grid_thw"].tolist() == [expected.fields["image_grid_thw"]]
+        assert one.model_specific_data[grid].tolist() == [expected.fields[grid]]
     assert (first.offsets, second.offsets) == ([(5, 8)], [(11, 16)])
-    assert last is pixels
+    assert list(single_items(first)) == [first]
+
+
+def test_images_with_pixels_are_left_as_they_are() -> None:
+    """SGLang bundles none of those."""
+    pixels = SimpleNamespace(
+        precomputed_embeddings=None, offsets=[(20, 21), (23, 24)], model_specific_data={}
+    )
+    assert list(single_items(pixels)) == [pixels]
 
 
 def test_only_grids_are_sent_along() -> None:

@@ -150,9 +150,7 @@ _SHADOW_UNRECORDED = Counter(
     "headwater_shadow_unrecorded_total", "Findings that the log did not accept", _SHADOW
 )
 _SHADOW_POSITION = Gauge("headwater_shadow_log_position", "Log position of the shadow's fold", _SHADOW)
-_FORESEEN: Final = (
-    "of routed prompts: predicted by the router (foreseen), actual (come), or their absolute difference"
-)
+_FORESEEN: Final = "of routed prompts: predicted by the router (predicted), what the engine did (actual), or their absolute difference"
 _CACHED_TOKENS = Counter("headwater_shadow_cached_tokens_total", f"Cached tokens {_FORESEEN}", ["pool", "of"])
 _CACHED_COUNT = Counter("headwater_shadow_cached_prompts_total", "Prompts counted there", ["pool"])
 _FIRST_SECONDS = Counter(
@@ -180,8 +178,8 @@ class ShadowMetrics:
             _SHADOW_REGRET.labels(*who, "shadow"),
             _SHADOW_LATE.labels(*who),
             _SHADOW_UNJUDGED.labels(*who),
-            *_foreseen(pool, _CACHED_COUNT, _CACHED_TOKENS),
-            *_foreseen(pool, _FIRST_COUNT, _FIRST_SECONDS),
+            *_prediction(pool, _CACHED_COUNT, _CACHED_TOKENS),
+            *_prediction(pool, _FIRST_COUNT, _FIRST_SECONDS),
         )
         self._noted = [0.0] * len(self._counters)
 
@@ -206,9 +204,9 @@ class ShadowMetrics:
             self._noted[at] = total
 
 
-def _foreseen(pool: str, count: Counter, sums: Counter) -> list[Counter]:
+def _prediction(pool: str, count: Counter, sums: Counter) -> list[Counter]:
     """In the order of the fields of `Errors`."""
-    return [count.labels(pool), *(sums.labels(pool, of) for of in ("foreseen", "come", "difference"))]
+    return [count.labels(pool), *(sums.labels(pool, of) for of in ("predicted", "actual", "difference"))]
 
 
 LOG_STALLED = Gauge(
@@ -272,7 +270,7 @@ ENCODE_LEGS = Counter(
 )
 IMAGES_ENCODED = Counter(
     "headwater_worker_images_encoded_total",
-    "Images that an encode worker was asked for: computed, cached or refused",
+    "Images, videos and audio clips that an encode worker was asked for: computed, cached or refused",
     ["outcome"],
 )
 EMBEDDINGS_READ = Counter(

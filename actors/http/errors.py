@@ -142,9 +142,9 @@ def ended_workers(count: int, reason: str) -> ApiError:
     )
 
 
-def moved_too_often(count: int, reason: str) -> ApiError:
-    """502: so many moves are the limit."""
-    return upstream_failed(f"The request was moved {count} times; last reason: {reason}.")
+def migrated_too_often(count: int, reason: str) -> ApiError:
+    """502: so many migrations are the limit."""
+    return upstream_failed(f"The request was migrated {count} times; last reason: {reason}.")
 
 
 def upstream_failed(message: str) -> ApiError:
@@ -152,7 +152,7 @@ def upstream_failed(message: str) -> ApiError:
     return ApiError(502, message, kind="server_error", code="worker_failed")
 
 
-def not_moved(origin: str, error: ApiError, *, has_begun: bool) -> ApiError:
+def not_migrated(origin: str, error: ApiError, *, has_begun: bool) -> ApiError:
     """No worker took what a request moved away from `origin`.
 
     As long as the client has nothing of the answer, `error` says when to try again; else 502.

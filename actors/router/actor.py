@@ -45,8 +45,8 @@ from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.events.log import Log
 from headwater.events.writer import Writer
-from headwater.router.decision.context import DEFAULT_POLICY
 from headwater.router.decision.decide import prompt_of
+from headwater.router.decision.names import DEFAULT_POLICY
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.limits import QueueSettings
 from headwater.schemas import subjects

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.router.follower import LogFollower
 from headwater.events.writer import Writer
-from headwater.router.decision.context import DEFAULT_POLICY
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
+from headwater.router.decision.names import DEFAULT_POLICY
 from headwater.router.fold.state import RouterState
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, RouteRefused, Weights

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag, Text
-from headwater.router.decision.names import PolicyName
+from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
 
 
@@ -41,7 +41,7 @@ WeightValues = Annotated[
 class RouterSettings(NamedTuple):
     """How a router chooses a worker."""
 
-    policy: Annotated[PolicyName, Flag("policy"), Meta(description="routing policy")] = "kv"
+    policy: Annotated[PolicyName, Flag("policy"), Meta(description="routing policy")] = DEFAULT_POLICY
     temperature: Annotated[
         float,
         Meta(

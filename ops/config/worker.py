@@ -119,19 +119,19 @@ class WorkerSettings(NamedTuple):
     role: Annotated[
         Role,
         Meta(
-            description="what the workers of an `engine` process serve: both legs, prefill only, decode only, or encoding images"
+            description="what the workers of an `engine` process serve: both legs, prefill only, decode only, or encoding media"
         ),
     ] = "both"
     reads_embeddings: Annotated[
         bool,
         Meta(
-            description="take the embeddings of images that encode workers compute (default: with --encode-workers)"
+            description="take the embeddings of media that encode workers compute (default: with --encode-workers)"
         ),
     ] = False
     embedding_format: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$")],
         Meta(
-            description="name of the image embeddings that encode workers and the workers that read them exchange: only equal ones do "
+            description="name of the embeddings that encode workers and the workers that read them exchange: only equal ones do "
             "(default: the engine's name). The same name on workers of several engines declares their encoders compatible"
         ),
     ] = ""
@@ -143,7 +143,7 @@ class WorkerSettings(NamedTuple):
     ] = False
     embeddings_mib: Annotated[
         int,
-        Meta(ge=16, description="MiB of image embeddings that a worker keeps, and as much to transfer them"),
+        Meta(ge=16, description="MiB of embeddings that a worker keeps, and as much to transfer them"),
     ] = EMBEDDINGS_MIB
     tier: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")],

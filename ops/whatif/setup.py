@@ -27,7 +27,7 @@ from headwater.ops.whatif.fleet.speed import (
     write_speeds,
 )
 from headwater.ops.whatif.routing.setup import RoutersSetup
-from headwater.router.decision.names import PolicyName
+from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
 from headwater.schemas.events.route import Weights
 
@@ -67,7 +67,7 @@ class Setup(msgspec.Struct, frozen=True):
     `restart_s`: kill the first of several routers at this time, and let it return (0: never).
     """
 
-    policy: Annotated[str, Choices(get_args(PolicyName)), Meta(description="routing policy")] = "kv"
+    policy: Annotated[str, Choices(get_args(PolicyName)), Meta(description="routing policy")] = DEFAULT_POLICY
     workers: Annotated[
         int,
         Meta(

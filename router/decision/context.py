@@ -1,15 +1,14 @@
 """Inputs of one decision besides the prompt: what the router adds, and what all candidates are scored with."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from headwater.router.decision.names import DEFAULT_POLICY
 from headwater.router.fold.load import Loads
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.route import RouteQuery, Weights
 from headwater.schemas.hashing import U64
-
-DEFAULT_POLICY: Final = "kv"
 
 
 class DecisionContext(NamedTuple):

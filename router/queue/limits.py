@@ -53,7 +53,7 @@ class QueueLimits(NamedTuple):
         Meta(
             gt=0,
             le=1,
-            description="share of both maxima that one tenant may use (x-headwater-tenant, or a digest of the API key)",
+            description="share of both maxima that one tenant may use (the credential's, else x-headwater-tenant, else a digest of the API key)",
         ),
     ] = 0.5
     wait_s: Annotated[float, Meta(gt=0, description="maximum time a request may be queued, in seconds")] = (

@@ -1,7 +1,9 @@
 """The reference pages say what the code says."""
 
+import re
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 from docs._reference import http_api, log_events
@@ -27,6 +29,14 @@ def test_every_log_event_is_described() -> None:
     described = set(log_events.read())
     assert not logged - described, "without a description"
     assert not described - logged, "described, but not logged"
+
+
+def test_log_events_name_flags_that_exist() -> None:
+    """What to do about an event is written by hand."""
+    named = set(re.findall(r"--[a-z][a-z-]+", " ".join(chain.from_iterable(log_events.read().values()))))
+    known = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    assert named
+    assert not {flag for flag in named if not re.search(rf"`{flag}\b(?!-)", known)}
 
 
 def test_every_route_is_described() -> None:

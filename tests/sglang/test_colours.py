@@ -37,7 +37,7 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetPro
 
 
 async def test_the_colour_is_named_together_and_apart(up: FleetProcess) -> None:
-    """E/P/D, E/PD and, without the encode worker, EPD: the same answers, which are Hugging Face's."""
+    """E/P/D, E/PD and, without the encode worker, EPD and EP/D: the same answers, which are Hugging Face's."""
     await until_it_encodes(up)
     async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
         assert await answers(client, "E/P/D", "prefill-0") == ANSWERS
@@ -51,5 +51,7 @@ async def test_the_colour_is_named_together_and_apart(up: FleetProcess) -> None:
         assert code == 0, output
         await up.until_whole(3)
         assert await answers(client, "EPD", "worker-0") == ANSWERS
-        assert (await encode_legs(up))["computed"] == legs["computed"]
         assert await handed_over(up) == len(ANSWERS)
+        assert await answers(client, "EP/D", "prefill-0") == ANSWERS
+        assert await handed_over(up) == 2 * len(ANSWERS)
+        assert (await encode_legs(up))["computed"] == legs["computed"]

@@ -62,6 +62,18 @@ async def test_the_same_image_is_found_where_it_is_cached_and_another_is_not(
     assert salted.cached == salted.expected == 0
 
 
+async def test_a_name_that_a_client_gives_an_image_is_discarded(client: openai.AsyncOpenAI) -> None:
+    """VLLM's own server takes the `uuid` of a part for the image: another image with the same one would get its KV."""
+
+    async def ask_named(number: int) -> MediaAnswer:
+        named = {"type": "image_url", "image_url": {"url": picture_url(number)}, "uuid": "mine"}
+        return await ask_content(client, [named, {"type": "text", "text": "What is this?"}])
+
+    one, other = await ask_named(71), await ask_named(72)
+    assert one.text != other.text
+    assert other.cached == other.expected == 0
+
+
 async def test_images_of_a_prompt_are_told_apart_by_their_order(client: openai.AsyncOpenAI) -> None:
     """Two images in one prompt: swapped, only what precedes the difference is reused."""
     one = await ask(client, picture_url(11), picture_url(12), "Which is first?")

@@ -297,7 +297,7 @@ class ChoiceDriver:
     def _log_setback(self, event: RequestStepped) -> None:
         log = _log.warning if event.cause in ("lost", "timed out") else _log.info
         log(
-            "request_moved",
+            "request_migrated",
             request=event.request,
             choice=event.choice,
             state=event.before,

@@ -120,7 +120,7 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
         reason = f"no worker claimed the prefilled prompt in time: {placement.reason}"
         saga, holder = _drop_handoff(saga, "timed out", reason, effects), None
     if saga.migrations > MIGRATIONS_MAX:
-        return _fail(saga, errors.moved_too_often(MIGRATIONS_MAX, placement.reason), effects)
+        return _fail(saga, errors.migrated_too_often(MIGRATIONS_MAX, placement.reason), effects)
     number = saga.attempts + 1
     decodes = saga.state == "handoff" and holder is not None
     constraints = replace(
@@ -229,7 +229,7 @@ def _drop_handoff(saga: Saga, cause: Cause, reason: str, effects: Effects) -> Sa
 def _not_placed(saga: Saga, error: errors.ApiError, effects: Effects) -> Saga:
     origin = saga.placement.origin if saga.placement is not None else ""
     if origin:
-        error = errors.not_moved(origin, error, has_begun=saga.emitted > 0)
+        error = errors.not_migrated(origin, error, has_begun=saga.emitted > 0)
     return _fail(saga, error, effects)
 
 
@@ -331,7 +331,7 @@ def _lose(
     saga = _go(replace(saga, migrations=saga.migrations + 1), cause, effects, reason, handoff)
     sampling = saga.spec.sampling
     if saga.migrations > MIGRATIONS_MAX:
-        return _fail(saga, errors.moved_too_often(MIGRATIONS_MAX, reason), effects)
+        return _fail(saga, errors.migrated_too_often(MIGRATIONS_MAX, reason), effects)
     if saga.emitted >= sampling.max_tokens:
         return _end(saga, "finished", "length", effects)
     if not is_migratable(sampling, saga.emitted):

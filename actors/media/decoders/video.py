@@ -28,7 +28,7 @@ def decode_video(
     """
     with opened(file, form) as container:
         stream = _checked_stream(container, form, limits)
-        total = sum(1 for packet in container.demux(stream) if packet.size)
+        total = _count_frames(container, stream, limits.file_frames_max)
     wanted = sample_indices(total, min(frames, limits.frames_max))
     times_s: list[float] = []
     size: tuple[int, int] | None = None
@@ -61,6 +61,19 @@ def sample_indices(total: int, count: int) -> list[int]:
     if count == 1:
         return [0]
     return [round(step * (total - 1) / (count - 1)) for step in range(count)]
+
+
+def _count_frames(container: InputContainer, stream: VideoStream, most: int) -> int:
+    """How many frames the file has, without decoding them."""
+    total = 0
+    for packet in container.demux(stream):
+        total += bool(packet.size)
+        if total > most:
+            raise MediaError(
+                MediaCode.TOO_LONG,
+                f"The video has more than {most} frames. Send a part of it, or fewer a second.",
+            )
+    return total
 
 
 def _checked_stream(container: InputContainer, form: FileFormat, limits: VideoLimits) -> VideoStream:

@@ -43,6 +43,9 @@ class VideoLimits(NamedTuple):
     fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch a video")] = 30.0
     decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and decode a video")] = 60
     seconds_max: Annotated[float, Meta(gt=0, description="maximum length of a video, in seconds")] = 600.0
+    file_frames_max: Annotated[int, Meta(ge=1, description="maximum frames that the file of a video has")] = (
+        36_000
+    )
     pixels_max: Annotated[int, Meta(ge=1, description="maximum pixels of one frame of a video")] = 8_847_360
     frames_max: Annotated[int, Meta(ge=1, description="maximum frames that are sampled from a video")] = 64
     sampled_pixels_max: Annotated[

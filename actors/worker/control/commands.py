@@ -124,7 +124,7 @@ class Commands:
             self._sleep_level = wanted.level
             self._set_state("sleeping")
         self._announce()
-        return ControlReply(200, f"asleep at level {wanted.level}", {"moved": migrated})
+        return ControlReply(200, f"asleep at level {wanted.level}", {"migrated": migrated})
 
     async def _wake(self, _: Arguments) -> ControlReply:
         self._require("sleep")
@@ -163,7 +163,7 @@ class Commands:
             async with worker.health.suspended(), _engine_limit("pause"):
                 await worker.engine.pause(wanted.mode)
         kept = len(worker.inflight)
-        return ControlReply(200, f"paused, {kept} requests kept", {"moved": migrated, "kept": kept})
+        return ControlReply(200, f"paused, {kept} requests kept", {"migrated": migrated, "kept": kept})
 
     async def _resume(self, _: Arguments) -> ControlReply:
         if self._state == "sleeping":
@@ -182,7 +182,7 @@ class Commands:
             raise CommandRefused(409, f"{self._state}: {command} it first")
         self._set_state("draining")
         migrated = await self._drain_requests(wanted.within_s)
-        return ControlReply(200, "drained: it accepts no requests until resumed", {"moved": migrated})
+        return ControlReply(200, "drained: it accepts no requests until resumed", {"migrated": migrated})
 
     async def _profile(self, *, on: bool) -> ControlReply:
         self._require("profile")

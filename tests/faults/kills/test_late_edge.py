@@ -38,6 +38,6 @@ async def test_an_edge_started_after_the_workers_serves_long_answers(tmp_path: P
         assert not problems, "\n".join(problems)
         assert await unary == ""
         assert min(answer.lasted_s for answer in answers) >= max(RENEWALS * RENEW_S, TTL_S)
-        # Nothing moved: nobody was lost.
+        # Nothing migrated: nobody was lost.
         for log in (up.log, tmp_path / "edge-late.log"):
-            assert "request_moved" not in log.read_text()
+            assert "request_migrated" not in log.read_text()

@@ -5,9 +5,11 @@ import base64
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import anthropic
 import httpx
+import openai
 import pytest
 import pytest_asyncio
 
@@ -82,6 +84,32 @@ async def test_an_edge_fetches_what_a_url_names(up: FleetProcess, net: Internet)
             reply = await client.post(path, json=body)
             assert reply.status_code == 200, reply.text
         assert len(net.requests) == before + 2
+
+
+async def test_the_official_clients_name_images_by_url(up: FleetProcess, net: Internet) -> None:
+    """As their documentation shows."""
+    net.serve("/picture.png", picture_file(1))
+    url = f"{origin(net)}/picture.png"
+    before = len(net.requests)
+    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+        chat_answer = await client.chat.completions.create(
+            **cast(Any, chat({"type": "image_url", "image_url": {"url": url}}))
+        )
+        response = await client.responses.create(
+            **cast(Any, responses({"type": "input_image", "image_url": url, "detail": "auto"}))
+        )
+    async with anthropic.AsyncAnthropic(base_url=up.url, api_key="none", max_retries=0) as other:
+        source = {"type": "image", "source": {"type": "url", "url": url}}
+        message = await other.messages.create(**cast(Any, messages(source)))
+    assert chat_answer.usage is not None
+    assert response.usage is not None
+    counts = (
+        chat_answer.usage.prompt_tokens,
+        response.usage.input_tokens,
+        message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0),
+    )
+    assert min(counts) == max(counts) > 1
+    assert len(net.requests) == before + 3
 
 
 async def test_base64_may_have_line_breaks(up: FleetProcess) -> None:

@@ -34,10 +34,10 @@ CONSTRUCTORS: dict[str, st.SearchStrategy[ApiError]] = {
         st.builds(RouteRefused, texts, st.just(1.0), st.sampled_from([400, 429, 503])),
     ),
     "ended_workers": st.builds(errors.ended_workers, st.integers(1, 10**9), texts),
-    "not_moved": st.builds(
-        errors.not_moved, texts, st.builds(errors.overloaded, texts), has_begun=st.booleans()
+    "not_migrated": st.builds(
+        errors.not_migrated, texts, st.builds(errors.overloaded, texts), has_begun=st.booleans()
     ),
-    "moved_too_often": st.builds(errors.moved_too_often, st.integers(1, 10**9), texts),
+    "migrated_too_often": st.builds(errors.migrated_too_often, st.integers(1, 10**9), texts),
     "upstream_failed": st.builds(errors.upstream_failed, texts),
     "method_not_allowed": st.builds(errors.method_not_allowed, st.sampled_from(["GET", "DELETE"])),
     "unauthenticated": st.builds(refusals.unauthenticated, texts),

@@ -23,7 +23,9 @@ FETCH_S = 4.0
 TIGHT = TIGHT._replace(
     image=TIGHT.image._replace(bytes_max=200_000, pixels_max=1_000_000, fetch_s=FETCH_S, decode_s=1),
     audio=TIGHT.audio._replace(bytes_max=400_000, fetch_s=FETCH_S, seconds_max=2.0, channels_max=2),
-    video=TIGHT.video._replace(bytes_max=400_000, fetch_s=FETCH_S, seconds_max=2.0, pixels_max=10_000),
+    video=TIGHT.video._replace(
+        bytes_max=400_000, fetch_s=FETCH_S, seconds_max=2.0, file_frames_max=200, pixels_max=10_000
+    ),
     embedding=TIGHT.embedding._replace(bytes_max=200_000, tokens_max=16),
     file=TIGHT.file._replace(
         bytes_max=200_000, fetch_s=FETCH_S, decode_s=1, pages_max=8, text_bytes_max=50_000

@@ -144,6 +144,7 @@ FILES: dict[str, tuple[MediaKind, Callable[[], bytes], str]] = {
     "sound as video": ("video", lambda: recording("mp4", "aac", 0.5), "media_wrong_type"),
     "WAV as video": ("video", lambda: wav(tone(0.1)), "media_wrong_type"),
     "video that is too long": ("video", lambda: film(50), "media_too_long"),
+    "video of too many frames": ("video", lambda: film(201, per_s=1_000), "media_too_long"),
     "frames with too many pixels": ("video", lambda: film(3, size=(160, 128)), "media_too_many_pixels"),
     "cut MP4": ("video", lambda: film(5)[:200], "media_wrong_type"),
     "cut WebM": ("video", lambda: film(5, "webm", "libvpx")[:60], "media_malformed"),

@@ -48,7 +48,7 @@ def test_sleep_lets_what_runs_end_then_gives_everything_back() -> None:
         refused = await worker.given(2)
         assert refused == Refused("worker w1 is draining", True)
         reply = await sleeping
-        assert reply == ControlReply(200, "asleep at level 2", {"moved": 0})
+        assert reply == ControlReply(200, "asleep at level 2", {"migrated": 0})
         assert worker.engine.calls == ["clear-kv", "clear-kv", "sleep 2"], "the first after its canary"
         assert await worker.given(3) == Refused("worker w1 is sleeping", True)
         assert await states(stage) == [("ready", "both"), ("draining", "both"), ("sleeping", "both")]
@@ -76,7 +76,7 @@ def test_what_does_not_end_in_time_is_given_up() -> None:
         await worker.given(1, 1_500)
         began = stage.clock.time()
         reply = await worker.told("sleep", within_s=0.5)
-        assert reply == ControlReply(200, "asleep at level 1", {"moved": 1})
+        assert reply == ControlReply(200, "asleep at level 1", {"migrated": 1})
         assert 0.5 <= stage.clock.time() - began < 1.0
         entry = (await worker.status_of(1)).entry
         assert entry is not None
@@ -115,14 +115,14 @@ def test_prompts_that_are_pooled_are_work_like_any_other() -> None:
         await until(lambda: len(worker.actor.inflight) == 1)
         assert (await worker.told("status")).data["requests"] == 1
         began = stage.clock.time()
-        assert (await worker.told("sleep", within_s=2.0)).data == {"moved": 1}
+        assert (await worker.told("sleep", within_s=2.0)).data == {"migrated": 1}
         assert await pooled == Refused("the worker aborted it", True)
         assert 2.0 <= stage.clock.time() - began < 2.5
         await worker.told("wake")
         worker.engine.embed_s = 20.0
         pooled = asyncio.ensure_future(worker.pooled("e2"))
         await asyncio.sleep(0.1)
-        assert (await worker.told("drain")).data == {"moved": 0}
+        assert (await worker.told("drain")).data == {"migrated": 0}
         assert isinstance(await pooled, Embedded)
 
     play(run)
@@ -190,7 +190,7 @@ def test_requests_kept_over_a_pause_are_not_lost() -> None:
         await worker.given(1, 50)
         await asyncio.sleep(0.05)
         reply = await worker.told("pause", mode="keep")
-        assert reply == ControlReply(200, "paused, 1 requests kept", {"moved": 0, "kept": 1})
+        assert reply == ControlReply(200, "paused, 1 requests kept", {"migrated": 0, "kept": 1})
         assert await worker.given(2) == Refused("worker w1 is paused", True)
         await asyncio.sleep(900.0)
         status = await worker.status_of(1)
@@ -219,7 +219,7 @@ def test_a_pause_without_keeping_leaves_nothing_running(mode: str, within_s: flo
         worker = await ready(stage)
         await worker.given(1, 200)
         reply = await worker.told("pause", mode=mode, within_s=within_s)
-        assert (reply.status, reply.data) == (200, {"moved": moved, "kept": 0})
+        assert (reply.status, reply.data) == (200, {"migrated": moved, "kept": 0})
         assert len(worker.actor.inflight) == 0
 
     play(run)

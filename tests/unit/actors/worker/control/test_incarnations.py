@@ -34,7 +34,7 @@ def test_a_command_that_takes_long_is_followed_to_its_end() -> None:
         began = stage.clock.time()
         stage.clock.call_later(ANSWER_S + 60.0, worker.engine.no_sleep.set)
         followed = await send_command(worker.asks, "w1", ControlRequest("sleep", {"level": 2}, "me"))
-        assert followed == ControlReply(200, "asleep at level 2", {"moved": 0})
+        assert followed == ControlReply(200, "asleep at level 2", {"migrated": 0})
         assert ANSWER_S + 60.0 <= stage.clock.time() - began < ANSWER_S + 62.0
 
     play(run)

@@ -4,6 +4,9 @@ from typing import Final, Literal
 
 PromptMediaKind = Literal["image", "video", "audio", "recording"]
 
+SAMPLED_FRAMES: Final = 32
+"""To which a video is sampled where the settings of an engine do not say: vLLM's own default, for all engines."""
+
 ONE: Final[dict[PromptMediaKind, str]] = {
     "image": "an image",
     "video": "a video",

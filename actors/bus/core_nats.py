@@ -9,11 +9,18 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
 
-from headwater.actors.bus.port import BusClosed, BusError, Handler, Message, NoResponder, ReplyTimeout
+from headwater.actors.bus.port import (
+    PENDING_MESSAGES_MAX,
+    BusClosed,
+    BusError,
+    Handler,
+    Message,
+    NoResponder,
+    ReplyTimeout,
+)
 
-PENDING_MESSAGES_MAX = 65_536
 PENDING_BYTES_MAX = 256 * 1024 * 1024
-"""Per subscription. Past either, the client drops messages and logs it; readers of token frames detect the gap by
+"""Per subscription. Past it, or `PENDING_MESSAGES_MAX`, the client drops messages and logs it; readers of token frames detect the gap by
 position and query the missing tokens."""
 
 _log = structlog.get_logger("headwater.bus")

@@ -6,9 +6,7 @@ from itertools import count
 
 import structlog
 
-from headwater.actors.bus.port import Handler, Message, NoResponder, ReplyTimeout
-
-PENDING_MESSAGES_MAX = 65_536
+from headwater.actors.bus.port import PENDING_MESSAGES_MAX, Handler, Message, NoResponder, ReplyTimeout
 
 _log = structlog.get_logger("headwater.bus")
 

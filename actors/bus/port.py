@@ -1,7 +1,10 @@
 """The `Bus` port: core NATS messaging, for requests, token frames and cancellations; the log is another port."""
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+PENDING_MESSAGES_MAX: Final = 65_536
+"""Messages that wait for one subscription's handler. Beyond, they are dropped, and that is logged."""
 
 
 class BusError(Exception):

@@ -15,6 +15,7 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 CONFIG_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 64 << 20
+"""Of an adapter's safetensors file."""
 CHUNK_BYTES = 1 << 20
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from headwater.engines.control_rules import check_loaded
 from headwater.engines.engine import EngineDied, EngineError, LoraAdapter
+from headwater.engines.lora_files.peft import HEADER_BYTES_MAX
 
-HEADER_BYTES_MAX: Final = 64 << 20
 FUSED: Final = ("q_proj", "v_proj")
 """SGLang computes queries, keys and values with one matrix. An adapter for one of them without these ends its scheduler at
 the first request, and with it the engine."""

@@ -23,7 +23,7 @@ from headwater.engines.media.probe import probe_image
 from headwater.engines.media.prompt import check_media, image_of, values_of
 from headwater.engines.sglang.embeddings.counter import ID_DIGITS
 from headwater.engines.sglang.embeddings.input import FEATURE, GivenEmbedding, request_data, separate
-from headwater.schemas.media_kind import PromptMediaKind
+from headwater.schemas.media_kind import SAMPLED_FRAMES, PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import MediaSupport
 
@@ -43,15 +43,12 @@ ARGUMENTS: Final[dict[PromptMediaKind, str]] = {"video": "videos", "audio": "aud
 SAMPLING: Final = ("fps", "nframes", "min_frames", "max_frames")
 """Settings by which SGLang takes frames from a video. Ours has those that it is to have."""
 
-FRAMES: Final = 32
-"""To which a video is sampled, unless SGLang's `--mm-process-config` says otherwise: as with vLLM."""
-
 LENGTHS: Final = "audio_feature_lens"
 
 
 def frames_of(settings: Mapping[str, Any]) -> int:
-    """To how many frames a video is sampled, by the settings of videos."""
-    return int(settings.get("nframes") or settings.get("max_frames") or FRAMES)
+    """To how many frames a video is sampled, by the settings of videos in `--mm-process-config`."""
+    return int(settings.get("nframes") or settings.get("max_frames") or SAMPLED_FRAMES)
 
 
 def without_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:

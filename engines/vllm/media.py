@@ -6,7 +6,7 @@ the prompt's block hashes; so each run is collapsed again.
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -16,12 +16,9 @@ from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule
 from headwater.engines.media.prompt import check_media, collapse_placeholders
 from headwater.engines.media.video_rule import black_video, fitting_video_rule, probes
 from headwater.engines.vllm.embeddings.prompt import item_value
-from headwater.schemas.media_kind import PromptMediaKind
+from headwater.schemas.media_kind import SAMPLED_FRAMES, PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
-
-FRAMES: Final = 32
-"""To which a video is sampled, unless vLLM's `media_io_kwargs` say otherwise: its own default."""
 
 Learn = Callable[[Any, Any, int, int], Any]
 """The rule of a kind, None if none fits: of vLLM's model configuration, its processor, the placeholder's id, and the limit per prompt."""
@@ -96,9 +93,9 @@ def _image_rule(model: Any, processor: Any, placeholder: int, limit: int) -> Ima
 
 def _video_rule(model: Any, processor: Any, placeholder: int, limit: int) -> VideoSupport | None:
     own = getattr(model.multimodal_config, "media_io_kwargs", None) or {}
-    frames = int(own.get("video", {}).get("num_frames", FRAMES))
+    frames = int(own.get("video", {}).get("num_frames", SAMPLED_FRAMES))
     # Without a number vLLM would take all frames of a video.
-    frames = frames if frames > 0 else FRAMES
+    frames = frames if frames > 0 else SAMPLED_FRAMES
     return fitting_video_rule(
         model.hf_config,
         processor.info.get_hf_processor().video_processor,

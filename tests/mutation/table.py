@@ -194,4 +194,25 @@ MUTATIONS = (
         "a store whose health check blocks is never restarted",
         ("tests/unit/ops/nats",),
     ),
+    Mutation(
+        "actors/edge/request/saga_types.py",
+        "if incarnation in self.died_with:",
+        "if False:",
+        "a request is given up for one worker's death that it met twice",
+        ("tests/unit/actors/edge/request/test_deaths.py",),
+    ),
+    Mutation(
+        "ops/worker/default_model.py",
+        "fcntl.flock(lock, fcntl.LOCK_EX)",
+        "pass",
+        "each process that needs the default model at once converts it",
+        ("tests/unit/ops/worker/test_default_model.py",),
+    ),
+    Mutation(
+        "engines/sglang/embeddings/input.py",
+        "if self.encoded != encoded:",
+        "if False:",
+        "an engine that ignores embeddings becomes a reader of encode workers",
+        ("tests/unit/engines/embeddings/test_probe.py",),
+    ),
 )

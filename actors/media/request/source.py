@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from headwater.schemas.media_kind import SAMPLED_FRAMES
+
 MediaKind = Literal["image", "audio", "video", "embedding", "file"]
 Encoding = Literal["url", "data_url", "base64", "raw"]
 TensorType = Literal["F32", "F16", "BF16"]
@@ -11,7 +13,6 @@ GRID = "image_grid_thw"
 """The tensor of a model of Qwen2-VL's kind with an image's patches: 1, rows, columns."""
 
 RATE_HZ = 16_000
-FRAMES = 32
 
 
 class MediaSource(NamedTuple):
@@ -63,6 +64,6 @@ class MediaTarget(NamedTuple):
 
     processor: str = ""
     rate_hz: int = RATE_HZ
-    frames: int = FRAMES
+    frames: int = SAMPLED_FRAMES
     embedding: EmbeddingForm | None = None
     mask: bool = False

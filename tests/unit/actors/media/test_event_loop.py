@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import threading
+import time
+from itertools import pairwise
 from mmap import mmap
 
 import pytest
@@ -18,9 +20,21 @@ from tests.support.media.images import data_url, encoded, noise, picture
 CPU_MS_MAX = 5.0
 """Copying the image once takes the loop longer."""
 
+COPY_SHARE_MAX = 0.8
+"""On a machine that is so busy that everything takes longer: of what a copy takes there."""
+
+
+def copy_ms(data: bytes) -> float:
+    """Processor time of copying the image to memory that is new to the process."""
+    copies, times_s = [], [time.thread_time()]
+    for _ in range(3):
+        copies.append(bytearray(data))
+        times_s.append(time.thread_time())
+    return 1_000 * min(later - earlier for earlier, later in pairwise(times_s))
+
 
 async def test_the_loop_does_not_copy_an_image() -> None:
-    """What its thread computes between two wake-ups, which does not depend on what else this machine does."""
+    """What its thread computes between two wake-ups, which depends little on what else this machine does."""
     data = encoded(noise(2600), "PNG", compress_level=0)
     assert len(data) > 20_000_000
     source = MediaSource.from_url("image", data_url(data))
@@ -32,7 +46,7 @@ async def test_the_loop_does_not_copy_an_image() -> None:
             assert item.shape == (2600, 2600, 3)
             del item
             await intake.fetch(MediaSource.from_bytes("image", data))
-        assert probe.most_cpu_ms() < CPU_MS_MAX
+        assert probe.most_cpu_ms() < max(CPU_MS_MAX, COPY_SHARE_MAX * copy_ms(data))
     finally:
         gc.enable()
         await intake.close()

@@ -136,17 +136,17 @@ def test_engines_that_never_tell_are_believed_to_hold_what_they_were_given() -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * AGE_NS_MAX), st.integers(1, 60)), max_size=12), st.randoms())
-def test_belief_does_not_depend_on_the_order_in_which_prompts_came(
+def test_expected_blocks_do_not_depend_on_the_order_in_which_prompts_came(
     prompts: list[tuple[int, int]], draw: random.Random
 ) -> None:
     """Routers apply their own decisions before the log brings those of others."""
 
     def held(order: list[int]) -> ExpectedBlocks:
-        beliefs = ExpectedBlocks()
+        expected = ExpectedBlocks()
         for number in order:
             decided_ns, blocks = prompts[number]
-            beliefs.add(f"r{number}", RoutedPrompt(decided_ns, blocks, b""), 100)
-        return beliefs
+            expected.add(f"r{number}", RoutedPrompt(decided_ns, blocks, b""), 100)
+        return expected
 
     order = list(range(len(prompts)))
     first = held(order)

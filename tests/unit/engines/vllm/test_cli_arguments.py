@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm.config import cli_arguments
+from headwater.engines.vllm.config import cli_arguments, versions
 from headwater.ops import cli
 from headwater.ops.config.engine import checked
 from headwater.ops.config.errors import ConfigError
@@ -230,7 +230,11 @@ def test_other_commands_refuse_an_engines_arguments(
         (["engine", "vllm", "--chat-template", "/nowhere.jinja"], "--chat-template /nowhere.jinja"),
         (["engine", "vllm", "--role", "prefill", "--", "--headless"], "--role prefill with --headless"),
         (["engine", "vllm", "--role", "prefill", "--connector", "none"], "nixl"),
-        (["engine", "vllm", "--role", "decode", "--decode-workers", "1"], "leave it out"),
+        pytest.param(
+            ["engine", "vllm", "--role", "decode", "--decode-workers", "1"],
+            "leave it out",
+            marks=pytest.mark.skipif(not versions.installed(), reason="vLLM is not installed"),
+        ),
         (["up", "--engine", "sim", "--metrics-port", "65535"], "--metrics-port 65536"),
     ],
 )

@@ -16,8 +16,9 @@ from tests.unit.engines.vllm.test_checks import card
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_cards_count_while_a_worker_lives(live: bool) -> None:
+async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
     """A pool that nobody serves any more holds nobody back, and an adapter's card is none of a pool."""
+    monkeypatch.setattr("headwater.engines.vllm.config.versions.installed", lambda: "0.32.0")
     world = memory_world(ManualClock())
     present = card(block_size=64, version="0.1")
     await world.cards.put(subjects.card_key(present.pool), msgspec.json.encode(present))

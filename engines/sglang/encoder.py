@@ -138,7 +138,7 @@ class SglangEncoder(ImageEncoder):
                 size: self._process("video", black_video(size))["video_grid_thw"][0].tolist()
                 for size in probes(frames)
             }
-            return fitting_video_rule(
+            rule = fitting_video_rule(
                 model,
                 processor,
                 placeholder=placeholder,
@@ -146,6 +146,9 @@ class SglangEncoder(ImageEncoder):
                 frames=frames,
                 found={size: prod(grid) // merged for size, grid in grids.items()},
             )
+            if rule is None:
+                raise ValueError("its tokens follow no known rule")
+            return rule
         except Exception as error:  # other models' processors fail in any way: images remain
             reason = f"{type(error).__name__}: {error}"
             _log.warning("media_not_served", kind="video", model=self._settings.model, reason=reason)

@@ -317,7 +317,7 @@ def _lose(
     finish: str = "",
     lost: Attempt | KvHolder | None = None,
 ) -> Saga:
-    """The worker (`lost`, or that of the attempt) died, aborted the request or takes too long: move it, unless it is what workers die of."""
+    """The worker (`lost`, or that of the attempt) died, aborted the request or takes too long: migrate it, unless it is what workers die of."""
     attempt = saga.attempt
     if is_blamed(finish, saga.received):
         saga = saga.died_on((lost or attempt).worker, (lost or attempt).epoch)

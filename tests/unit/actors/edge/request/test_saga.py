@@ -326,7 +326,7 @@ def test_a_move_names_the_worker_that_failed(sent: tuple[int, ...], status: int,
 
 
 def test_a_request_that_every_worker_drops_ends() -> None:
-    """After so many moves it is taken for the cause."""
+    """After so many migrations it is taken for the cause; its client reads why the last worker dropped it."""
     saga, effects = run(*DECODING)
     for move in range(MIGRATIONS_MAX + 1):
         assert saga.end is None
@@ -339,6 +339,7 @@ def test_a_request_that_every_worker_drops_ends() -> None:
     [finish] = [effect for effect in effects if isinstance(effect, Finish)]
     assert finish.error is not None
     assert finish.error.status == 502
+    assert str(finish.error).endswith(f"migrated {MIGRATIONS_MAX} times; last reason: gone.")
 
 
 def test_a_late_acceptance_is_cancelled() -> None:

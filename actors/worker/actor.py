@@ -145,7 +145,7 @@ class WorkerActor(Actor):
 
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
-        if self._info is None:
+        if self._info is None or (self._incarnation is None and not self.stopping):
             return {"state": "starting", "pool": self._pool}
         load = self.engine.load()
         slab = self._transfer.stats() if self._transfer is not None else None

@@ -25,6 +25,8 @@ from tests.support.servers.nats import NatsServer
 
 KILLS = 3
 BATCHES_BETWEEN_KILLS = 300
+TAKES_S_MAX = 4.5
+"""For appends with a deadline of a second or less: less than the default deadline, which would mean theirs was lost."""
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ async def test_silent_server_ends_an_append_at_its_deadline(
         own_server.resume()
     assert isinstance(result, Unknown)
     assert result.reason
-    assert took < 3.0
+    assert took < TAKES_S_MAX
     retried = await append_surely(case.log, case.subject, batch(2))
     assert isinstance(retried, Stored)
     assert [record.batch.seq for record in await records_of(case.log)][-1] == 2
@@ -168,7 +170,7 @@ async def test_append_queued_behind_a_stuck_one_keeps_its_own_deadline(
     finally:
         own_server.resume()
     assert isinstance(result, Unknown)
-    assert took < 3.0
+    assert took < TAKES_S_MAX
     assert isinstance(await stuck, Stored)
 
 

@@ -184,6 +184,7 @@ async def test_an_owner_that_hangs_ends_the_reading_in_time(make_case: MakeCase)
         if case.fabric:
             case.fabric.faults = lambda _owner, _reader: TransferFault()
             await case.advance(10.0)  # what was given up has landed now
+        case.wire.read_within_ms = 10_000  # a busy machine may need more than what the hanging owner grants
         array = await case.read(await offered(case, 2))
         assert array.tobytes() == expected(2, (NBYTES,), "uint8").tobytes()
         await case.nothing_is_lost()

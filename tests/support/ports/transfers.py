@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer
@@ -29,6 +30,7 @@ from headwater.engines.transfer.port import PeerGone, Stats, TensorTransfer
 from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.ops.process.signals import die_with_parent
 from headwater.schemas.messages.transfer import (
+    ClaimGranted,
     ClaimReply,
     LeaseId,
     NixlPlace,
@@ -65,6 +67,7 @@ class Host:
         self.memory = memory
         self.clock = clock
         self._scribbling = threading.Event()
+        self._scribbler: threading.Thread | None = None
 
     async def offer(self, seed: int, shape: tuple[int, ...], dtype: str, ttl_s: float) -> Offer:
         """Offer the tensor of a seed."""
@@ -98,6 +101,9 @@ class Host:
         """Write there all the time, from another thread, until told to stop."""
         if not on:
             self._scribbling.clear()
+            if self._scribbler is not None:
+                # Its last write must not land in what is offered next.
+                self._scribbler.join()
             return
         self._scribbling.set()
         there, writing = self._bytes(offer), threading.Event()
@@ -107,7 +113,8 @@ class Host:
                 there[::64] += 1
                 writing.set()
 
-        threading.Thread(target=write, daemon=True).start()
+        self._scribbler = threading.Thread(target=write, daemon=True)
+        self._scribbler.start()
         writing.wait()
 
     async def close(self) -> None:
@@ -176,10 +183,14 @@ class RemoteHost:
 
 
 class Wire:
-    """The control messages of a reader, straight to the owner. `granted` runs between a grant and the reading."""
+    """The control messages of a reader, straight to the owner. `granted` runs between a grant and the reading.
+
+    `read_within_ms`, where set, is the time that the reader is told instead of the owner's.
+    """
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
+        self.read_within_ms: int | None = None
         self.claims: list[OfferClaim] = []
         self.outcomes: list[str] = []
         self.granted: Callable[[], Any] | None = None
@@ -188,6 +199,8 @@ class Wire:
         """See `Control.claim`."""
         self.claims.append(claim)
         reply: ClaimReply = await self.owner.answer(claim)
+        if isinstance(reply, ClaimGranted) and self.read_within_ms is not None:
+            reply = msgspec.structs.replace(reply, read_within_ms=self.read_within_ms)
         if self.granted is not None:
             await self.granted()
         return reply

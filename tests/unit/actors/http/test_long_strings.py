@@ -15,6 +15,8 @@ LONG = "iVBORw0KGgo+/" * (LARGE_BYTES // 13 + 1)
 OTHER = "A" * LARGE_BYTES
 CPU_MS_MAX = 4.0
 """Decoding 27 MB takes 8 to 25 ms."""
+TRIES = 5
+"""The least counts: other processes cost this one its caches, and a garbage collection may come in any try."""
 
 
 class Inner(msgspec.Struct):
@@ -102,12 +104,13 @@ async def test_a_malformed_body_is_rejected(end: bytes) -> None:
 async def test_the_event_loop_does_not_copy_long_strings() -> None:
     """What its thread computes for a body of 27 MB."""
     body = msgspec.json.encode({"inner": {"text": "A" * 27_000_000}})
-    await shorten(body)
-    began = time.thread_time()
-    found = decode_body(msgspec.json.Decoder(Body), await shorten(body))
-    spent_ms = 1000 * (time.thread_time() - began)
-    assert len(found.inner.text) == 27_000_000
-    assert spent_ms < CPU_MS_MAX
+    spent_ms = []
+    for _ in range(TRIES):
+        began = time.thread_time()
+        found = decode_body(msgspec.json.Decoder(Body), await shorten(body))
+        spent_ms.append(1000 * (time.thread_time() - began))
+        assert len(found.inner.text) == 27_000_000
+    assert min(spent_ms) < CPU_MS_MAX
 
 
 def test_copies_without_the_lock_are_whole() -> None:

@@ -23,6 +23,9 @@ DATA = base64.b64encode(FILE).decode()
 CPU_MS_MAX = 2.0
 """A thirtieth of decoding it, a quarter of hashing it."""
 
+TRIES = 5
+"""The least counts: other processes cost this one its caches, and a garbage collection may come in any try."""
+
 Translate = Callable[[], Sequence[Turn]]
 
 
@@ -56,9 +59,10 @@ def messages() -> Translate:
 @pytest.mark.parametrize("form", [chat, responses, messages])
 def test_the_contents_are_not_looked_at(form: Callable[[], Translate]) -> None:
     """Neither decoded nor hashed: parts are found by their places."""
-    translate = form()
-    began = time.thread_time()
-    (part,) = {*media_parts(translate())}
-    spent_ms = 1000 * (time.thread_time() - began)
-    assert len(part.url or part.data) >= len(DATA)
-    assert spent_ms < CPU_MS_MAX
+    translate, spent_ms = form(), []
+    for _ in range(TRIES):
+        began = time.thread_time()
+        (part,) = {*media_parts(translate())}
+        spent_ms.append(1000 * (time.thread_time() - began))
+        assert len(part.url or part.data) >= len(DATA)
+    assert min(spent_ms) < CPU_MS_MAX

@@ -306,8 +306,11 @@ def test_progress_of_an_earlier_life_is_not_told_in_the_next() -> None:
         assert await stage.fleet.store.leases.get(subjects.lease_key("worker", "w1")) is None
         await another_takes_the_lease(stage, "w1")
         process.heal()
-        await until(lambda: worker.intake.frames.epoch > first and worker.stats()["state"] == "ready")
-        await until(lambda: worker.incarnation is not None)
+        await until(lambda: worker.incarnation is None)
+        assert worker.stats()["state"] == "starting", "ready are those that hold their lease"
+        await until(lambda: worker.stats()["state"] == "ready")
+        assert worker.incarnation is not None
+        assert worker.intake.frames.epoch > first
         assert len(worker.inflight) == 3, "the engine still has them"
         await give(stage, worker, generate(9))
         await asyncio.sleep(5.0)

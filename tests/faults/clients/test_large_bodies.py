@@ -25,8 +25,8 @@ pytestmark = [
 ]
 
 MB = 1_000_000
-ANSWER_S = 3.0
-"""Also for sending 60 MB on a machine with other work."""
+ANSWER_S = 8.0
+"""Also for sending 60 MB on a machine with other work, where four such bodies at once have taken 6.3 s."""
 
 GAP_S = 0.3
 LOOP_S = 0.01

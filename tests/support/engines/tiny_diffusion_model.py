@@ -16,7 +16,8 @@ VOCABULARY: Final = 151_680
 """More than the number of the mask token."""
 
 HIDDEN, INNER, LAYERS = 16, 32, 1
-NAME = "tiny-sdar-2"
+TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+NAME = "tiny-sdar-3"
 CONFIG = {
     "architectures": ["SDARForCausalLM"],
     "model_type": "qwen3",
@@ -41,14 +42,17 @@ CONFIG = {
 
 
 def ensure() -> Path:
-    """The model's folder, in the user's cache; it has no tokenizer."""
-    parent = default_model.ensure().parent
+    """The model's folder, in the user's cache. Its tokenizer is the default model's, which has a third of its tokens."""
+    source = default_model.ensure()
+    parent = source.parent
     folder = parent / NAME
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=parent))
     (making / "config.json").write_text(json.dumps(CONFIG))
     _write_weights(making)
+    for name in TOKENIZER:
+        shutil.copy(source / name, making)
     try:
         os.rename(making, folder)
     except OSError:

@@ -15,12 +15,14 @@ from headwater.engines.engine import (
 from headwater.engines.ranked.base import RankedEngineBase
 from headwater.engines.sglang.config.signatures import Signatures
 from headwater.engines.sglang.lora import SglangLoras
+from headwater.engines.sglang.media import SglangMedia
 from headwater.engines.sglang.pooling import ModelPooling
 from headwater.engines.sglang.process import SglangProcess
 from headwater.engines.sglang.rank import SglangRank
 from headwater.engines.sglang.stream import Stream, finish_of
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.messages.media import PromptMedia
 
 T = TypeVar("T")
 
@@ -46,26 +48,36 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         self._input_max = 0
         self._keeps_weights = False
         self._pooling = ModelPooling()
+        self._media: SglangMedia | None = None
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
         from sglang.srt.managers.io_struct import EmbeddingReqInput
 
         self._needs("embed")
-        check_text_only(request)
         self._pooling.check(request.task, request.segments)
         self._loras.check(request.lora_name)
         prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
         for tokens in prompts:
             if not 0 < len(tokens) < self._input_max:
                 raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._input_max - 1} are possible")
+        media = request.media or ((),) * len(prompts)
+        if self._media is None:
+            check_text_only(request)
+        else:
+            for pair in zip(prompts, media, strict=True):
+                self._media.check(*pair)
         given: dict[str, Any] = {"lora_path": request.lora_name} if request.lora_name else {}
         if request.dimensions:
             given["dimensions"] = request.dimensions
         given = self._signatures.keep("EmbeddingReqInput", given)
 
-        async def one(tokens: list[int]) -> bytes:
+        async def one(tokens: list[int], items: tuple[PromptMedia, ...]) -> bytes:
             made = EmbeddingReqInput(rid=uuid4().hex, input_ids=tokens, sampling_params={}, **given)
+            if items and self._media is not None:
+                # The ids of items are no field of it, but are read from it as of a GenerateReqInput.
+                for name, value in (await self._media.prepare(items)).items():
+                    setattr(made, name, value)
             vector = None
             async for chunk in self._manager.generate_request(made, None):
                 finish, detail = finish_of(chunk["meta_info"].get("finish_reason"))
@@ -77,7 +89,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
             return self._pooling.finish(vector).astype("<f4").tobytes()
 
         async def all_of_them() -> tuple[bytes, ...]:
-            return tuple(await asyncio.gather(*map(one, prompts)))
+            return tuple(await asyncio.gather(*map(one, prompts, media)))
 
         task = asyncio.get_running_loop().create_task(all_of_them(), name=f"embed {request.request}")
         self._tasks[request.request] = task

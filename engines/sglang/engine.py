@@ -81,7 +81,6 @@ class SglangEngine(SglangControl):
         self._deterministic = False
         self._processors: dict[str, str] = {}
         self._handoffs: SglangHandoffs | None = None
-        self._media: SglangMedia | None = None
         self._embeddings: SglangEmbeddings | None = None
 
     async def start(self) -> EngineInfo:
@@ -122,11 +121,11 @@ class SglangEngine(SglangControl):
         self.capabilities = capabilities(
             config, generates=generates, processors=self._processors, signatures=self._signatures
         )
-        if generates:
-            self._media = await learn_media(self._manager, config, self._signatures, sentinels)
+        self._media = await learn_media(self._manager, config, self._signatures, sentinels)
         if self._media is not None:
             self.capabilities |= self._media.support.capabilities
-            await self._verify_embeddings(self._media)
+            if generates:
+                await self._verify_embeddings(self._media)
         slots = rank_max = 0
         if "lora" in self.capabilities:
             slots = int(config.get("max_loaded_loras") or config.get("max_loras_per_batch") or 0)

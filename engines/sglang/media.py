@@ -192,7 +192,8 @@ def _check_and_name_items(processor: Any) -> None:
     process = processor.process_mm_data_async
 
     async def process_and_name(*arguments: Any, request_obj: Any, **named: Any) -> Any:
-        hashes = request_obj.mm_hashes
+        # Absent from requests to pool that have none.
+        hashes = getattr(request_obj, "mm_hashes", None)
         if hashes and request_obj.audio_data and not (request_obj.image_data or request_obj.video_data):
             named["input_text"] = _with_own_tokens(processor, request_obj)
         output = await process(*arguments, request_obj=request_obj, **named)

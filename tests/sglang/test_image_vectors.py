@@ -1,0 +1,53 @@
+"""Vectors of texts with images on real SGLang: those of Hugging Face's implementation with the same weights."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.clients.image_vectors import (
+    FLAGS,
+    check_blocks,
+    check_rejections,
+    check_vectors,
+    check_videos,
+)
+from tests.support.engines.multimodal import tiny_vision_model
+from tests.support.processes.fleet import FleetProcess, fleet
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.xdist_group("sglang"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """A worker that pools with the tiny vision model."""
+    model = ("--engine", "sglang", "--model", str(tiny_vision_model.ensure()), *FLAGS)
+    more = ("--sglang-native=--is-embedding",)
+    async with fleet(tmp_path_factory.mktemp("vectors"), *model, *more, ready_s=240, sglang=True) as made:
+        yield made
+
+
+async def test_vectors_are_those_of_the_image_and_the_text(up: FleetProcess, tmp_path: Path) -> None:
+    """Of the image and its place, in whatever file."""
+    await check_vectors(up, tmp_path)
+
+
+async def test_videos_are_told_apart(up: FleetProcess) -> None:
+    """By their frames."""
+    await check_videos(up)
+
+
+async def test_blocks_are_found_by_their_image(up: FleetProcess) -> None:
+    """Where they are cached, and by no other image."""
+    await check_blocks(up)
+
+
+async def test_what_it_cannot_pool_ends_no_engine(up: FleetProcess) -> None:
+    """Rejected by name."""
+    await check_rejections(up)

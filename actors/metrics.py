@@ -260,7 +260,7 @@ MEDIA_SECONDS = Histogram(
 MEDIA_FETCHED_BYTES = Counter("headwater_worker_media_bytes_total", "Bytes of media fetched from edges")
 MEDIA_LOADS = Counter(
     "headwater_worker_media_loads_total",
-    "Images that requests needed, by where they were: cache or edge",
+    "Media that requests needed, by where they came from: cache, edge (in pieces), or offer (over NIXL or shared memory; offer_failed: then in pieces)",
     ["source"],
 )
 ENCODE_LEGS = Counter(

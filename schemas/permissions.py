@@ -108,6 +108,7 @@ def _edge(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             _inbox(ns, "edge", client),
             subjects.edge_frames(ns, client),
             subjects.edge_media(ns, client),
+            subjects.edge_offer(ns, client),
             subjects.edge_streams(ns, client, ANY),
             subjects.usage(ns, ANY),
             *_services("edge", client),
@@ -168,6 +169,7 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.edge_frames(ns, ANY),
             # Images of its requests that it does not have yet.
             subjects.edge_media(ns, ANY),
+            subjects.edge_offer(ns, ANY),
             # Whether an edge still receives what it generates.
             subjects.edge_streams(ns, ANY, ANY),
             # A decode worker claims the KV of its prompt from the worker that computed it.

@@ -111,6 +111,11 @@ def edge_media(ns: str, edge: str) -> str:
     return _ours(ns, "edge", _token("edge", edge), "media")
 
 
+def edge_offer(ns: str, edge: str) -> str:
+    """Claims and releases of an edge's offers of media."""
+    return _ours(ns, "edge", _token("edge", edge), "offer")
+
+
 def route_query(ns: str, pool: str) -> str:
     """Route queries of a pool; its routers subscribe in one queue group."""
     return _ours(ns, "route", _token("pool", pool))

@@ -1,7 +1,7 @@
 """The edge actor: HTTP in, tokens out.
 
 Subjects in
-    hw.<ns>.edge.<edge>.{frames,media,streams.<epoch>}; hw.<ns>.usage.*; the tables of leases, cards and API keys
+    hw.<ns>.edge.<edge>.{frames,media,offer,streams.<epoch>}; hw.<ns>.usage.*; the tables of leases, cards and API keys
 Subjects out
     hw.<ns>.route.<pool>; hw.<ns>.wait.<pool>.<router>.<epoch>; hw.<ns>.engine.<worker>.<epoch>.{generate,cancel,status};
     hw.<ns>.usage.<edge>; the request log
@@ -43,6 +43,7 @@ from headwater.actors.http.server import STOP_S, HttpServer
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.offers import OfferAnswers, OpenTransfer
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
@@ -82,6 +83,7 @@ class EdgeActor(Actor):
         reasoning_field: ReasoningField = "both",
         encode_legs: EncodeLegs = "estimate",
         intake: MediaIntake | None = None,
+        open_media_transfer: OpenTransfer | None = None,
     ) -> None:
         super().__init__(ports, name)
         self._server = server
@@ -99,6 +101,7 @@ class EdgeActor(Actor):
         self._probes = probes
         self._reasoning_field: ReasoningField = reasoning_field
         self._intake = intake
+        self._open_media_transfer = open_media_transfer
         self._limiter = RateLimiter(ports.clock)
         self._sharing: UsageSharing | None = None
         self._persistence = Persistence(ports.clock, self.log)
@@ -108,6 +111,7 @@ class EdgeActor(Actor):
         self._ledger: OpenRequests | None = None
         self._frames: Subscription | None = None
         self._media: Subscription | None = None
+        self._offers: Subscription | None = None
         self._streams: Subscription | None = None
         self._app: App | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -148,6 +152,12 @@ class EdgeActor(Actor):
         self._frames = await ports.bus.subscribe(
             subjects.edge_frames(ports.ns, self.name), self._workers.on_frame
         )
+        if self._open_media_transfer is not None:
+            answers = OfferAnswers(ports.bus)
+            answers.transfer = self._workers.media.transfer = await self._open_media_transfer()
+            self._offers = await ports.bus.subscribe(
+                subjects.edge_offer(ports.ns, self.name), answers.on_offer
+            )
         self._media = await ports.bus.subscribe(
             subjects.edge_media(ports.ns, self.name), self._workers.media.on_query
         )
@@ -235,7 +245,7 @@ class EdgeActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        for one in (self._frames, self._media, self._streams):
+        for one in (self._frames, self._media, self._offers, self._streams):
             if one is not None:
                 await one.unsubscribe()
         if self._sharing is not None:
@@ -245,4 +255,5 @@ class EdgeActor(Actor):
         deadline = self.ports.clock.monotonic_s() + ANSWER_S_MAX
         while self._app is not None and self._app.active and self.ports.clock.monotonic_s() < deadline:
             await self.ports.clock.sleep(0.02)
+        await self._workers.media.close()
         self._server.close()

@@ -31,6 +31,7 @@ from typing import Any
 from headwater.actors.bus.port import Message
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.offers import OfferAnswers, OpenTransfer
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
@@ -39,7 +40,6 @@ from headwater.actors.worker.control.context import LoraOperations
 from headwater.actors.worker.control.handler import WorkerControl
 from headwater.actors.worker.encoding.embedding_reader import EmbeddingReader
 from headwater.actors.worker.encoding.encode_requests import EncodeRequests
-from headwater.actors.worker.encoding.offers import OfferAnswers, OpenTransfer
 from headwater.actors.worker.lifecycle.audit import CommandAudit
 from headwater.actors.worker.lifecycle.health import EngineHealth
 from headwater.actors.worker.lifecycle.incarnation import Incarnation, written_subjects
@@ -81,6 +81,7 @@ class WorkerActor(Actor):
         health: HealthSettings | None = None,
         lora: LoraSettings | None = None,
         open_transfer: OpenTransfer | None = None,
+        open_media_transfer: OpenTransfer | None = None,
     ) -> None:
         super().__init__(ports, name)
         self.engine = engine
@@ -101,6 +102,7 @@ class WorkerActor(Actor):
         )
         self._offers = OfferAnswers(ports.bus)
         self._open_transfer = open_transfer
+        self._open_media_transfer = open_media_transfer
         self.files = FileJobs(
             ports.bus, engine, self.spawn, self.status, self.inflight, ports.clock, self.intake.media
         )
@@ -190,7 +192,9 @@ class WorkerActor(Actor):
         await self._has_joined.wait()
 
     async def _start_transfer(self) -> None:
-        """The slab of an engine that computes image embeddings for others, or reads them."""
+        """The slabs of an engine that takes media, and of one that computes image embeddings for others, or reads them."""
+        if self._open_media_transfer is not None and self.info.media.capabilities:
+            self.intake.media.transfer = await self._open_media_transfer()
         encodes, reads = (name in self.engine.capabilities for name in ("encode", "image_embeddings"))
         if not (encodes or reads) or self._open_transfer is None:
             return
@@ -349,8 +353,9 @@ class WorkerActor(Actor):
     async def close(self) -> None:
         """See `Actor.close`."""
         await self._subscriptions.close()
-        if self._transfer is not None:
-            await self._transfer.close()
+        for transfer in (self._transfer, self.intake.media.transfer):
+            if transfer is not None:
+                await transfer.close()
         if self._lora_settings.files is not None:
             self._lora_settings.files.close()
         try:

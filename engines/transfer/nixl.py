@@ -1,20 +1,16 @@
 """Tensors between processes and machines by NIXL. See `Transfer`."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from headwater.engines.transfer.memory import Memory
 from headwater.engines.transfer.nixl_thread import NixlThread
 from headwater.engines.transfer.port import TransferFailed
-from headwater.engines.transfer.slab_transfer import SlabTransfer
+from headwater.engines.transfer.slab_transfer import SlabTransfer, run_copy
 from headwater.schemas.clock import Clock
 from headwater.schemas.messages.transfer import NixlPlace, Offer, Place
 
 T = TypeVar("T")
-
-AT_ONCE: Final = 64 * 1024
-"""Up to so many bytes are copied on the event loop, which is cheaper than a thread."""
 
 
 class NixlTransfer(SlabTransfer):
@@ -62,19 +58,7 @@ class NixlTransfer(SlabTransfer):
         await self._nixl.read(offer.place, offset, offer.nbytes, within_s)
 
     async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
-        if nbytes <= AT_ONCE:
-            return work()
-        running = asyncio.get_running_loop().run_in_executor(None, work)
-        cancelled: asyncio.CancelledError | None = None
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError as error:
-                # A thread cannot be stopped, and its block must not be reused before it ends: a matter of milliseconds.
-                cancelled = error
-        if cancelled:
-            raise cancelled
-        return running.result()
+        return await run_copy(nbytes, work)
 
     async def _end(self) -> None:
         await self._nixl.close()

@@ -7,13 +7,14 @@ with that number is still the one that made the offer. So nothing is left behind
 import mmap
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from headwater.engines.transfer.memory import HostMemory
 from headwater.engines.transfer.port import PeerGone, TransferFailed
-from headwater.engines.transfer.slab_transfer import SlabTransfer
+from headwater.engines.transfer.slab_transfer import SlabTransfer, run_copy
 from headwater.schemas.clock import Clock
 from headwater.schemas.messages.transfer import Offer, Place, SharedPlace
 
@@ -69,10 +70,11 @@ class SharedTransfer(SlabTransfer):
 
     async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:
         assert isinstance(offer.place, SharedPlace)
-        _read(offer.place, self._memory.view(offset, offer.nbytes))
+        read = partial(_read, offer.place, self._memory.view(offset, offer.nbytes))
+        await run_copy(offer.nbytes, read)
 
     async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
-        return work()
+        return await run_copy(nbytes, work)
 
     async def _end(self) -> None:
         self._shared.close()

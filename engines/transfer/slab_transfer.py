@@ -57,6 +57,9 @@ REPORT_S: Final = 1.0
 
 DRAIN_POLL_S: Final = 0.02
 
+AT_ONCE: Final = 64 * 1024
+"""Up to so many bytes are copied on the event loop, which is cheaper than a thread."""
+
 REFUSED: Final[dict[Refusal, tuple[type[TransferError], str]]] = {
     "unknown": (OfferVoid, "has no such lease"),
     "stale_epoch": (OfferVoid, "is in another epoch"),
@@ -250,3 +253,20 @@ class SlabTransfer(ABC):
     @abstractmethod
     async def _end(self) -> None:
         """Close the transport. Idempotent."""
+
+
+async def run_copy(nbytes: int, work: Callable[[], T]) -> T:
+    """Run a copy of `nbytes`, a long one in a thread. Returns only when it has ended, cancelled or not."""
+    if nbytes <= AT_ONCE:
+        return work()
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            # A thread cannot be stopped, and its block must not be reused before it ends: a matter of milliseconds.
+            cancelled = error
+    if cancelled:
+        raise cancelled
+    return running.result()

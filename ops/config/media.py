@@ -1,6 +1,8 @@
 """Settings of images, audio and video in requests."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
 
 from headwater.actors.media.request.settings import (
     AudioLimits,
@@ -30,3 +32,25 @@ class MediaSettings(NamedTuple):
     def limits(self) -> MediaLimits:
         """The limits of single items by kind."""
         return MediaLimits(self.image, self.audio, self.video, self.embedding, self.file)
+
+
+MediaTransport = Literal["none", "nixl", "shared"]
+
+
+class MediaTransferSettings(NamedTuple):
+    """How decoded media get from an edge to the workers of its requests: the same for both."""
+
+    transport: Annotated[
+        MediaTransport,
+        Meta(
+            description="how workers read decoded media of more than 1 MiB from edges: in pieces through NATS (none), over NIXL, or in shared memory "
+            "(both on one machine). Where a reading fails, in pieces"
+        ),
+    ] = "none"
+    mib: Annotated[
+        int,
+        Meta(
+            ge=16,
+            description="MiB of memory of an edge, and of a worker, for media on their way; larger items come in pieces",
+        ),
+    ] = 256

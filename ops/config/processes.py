@@ -5,7 +5,7 @@ from typing import NamedTuple
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
-from headwater.ops.config.media import MediaSettings
+from headwater.ops.config.media import MediaSettings, MediaTransferSettings
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
@@ -30,6 +30,7 @@ class EdgeProcess(NamedTuple):
     http: HttpSettings = DEFAULTS.http
     edge: EdgeSettings = DEFAULTS.edge
     media: MediaSettings = DEFAULTS.media
+    media_transfer: MediaTransferSettings = DEFAULTS.media_transfer
     auth: AccessSettings = DEFAULTS.auth
     nats: NatsSettings = DEFAULTS.nats
     streams: StreamSettings = DEFAULTS.streams
@@ -71,6 +72,7 @@ class EngineProcess(NamedTuple):
     drain_timeout: DrainTimeout = DEFAULTS.drain_timeout
     fleet: FleetSettings = DEFAULTS.fleet
     worker: WorkerSettings = DEFAULTS.worker
+    media_transfer: MediaTransferSettings = DEFAULTS.media_transfer
     vllm: VllmOptions = DEFAULTS.vllm
     sglang: SglangOptions = DEFAULTS.sglang
     tensorrt_llm: TensorRtOptions = DEFAULTS.tensorrt_llm
@@ -113,6 +115,7 @@ class LocalFleetSettings(NamedTuple):
     http: HttpSettings = DEFAULTS.http
     edge: EdgeSettings = DEFAULTS.edge
     media: MediaSettings = DEFAULTS.media
+    media_transfer: MediaTransferSettings = DEFAULTS.media_transfer
     auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
     nats: NatsSettings = DEFAULTS.nats

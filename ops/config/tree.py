@@ -14,7 +14,7 @@ from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.serving.settings import HealthSettings
 from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
-from headwater.ops.config.media import MediaSettings
+from headwater.ops.config.media import MediaSettings, MediaTransferSettings
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
@@ -70,6 +70,9 @@ class Settings(NamedTuple):
     http: Annotated[HttpSettings, Prefix("")] = HttpSettings()
     edge: EdgeSettings = EdgeSettings()
     media: MediaSettings = MediaSettings()
+    media_transfer: Annotated[
+        MediaTransferSettings, Prefix("media-transfer", flags={"transport": "media-transfer"})
+    ] = MediaTransferSettings()
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     nats: NatsSettings = NatsSettings()
@@ -98,6 +101,7 @@ GROUPS = {
     "http": "HTTP",
     "edge": "Requests",
     "media": "Media",
+    "media_transfer": "Media",
     "auth": "Authentication",
     "admin": "Admin port",
     "nats": "NATS",

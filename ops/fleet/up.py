@@ -166,6 +166,7 @@ class LocalFleet:
             http=http,
             edge=settings.edge,
             media=settings.media,
+            media_transfer=settings.media_transfer,
             auth=settings.auth,
             nats=self._access,
             streams=settings.streams,

@@ -17,6 +17,7 @@ from headwater.ops.config.processes import EdgeProcess
 from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.sockets import bind
+from headwater.ops.process.transfer import media_transfer_of
 
 
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
@@ -30,6 +31,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         raise ConfigError(f"--cors-origins: {error}") from error
     listener = bind(http.host, http.port)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
+    open_media_transfer = media_transfer_of(settings.media_transfer, name)
 
     try:
         intake = MediaIntake(settings.media.fetch, settings.media.intake, settings.media.limits)
@@ -58,6 +60,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             cors_origins=http.cors_origins,
             probes=http.probes,
             intake=intake,
+            open_media_transfer=open_media_transfer,
         )
 
     try:

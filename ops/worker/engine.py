@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 import socket
 from functools import partial
 
@@ -15,36 +14,17 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.serving.metrics import WorkerCollector
 from headwater.actors.worker.serving.status import WorkerProfile
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.engines.transfer.port import TensorTransfer
-from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.nats.credentials import has_own_key
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
+from headwater.ops.process.transfer import media_transfer_of, open_transfer
 from headwater.ops.worker import make_engine, preflight
 from headwater.ops.worker.adapters import adapters_of
 from headwater.ops.worker.dp_ranks import has_ranks, run_ranks
-from headwater.schemas.clock import SystemClock
-from headwater.schemas.messages.transfer import LEASE_BYTES
 from headwater.schemas.names import slug
 
 _log = structlog.get_logger("headwater.main")
-
-
-async def open_transfer(worker: str, mib: int, engine: str) -> TensorTransfer:
-    """A slab for tensors between workers: over NIXL, or for the simulated engine, which needs none, in shared memory.
-
-    Raises `TransferUnavailable`.
-    """
-    # Leases end with this process: its epoch here is random, the subject of a claim has the worker's.
-    epoch, clock, new_lease = secrets.randbits(31), SystemClock(), partial(secrets.token_bytes, LEASE_BYTES)
-    if engine == "sim":
-        memory = SharedMemory(mib << 20, f"{worker}.{secrets.token_hex(6)}")
-        return SharedTransfer(worker, epoch, memory, clock, new_lease)
-    from headwater.engines.transfer.memory import HostMemory
-    from headwater.engines.transfer.nixl import NixlTransfer
-
-    return await NixlTransfer(worker, epoch, HostMemory(mib << 20), clock, new_lease).start()
 
 
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
@@ -77,7 +57,14 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             profile=WorkerProfile(own.role, name, own.tier, own.taints, own.embedding_format),
             lora=adapters_of(settings, worker),
             health=settings.health,
-            open_transfer=partial(open_transfer, worker, own.embeddings_mib, own.engine),
+            open_transfer=partial(
+                # The simulated engine needs no NIXL.
+                open_transfer,
+                worker,
+                own.embeddings_mib,
+                "shared" if own.engine == "sim" else "nixl",
+            ),
+            open_media_transfer=media_transfer_of(settings.media_transfer, worker),
         )
         actors.append(actor)
         return actor

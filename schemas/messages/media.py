@@ -77,15 +77,20 @@ def media_features(media: Iterable[PromptMedia]) -> dict[str, tuple[PromptMedia,
 
 
 class MediaQuery(msgspec.Struct, frozen=True, array_like=True):
-    """A worker asks the edge for `count` bytes of an item from `offset` on."""
+    """A worker asks the edge for `count` bytes of an item from `offset` on; `as_offer`: for an offer of all its bytes, as uint8."""
 
     id: str
     offset: int
     count: int
+    as_offer: bool = False
 
 
 class MediaPiece(msgspec.Struct, frozen=True, array_like=True):
-    """The bytes asked for; `known` is false for an item of no request in flight."""
+    """The bytes asked for, or the offer; `known` is false for an item of no request in flight.
+
+    Without an offer where one was asked for, the edge makes none: it has no transfer, or no room. An earlier release sends bytes.
+    """
 
     known: bool
     data: bytes = b""
+    offer: Offer | None = None

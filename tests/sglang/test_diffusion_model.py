@@ -50,7 +50,9 @@ def body_of(number: int, **more: Any) -> dict[str, Any]:
 
 async def stream(client: httpx.AsyncClient, number: int, **more: Any) -> Answer:
     """An answer event by event."""
-    bursts, finish, usage = [], "", {}
+    bursts: list[list[int]] = []
+    usage: dict[str, Any] = {}
+    finish = ""
     body = body_of(number, stream=True, stream_options={"include_usage": True}, **more)
     async with client.stream("POST", "/v1/completions", json=body, timeout=120) as response:
         assert response.status_code == 200, await response.aread()
@@ -82,7 +84,8 @@ async def test_a_kill_in_the_middle_of_an_answer(up: FleetProcess) -> None:
     async with up.client() as client:
         expected = await stream(client, 2, max_tokens=200)
         first = len(expected.bursts[0])
-        bursts, error, killed = [], "", 0
+        bursts: list[int] = []
+        error, killed = "", 0
         body = body_of(2, max_tokens=200, stream=True)
         async with client.stream("POST", "/v1/completions", json=body, timeout=200) as response:
             async for line in response.aiter_lines():

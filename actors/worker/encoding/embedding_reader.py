@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from headwater.actors import metrics
 from headwater.actors.bus.port import Bus
-from headwater.actors.worker.encoding.offers import OwnerChannel
+from headwater.actors.runtime.offers import OwnerChannel
 from headwater.engines.engine import EncodedImage, EngineError
 from headwater.engines.transfer.port import TensorTransfer
+from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.media import ClientEmbedding, ImageEmbedding, PromptMedia
@@ -95,7 +96,9 @@ class EmbeddingReader:
                 del self._reading[item.id]
 
     async def _fetch(self, transfer: TensorTransfer, item: PromptMedia, embedding: ImageEmbedding) -> None:
-        channel = OwnerChannel(self._bus, self._ns, embedding.epoch)
+        # Of a later incarnation of the worker there is nothing under this subject.
+        subject = subjects.engine(self._ns, embedding.offer.owner, embedding.epoch, "offer")
+        channel = OwnerChannel(self._bus, subject)
         began_s = self._clock.monotonic_s()
         values = await transfer.read(embedding.offer, channel)
         await self._engine.put_embedding(item, EncodedImage(values, embedding.offer.dtype, embedding.fields))

@@ -1,4 +1,7 @@
-"""Media of prompts at a worker: fetched from the edge that has the request, and kept for the next one that has them."""
+"""Media of prompts at a worker: fetched from the edge that has the request, and kept for the next one that has them.
+
+Large items are read over the worker's transfer where both sides have one, and not through NATS. If that fails they come in pieces.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -10,6 +13,8 @@ import structlog
 
 from headwater.actors import metrics
 from headwater.actors.bus.port import Bus, BusError
+from headwater.actors.runtime.offers import OwnerChannel
+from headwater.engines.transfer.port import TensorTransfer, TransferError, TransferFailed
 from headwater.schemas import subjects
 from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
 
@@ -20,6 +25,9 @@ LOAD_S_MAX: Final = 4.0
 """That all media of a request may take: less than the edge waits for the reply."""
 
 CACHE_BYTES: Final = 256 << 20
+
+OFFERED_BYTES_MIN: Final = PIECE_BYTES + 1
+"""What one message holds is faster in one."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _piece = msgspec.msgpack.Decoder(MediaPiece)
@@ -32,9 +40,13 @@ class MediaMissing(Exception):
 
 
 class MediaCache:
-    """Decoded media by id, the least recently used dropped beyond `bytes_max`. An item that several requests have is fetched once."""
+    """Decoded media by id, the least recently used dropped beyond `bytes_max`. An item that several requests have is fetched once.
+
+    `transfer` is None for a worker that reads no offers.
+    """
 
     def __init__(self, bus: Bus, ns: str, bytes_max: int = CACHE_BYTES) -> None:
+        self.transfer: TensorTransfer | None = None
         self._bus = bus
         self._ns = ns
         self._bytes_max = bytes_max
@@ -73,8 +85,6 @@ class MediaCache:
             if self._loading.get(item.id) is loading:
                 del self._loading[item.id]
         self._keep(item.id, data)
-        metrics.MEDIA_LOADS.labels("edge").inc()
-        metrics.MEDIA_FETCHED_BYTES.inc(len(data))
         return data
 
     def _keep(self, id_: str, data: bytes) -> None:
@@ -86,15 +96,48 @@ class MediaCache:
             self._bytes -= len(self._held.popitem(last=False)[1])
 
     async def _fetch(self, edge: str, item: PromptMedia) -> bytes:
+        try:
+            data = None
+            if self.transfer is not None and item.size >= OFFERED_BYTES_MIN:
+                data = await self._read_offer(self.transfer, edge, item)
+            source = "edge" if data is None else "offer"
+            if data is None:
+                data = await self._fetch_pieces(edge, item)
+        except (BusError, msgspec.DecodeError) as error:
+            raise MediaMissing(f"fetching {item.kind} {item.id} from edge {edge} failed: {error}") from error
+        metrics.MEDIA_LOADS.labels(source).inc()
+        metrics.MEDIA_FETCHED_BYTES.inc(len(data))
+        _log.debug("media_fetched", media=item.id, bytes=item.size, source=source)
+        return data
+
+    async def _read_offer(self, transfer: TensorTransfer, edge: str, item: PromptMedia) -> bytes | None:
+        """Ask the edge for an offer, and read it. None where it makes none, or the reading fails."""
+        reply = await self._query(
+            edge, item, MediaQuery(item.id, 0, min(PIECE_BYTES, item.size), as_offer=True)
+        )
+        offer = reply.offer
+        if offer is None:
+            return None
+        try:
+            if (offer.dtype, offer.nbytes) != ("uint8", item.size):
+                raise TransferFailed(f"{offer.nbytes} bytes as {offer.dtype} are on offer, not {item.size}")
+            channel = OwnerChannel(self._bus, subjects.edge_offer(self._ns, edge))
+            async with transfer.borrow(offer, channel) as values:
+                data: bytes = await asyncio.to_thread(values.tobytes)
+        except TransferError as error:
+            metrics.MEDIA_LOADS.labels("offer_failed").inc()
+            _log.warning("media_offer_not_read", media=item.id, reason=str(error))
+            return None
+        return data
+
+    async def _fetch_pieces(self, edge: str, item: PromptMedia) -> bytes:
         places = asyncio.Semaphore(PIECES_AT_ONCE)
-        subject = subjects.edge_media(self._ns, edge)
 
         async def fetch_piece(offset: int) -> bytes:
             query = MediaQuery(item.id, offset, min(PIECE_BYTES, item.size - offset))
             async with places:
-                reply = await self._bus.request(subject, _encode(query), timeout_s=PIECE_TIMEOUT_S)
-            piece = _piece.decode(reply)
-            if not piece.known or len(piece.data) != query.count:
+                piece = await self._query(edge, item, query)
+            if len(piece.data) != query.count:
                 raise MediaMissing(f"edge {edge} no longer has {item.kind} {item.id}")
             return piece.data
 
@@ -104,7 +147,12 @@ class MediaCache:
                     group.create_task(fetch_piece(offset)) for offset in range(0, item.size, PIECE_BYTES)
                 ]
         except* (BusError, msgspec.DecodeError, MediaMissing) as errors:
-            cause = errors.exceptions[0]
-            raise MediaMissing(f"fetching {item.kind} {item.id} from edge {edge} failed: {cause}") from cause
-        _log.debug("media_fetched", media=item.id, bytes=item.size)
+            raise errors.exceptions[0] from errors
         return b"".join([piece.result() for piece in pieces])
+
+    async def _query(self, edge: str, item: PromptMedia, query: MediaQuery) -> MediaPiece:
+        subject = subjects.edge_media(self._ns, edge)
+        piece = _piece.decode(await self._bus.request(subject, _encode(query), timeout_s=PIECE_TIMEOUT_S))
+        if not piece.known:
+            raise MediaMissing(f"edge {edge} no longer has {item.kind} {item.id}")
+        return piece

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headwater.actors.media.item import media_id
 from headwater.engines.sim import model
@@ -14,18 +15,28 @@ from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 TOKENS: Final = 56
 """Of a picture."""
 
+SQUARE: Final = 28
+"""Pixels of the sides of a token."""
+
 ANSWER_TOKENS: Final = 24
 SEED: Final = 1
 
 
 def expected(*seeds: int, length: int = ANSWER_TOKENS) -> str:
     """The answer of `length` tokens about these pictures: the simulated engine's text from where the images shift it to."""
+    shape = (HEIGHT, WIDTH, 3)
+    draws = [np.random.default_rng(seed) for seed in seeds]
+    return answer_about(*(draw.integers(0, 255, shape, dtype=np.uint8) for draw in draws), length=length)
+
+
+def answer_about(*images: NDArray[np.uint8], length: int = ANSWER_TOKENS) -> str:
+    """The same about images of any size, as arrays of RGB whose sides are multiples of `SQUARE`."""
     contents = []
-    for seed in seeds:
-        shape = (HEIGHT, WIDTH, 3)
-        pixels = np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8).tobytes()
-        id_ = media_id("image", "uint8", shape, pixels, "")
-        contents.append(content_of(embedding_of(PromptMedia("image", id_, 0, TOKENS, shape, pixels))))
+    for pixels in images:
+        data, shape = pixels.tobytes(), pixels.shape
+        tokens = (shape[0] // SQUARE) * (shape[1] // SQUARE)
+        id_ = media_id("image", "uint8", shape, data, "")
+        contents.append(content_of(embedding_of(PromptMedia("image", id_, 0, tokens, shape, data))))
     script = model.script()
     tokens = [token_at(script, SEED + image_offset(contents), number) for number in range(length)]
     return str(model.tokenizer().decode(tokens))
@@ -33,9 +44,14 @@ def expected(*seeds: int, length: int = ANSWER_TOKENS) -> str:
 
 def question(*seeds: int, before: str, length: int = ANSWER_TOKENS) -> dict[str, Any]:
     """The body of a request about pictures, after some words."""
+    return question_about(*map(picture_url, seeds), before=before, length=length)
+
+
+def question_about(*urls: str, before: str, length: int = ANSWER_TOKENS) -> dict[str, Any]:
+    """The same about images by URL."""
     content = [
         {"type": "text", "text": before},
-        *({"type": "image_url", "image_url": {"url": picture_url(seed)}} for seed in seeds),
+        *({"type": "image_url", "image_url": {"url": url}} for url in urls),
     ]
     fields = {"model": "sim", "seed": SEED, "max_tokens": length, "ignore_eos": True}
     return {**fields, "messages": [{"role": "user", "content": content}]}

@@ -54,6 +54,7 @@ RESYNC = subjects.resync(NS, "w")
 CONTROL = subjects.control(NS, "w")
 FRAMES = subjects.edge_frames(NS, "e")
 MEDIA = subjects.edge_media(NS, "e")
+MEDIA_OFFER = subjects.edge_offer(NS, "e")
 ROUTE = subjects.route_query(NS, "p")
 DIGESTS = subjects.digests(NS, "p")
 WAIT = subjects.route_wait(NS, "p", "me", 3)
@@ -84,6 +85,7 @@ EVERYTHING = {
     CONTROL,
     FRAMES,
     MEDIA,
+    MEDIA_OFFER,
     ROUTE,
     WAIT,
     REQUEST,
@@ -123,14 +125,15 @@ WRITES: dict[Kind, set[str]] = {
     },
     "shadow": {EVENTS["shadow"], lease("shadow"), *reads(POOL), *reads(LEASES), *reads(CARDS)},
     "worker": {
-        EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, MEDIA, lease("worker"), CARD, ADAPTER, BLOB,
+        EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, MEDIA, MEDIA_OFFER, lease("worker"), CARD,
+        ADAPTER, BLOB,
         *reads(CARDS),
         f"$JS.API.STREAM.PURGE.{BLOBS}",
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",
     },
     "operator": EVERYTHING
-    - {*EVENTS.values(), REQUEST, FRAMES, MEDIA, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
+    - {*EVENTS.values(), REQUEST, FRAMES, MEDIA, MEDIA_OFFER, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
     "admin": {CONTROL, *reads(LEASES)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.edge.clients.media import MediaHolder
+from headwater.actors.runtime.offers import OfferAnswers
 from headwater.actors.worker.encoding.embedding_reader import EmbeddingReader
 from headwater.actors.worker.encoding.encode_requests import OFFER_S, EncodeRequests
-from headwater.actors.worker.encoding.offers import OfferAnswers
 from headwater.actors.worker.serving.handoffs import Handoffs
 from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.media import MediaCache

@@ -1,6 +1,8 @@
 """Images between edge and worker: fetched in pieces, once, kept within a bound, and missing ones told."""
 
 import asyncio
+import secrets
+from functools import partial
 
 import msgspec
 import pytest
@@ -9,9 +11,14 @@ from headwater.actors import metrics
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import Message
 from headwater.actors.edge.clients.media import MediaHolder
-from headwater.actors.worker.serving.media import PIECE_BYTES, MediaCache, MediaMissing
+from headwater.actors.runtime.offers import OfferAnswers
+from headwater.actors.worker.serving.media import OFFERED_BYTES_MIN, PIECE_BYTES, MediaCache, MediaMissing
+from headwater.engines.transfer.local import LocalFabric, LocalTransfer, TransferFault
+from headwater.engines.transfer.memory import HostMemory
 from headwater.schemas import subjects
 from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
+from headwater.schemas.messages.transfer import LEASE_BYTES
+from tests.support.worlds.clock import SkippingClock
 
 
 def image(id_: str, height: int = 10) -> PromptMedia:
@@ -117,3 +124,99 @@ async def test_an_image_is_held_as_long_as_any_request_has_it() -> None:
         for offset, count in ((-1, 10), (0, 0), (0, 1 << 30)):
             assert not (await ask(offset, count)).known
     assert not (await ask(0, 10)).known
+
+
+class Transfers:
+    """An exchange whose two sides have a slab of this many bytes each."""
+
+    def __init__(self, owner: int, reader: int) -> None:
+        self.exchange = Exchange()
+        self.clock = SkippingClock()
+        self.fabric = LocalFabric(self.clock)
+        self.owner = self._transfer("edge", owner)
+        self.reader = self._transfer("worker", reader)
+        self.exchange.holder.transfer = self.owner
+        self.exchange.cache.transfer = self.reader
+        self.answers = OfferAnswers(self.exchange.bus)
+        self.answers.transfer = self.owner
+
+    def _transfer(self, name: str, nbytes: int) -> LocalTransfer:
+        new_lease = partial(secrets.token_bytes, LEASE_BYTES)
+        return LocalTransfer(self.fabric, name, 1, HostMemory(nbytes), self.clock, new_lease)
+
+    async def load(self, item: PromptMedia, data: bytes) -> bytes:
+        """What the worker gets of an item that the edge holds."""
+        await self.exchange.open()
+        await self.exchange.bus.subscribe(subjects.edge_offer("ns", "edge"), self.answers.on_offer)
+        with self.exchange.holder.hold([(item.id, memoryview(data))]):
+            [loaded] = await self.exchange.cache.load("edge", [item])
+        return loaded.data
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces were asked for."""
+        return sum(not query.as_offer for query in self.exchange.queries)
+
+    def nothing_is_held(self) -> bool:
+        """Both slabs are free."""
+        return all(stats.free == stats.capacity for stats in (self.owner.stats(), self.reader.stats()))
+
+
+LARGE = image("a", height=OFFERED_BYTES_MIN // 300 + 1)
+
+
+async def test_a_large_image_is_read_from_an_offer() -> None:
+    """In one query; nothing stays in the slabs, and the next request has it."""
+    made = Transfers(2 << 20, 2 << 20)
+    data = content(LARGE)
+    assert await made.load(LARGE, data) == data
+    assert [query.as_offer for query in made.exchange.queries] == [True]
+    assert made.nothing_is_held()
+    [again] = await made.exchange.cache.load("another", [LARGE])
+    assert again.data == data
+
+
+async def test_a_small_image_is_asked_for_at_once() -> None:
+    """A message is as fast."""
+    made = Transfers(2 << 20, 2 << 20)
+    small = image("a")
+    assert await made.load(small, content(small)) == content(small)
+    assert [query.as_offer for query in made.exchange.queries] == [False]
+
+
+@pytest.mark.parametrize(("owner", "reader"), [(1 << 16, 2 << 20), (2 << 20, 1 << 16)])
+async def test_an_image_without_room_comes_in_pieces(owner: int, reader: int) -> None:
+    """On either side."""
+    made = Transfers(owner, reader)
+    assert await made.load(LARGE, content(LARGE)) == content(LARGE)
+    assert made.pieces == 2
+    made.clock.now_s += 100.0
+    assert made.nothing_is_held()
+
+
+async def test_an_edge_without_a_transfer_sends_pieces() -> None:
+    """Also one of an earlier release, which sends the bytes that the query names."""
+    made = Transfers(2 << 20, 2 << 20)
+    made.exchange.holder.transfer = None
+    assert await made.load(LARGE, content(LARGE)) == content(LARGE)
+    assert made.pieces == 2
+
+
+@pytest.mark.parametrize(
+    "fault", [TransferFault(overwritten=True), TransferFault(takes_s=1e6), TransferFault(owner_dies=True)]
+)
+async def test_a_reading_that_fails_is_made_up_by_pieces(fault: TransferFault) -> None:
+    """Lost, corrupted, or too late: the image is right."""
+    made = Transfers(2 << 20, 2 << 20)
+    made.fabric.faults = lambda _owner, _reader: fault
+    assert await made.load(LARGE, content(LARGE)) == content(LARGE)
+    assert made.pieces == 2
+    made.clock.now_s += 1e7
+    assert made.nothing_is_held()
+
+
+async def test_an_offer_of_another_size_is_not_read() -> None:
+    """An edge that holds something else under the id: its pieces are not those asked for either."""
+    made = Transfers(2 << 20, 2 << 20)
+    with pytest.raises(MediaMissing, match="no longer has"):
+        await made.load(LARGE, content(LARGE)[:-1])

@@ -1,4 +1,4 @@
-"""The messages about offered tensors over the bus: claims and releases to the worker that made the offer."""
+"""The messages about offered tensors over the bus: claims and releases to the actor that made the offer."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -7,7 +7,6 @@ import msgspec
 
 from headwater.actors.bus.port import Bus, BusError, Message
 from headwater.engines.transfer.port import PeerGone, TensorTransfer, TransferFailed
-from headwater.schemas import subjects
 from headwater.schemas.messages.transfer import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
 
 CLAIM_TIMEOUT_S: Final = 2.0
@@ -23,31 +22,25 @@ _reply: msgspec.msgpack.Decoder[ClaimReply] = msgspec.msgpack.Decoder(ClaimReply
 
 
 class OwnerChannel:
-    """A reader's channel to the worker that owns an offer: see `headwater.engines.transfer.port.Control`.
+    """A reader's channel to the owner of an offer: see `headwater.engines.transfer.port.Control`. `subject` is where the owner answers."""
 
-    `epoch` is the worker's incarnation: of a later one there is nothing under this subject.
-    """
-
-    def __init__(self, bus: Bus, ns: str, epoch: int) -> None:
+    def __init__(self, bus: Bus, subject: str) -> None:
         self._bus = bus
-        self._ns = ns
-        self._epoch = epoch
+        self._subject = subject
 
     async def claim(self, offer: Offer, claim: OfferClaim) -> ClaimReply:
         """See `Control.claim`."""
-        subject = subjects.engine(self._ns, offer.owner, self._epoch, "offer")
         try:
-            return _reply.decode(await self._bus.request(subject, _encode(claim), timeout_s=CLAIM_TIMEOUT_S))
+            reply = await self._bus.request(self._subject, _encode(claim), timeout_s=CLAIM_TIMEOUT_S)
+            return _reply.decode(reply)
         except BusError as error:
-            raise PeerGone(f"worker {offer.owner} did not answer: {error}") from error
+            raise PeerGone(f"{offer.owner} did not answer: {error}") from error
         except msgspec.DecodeError as error:
-            raise TransferFailed(f"worker {offer.owner} sent an invalid reply: {error}") from error
+            raise TransferFailed(f"{offer.owner} sent an invalid reply: {error}") from error
 
     async def release(self, offer: Offer, released: OfferReleased) -> None:
         """See `Control.release`."""
-        await self._bus.publish(
-            subjects.engine(self._ns, offer.owner, self._epoch, "offer"), _encode(released)
-        )
+        await self._bus.publish(self._subject, _encode(released))
 
 
 class OfferAnswers:

@@ -1,0 +1,38 @@
+"""The slab of a process, from which others read tensors: over NIXL, or in memory that processes of one machine share."""
+
+import secrets
+from functools import partial
+from importlib.util import find_spec
+from typing import Literal
+
+from headwater.actors.runtime.offers import OpenTransfer
+from headwater.engines.transfer.port import TensorTransfer
+from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.media import MediaTransferSettings
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.messages.transfer import LEASE_BYTES
+
+Transport = Literal["nixl", "shared"]
+
+
+async def open_transfer(name: str, mib: int, transport: Transport) -> TensorTransfer:
+    """A slab of `mib` MiB for the process of the actor `name`. Raises `TransferUnavailable`."""
+    # Leases end with this process: its epoch here is random, the subject of a worker's claim has the worker's.
+    epoch, clock, new_lease = secrets.randbits(31), SystemClock(), partial(secrets.token_bytes, LEASE_BYTES)
+    if transport == "shared":
+        memory = SharedMemory(mib << 20, f"{name}.{secrets.token_hex(6)}")
+        return SharedTransfer(name, epoch, memory, clock, new_lease)
+    from headwater.engines.transfer.memory import HostMemory
+    from headwater.engines.transfer.nixl import NixlTransfer
+
+    return await NixlTransfer(name, epoch, HostMemory(mib << 20), clock, new_lease).start()
+
+
+def media_transfer_of(settings: MediaTransferSettings, name: str) -> OpenTransfer | None:
+    """Opens the slab for media of the actor `name`; None where they go through NATS. Raises `ConfigError`."""
+    if settings.transport == "none":
+        return None
+    if settings.transport == "nixl" and find_spec("nixl") is None:
+        raise ConfigError("--media-transfer nixl: NIXL is not installed: pip install headwater[nixl]")
+    return partial(open_transfer, name, settings.mib, settings.transport)

@@ -26,29 +26,26 @@ from typing import Any
 from headwater.actors.bus.port import Subscription
 from headwater.actors.edge.access.control import AccessServices
 from headwater.actors.edge.access.settings import AccessSettings
-from headwater.actors.edge.api.app import App
+from headwater.actors.edge.api.app import DEFAULTS, App
+from headwater.actors.edge.api.options import EdgeOptions
 from headwater.actors.edge.clients.workers import WorkerRegistry
-from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.limiter import RateLimiter
-from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.limits.sharing import UsageSharing
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
-from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
-from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.http.cors import allow_origins
 from headwater.actors.http.errors import upstream_failed
-from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.server import STOP_S, HttpServer
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.offers import OfferAnswers, OpenTransfer
+from headwater.actors.runtime.offers import OfferAnswers
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.engines.transfer.port import OpenTransfer
 from headwater.schemas import subjects
-from headwater.schemas.events.request import EncodeLegs, PayloadKind
+from headwater.schemas.events.request import EncodeLegs
 
 ANSWER_S_MAX = 2.0
 """Seconds that clients of a failed actor have to read their errors."""
@@ -67,39 +64,23 @@ class EdgeActor(Actor):
         ports: Ports,
         name: str,
         server: HttpServer,
+        options: EdgeOptions = DEFAULTS,
         *,
         drain_s: float = DRAIN_TIMEOUT_S,
-        payload: PayloadKind = "off",
-        limits: ClientLimits | None = None,
-        bodies: BodyLimits | None = None,
-        special_tokens_in_text: bool = False,
         access: AccessSettings | None = None,
-        history: HistorySettings | None = None,
-        videos: VideoSettings | None = None,
         probe_s: float = 0.0,
-        service: ServiceLimits = UNLIMITED_SERVICE,
         cors_origins: tuple[str, ...] = (),
-        probes: bool = True,
-        reasoning_field: ReasoningField = "both",
         encode_legs: EncodeLegs = "estimate",
         intake: MediaIntake | None = None,
         open_media_transfer: OpenTransfer | None = None,
     ) -> None:
         super().__init__(ports, name)
         self._server = server
-        self._payload: PayloadKind = payload
+        self._options = options
         self._drain_s = drain_s
-        self._limits = limits or ClientLimits()
-        self._bodies = bodies
-        self._special_tokens_in_text = special_tokens_in_text
-        self._history = history
-        self._videos = videos
         self._probe_s = probe_s
         self._access = AccessServices(access or AccessSettings(), ports)
-        self._service_limits = service
         self._cors_origins = cors_origins
-        self._probes = probes
-        self._reasoning_field: ReasoningField = reasoning_field
         self._intake = intake
         self._open_media_transfer = open_media_transfer
         self._limiter = RateLimiter(ports.clock)
@@ -181,18 +162,10 @@ class EdgeActor(Actor):
             self._models,
             self._ledger,
             self,
-            self._payload,
-            self._limits,
-            self._bodies,
-            special_tokens_in_text=self._special_tokens_in_text,
-            reasoning_field=self._reasoning_field,
-            history=self._history,
-            videos=self._videos,
+            self._options,
             persistence=self._persistence,
             access=self._access.control,
-            service=self._service_limits,
             limiter=self._limiter,
-            probes=self._probes,
             intake=self._intake,
         )
         for loop, name in self._app.videos.loops():

@@ -1,6 +1,5 @@
 """The messages about offered tensors over the bus: claims and releases to the actor that made the offer."""
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -10,9 +9,6 @@ from headwater.engines.transfer.port import PeerGone, TensorTransfer, TransferFa
 from headwater.schemas.messages.transfer import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
 
 CLAIM_TIMEOUT_S: Final = 2.0
-
-OpenTransfer = Callable[[], Awaitable[TensorTransfer]]
-"""Makes this process's slab. Raises `TransferUnavailable`."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _message: msgspec.msgpack.Decoder[OfferClaim | OfferReleased] = msgspec.msgpack.Decoder(

@@ -31,7 +31,7 @@ from typing import Any
 from headwater.actors.bus.port import Message
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.offers import OfferAnswers, OpenTransfer
+from headwater.actors.runtime.offers import OfferAnswers
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
@@ -55,7 +55,7 @@ from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
 from headwater.actors.worker.shutdown import describe_failure, shutdown_after_drain, shutdown_after_failure
 from headwater.actors.worker.subscriptions import ReadyGate, WorkerSubscriptions
 from headwater.engines.engine import Engine, EngineInfo
-from headwater.engines.transfer.port import TensorTransfer
+from headwater.engines.transfer.port import OpenTransfer, TensorTransfer
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import pool_name
 from headwater.schemas.tables.capability import kinds_encoded

@@ -4,6 +4,7 @@
 faults; one contract suite (tests/contract/transfer/test_transfer.py) runs over both.
 """
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -147,3 +148,7 @@ class TensorTransfer(Protocol):
     async def close(self, *, drain_s: float = 0.0) -> None:
         """Reject new claims, wait up to `drain_s` for readers, then end. Idempotent."""
         ...
+
+
+OpenTransfer = Callable[[], Awaitable[TensorTransfer]]
+"""Makes this process's slab. Raises `TransferUnavailable`."""

@@ -1,6 +1,6 @@
 """Settings of images, audio and video in requests."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -15,6 +15,7 @@ from headwater.actors.media.request.settings import (
     VideoLimits,
 )
 from headwater.ops.config.setting import Prefix
+from headwater.schemas.messages.media import MediaTransport
 
 
 class MediaSettings(NamedTuple):
@@ -32,9 +33,6 @@ class MediaSettings(NamedTuple):
     def limits(self) -> MediaLimits:
         """The limits of single items by kind."""
         return MediaLimits(self.image, self.audio, self.video, self.embedding, self.file)
-
-
-MediaTransport = Literal["none", "nixl", "shared"]
 
 
 class MediaTransferSettings(NamedTuple):

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 
 from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.edge.api.options import EdgeOptions
 from headwater.actors.edge.limits.settings import ServiceLimits
 from headwater.actors.http.cors import check_origins
 from headwater.actors.http.server import UvicornServer
@@ -11,13 +12,14 @@ from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import PROBE_S
 from headwater.actors.runtime.ports import Ports
+from headwater.engines.transfer.opening import media_transfer
+from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.edge import check_access
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EdgeProcess
 from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.sockets import bind
-from headwater.ops.process.transfer import media_transfer_of
 
 
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
@@ -31,7 +33,22 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         raise ConfigError(f"--cors-origins: {error}") from error
     listener = bind(http.host, http.port)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
-    open_media_transfer = media_transfer_of(settings.media_transfer, name)
+    options = EdgeOptions(
+        payload=edge.record_payloads,
+        limits=edge.client,
+        bodies=http.bodies,
+        service=ServiceLimits(edge.limit, edge.request_timeout_s),
+        history=edge.history,
+        videos=edge.videos,
+        special_tokens_in_text=edge.allow_special_tokens_in_text,
+        reasoning_field=edge.reasoning_field,
+        probes=http.probes,
+    )
+    try:
+        transfer = settings.media_transfer
+        open_media_transfer = media_transfer(name, transfer.mib, transfer.transport)
+    except TransferUnavailable as error:
+        raise ConfigError(f"--media-transfer: {error}") from error
 
     try:
         intake = MediaIntake(settings.media.fetch, settings.media.intake, settings.media.limits)
@@ -45,20 +62,12 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             ports,
             name,
             server,
+            options,
             drain_s=settings.drain_timeout,
-            payload=edge.record_payloads,
-            limits=edge.client,
-            history=edge.history,
-            videos=edge.videos,
-            bodies=http.bodies,
-            special_tokens_in_text=edge.allow_special_tokens_in_text,
-            reasoning_field=edge.reasoning_field,
             encode_legs=edge.encode_legs,
             access=settings.auth,
             probe_s=PROBE_S,
-            service=ServiceLimits(edge.limit, edge.request_timeout_s),
             cors_origins=http.cors_origins,
-            probes=http.probes,
             intake=intake,
             open_media_transfer=open_media_transfer,
         )

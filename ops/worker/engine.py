@@ -14,11 +14,12 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.serving.metrics import WorkerCollector
 from headwater.actors.worker.serving.status import WorkerProfile
 from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.transfer.opening import media_transfer, open_transfer
+from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.nats.credentials import has_own_key
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
-from headwater.ops.process.transfer import media_transfer_of, open_transfer
 from headwater.ops.worker import make_engine, preflight
 from headwater.ops.worker.adapters import adapters_of
 from headwater.ops.worker.dp_ranks import has_ranks, run_ranks
@@ -33,7 +34,9 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
     try:
         engine, served = make_engine.make(settings, name)
-    except EngineUnavailable as error:
+        media = settings.media_transfer
+        media_transfer(name, media.mib, media.transport)
+    except (EngineUnavailable, TransferUnavailable) as error:
         _log.error("engine_cannot_start", reason=str(error))
         return EXIT_UNRECOVERABLE
     actors: list[WorkerActor] = []
@@ -64,7 +67,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
                 own.embeddings_mib,
                 "shared" if own.engine == "sim" else "nixl",
             ),
-            open_media_transfer=media_transfer_of(settings.media_transfer, worker),
+            open_media_transfer=media_transfer(worker, media.mib, media.transport),
         )
         actors.append(actor)
         return actor

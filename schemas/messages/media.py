@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,6 +14,10 @@ VALUE_BYTES: Final[dict[PromptMediaKind, int]] = {"image": 1, "video": 1, "audio
 
 DTYPE_BYTES: Final[dict[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 """The same, of embeddings that clients send."""
+
+
+MediaTransport = Literal["none", "nixl", "shared"]
+"""How decoded media get from an edge to a worker: in pieces through NATS, over NIXL, or in memory that processes of one machine share."""
 
 
 class ImageEmbedding(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ from headwater.actors.edge.api.audio.endpoints import FORMS, AudioApi
 from headwater.actors.edge.api.error_formats import respond_error
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.openapi import openapi_document
+from headwater.actors.edge.api.options import EdgeOptions
 from headwater.actors.edge.api.pooling import PoolingApi
 from headwater.actors.edge.api.responses.routes import PREFIXES, ResponsesRoutes
 from headwater.actors.edge.api.tokens import TokensApi
@@ -29,13 +30,12 @@ from headwater.actors.edge.images.endpoints import VARIATIONS, ImagesApi, variat
 from headwater.actors.edge.images.files import PATH as IMAGE_FILES
 from headwater.actors.edge.limits.holder import holder_of
 from headwater.actors.edge.limits.limiter import NO_QUOTA, RateLimiter, RequestQuota
-from headwater.actors.edge.limits.settings import UNLIMITED, UNLIMITED_SERVICE, ServiceLimits
+from headwater.actors.edge.limits.settings import UNLIMITED
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.request.context import Call, Serving, trace_of
 from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.routing_hints import tenant_of
-from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
 from headwater.actors.edge.videos.endpoints import PATH as VIDEOS
 from headwater.actors.edge.videos.endpoints import VideosApi
 from headwater.actors.edge.videos.settings import VideoSettings
@@ -45,16 +45,15 @@ from headwater.actors.http.body import Bodies
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.json_shape import check_shape
-from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.long_strings import shorten
 from headwater.actors.http.unlocked import LARGE_BYTES
 from headwater.actors.http.websocket import WebSocket, refuse
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
-from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
 
+DEFAULTS: Final = EdgeOptions()
 PROBES: Final = ("/live", "/health", "/metrics")
 
 _log = structlog.get_logger("headwater.edge")
@@ -78,52 +77,44 @@ class App:
         models: ModelCatalog,
         ledger: OpenRequests,
         owner: Drainable,
-        payload: PayloadKind = "off",
-        limits: ClientLimits | None = None,
-        bodies: BodyLimits | None = None,
+        options: EdgeOptions = DEFAULTS,
         *,
-        special_tokens_in_text: bool = False,
         persistence: Persistence | None = None,
         access: AccessControl | None = None,
-        service: ServiceLimits = UNLIMITED_SERVICE,
         limiter: RateLimiter | None = None,
-        probes: bool = True,
-        reasoning_field: ReasoningField = "both",
-        history: HistorySettings | None = None,
-        videos: VideoSettings | None = None,
         intake: MediaIntake | None = None,
     ) -> None:
         self._workers = workers
-        self.bodies = Bodies(bodies)
+        self.bodies = Bodies(options.bodies)
         self._models = models
         self._persistence = persistence
         self._access = access or AccessControl()
         self._owner = owner
-        self._rates = service.rates
+        self._rates = options.service.rates
         # Not `or`: an empty limiter, as every one is at first, counts as false.
         self._limiter = RateLimiter(workers.ports.clock) if limiter is None else limiter
-        self._probes = probes
+        self._probes = options.probes
         serving = Serving(
             workers,
             models,
             ledger,
-            payload,
+            options.payload,
             FieldChecker(),
-            limits or ClientLimits(),
-            special_tokens_in_text,
+            options.limits,
+            options.special_tokens_in_text,
             self._access.salts,
-            service.request_timeout_s,
-            reasoning_field,
+            options.service.request_timeout_s,
+            options.reasoning_field,
             intake,
         )
         generator = Generator(serving)
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
         pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
         tokens = TokensApi(serving)
-        history = history or HistorySettings()
+        history = options.history
         self._responses = ResponsesRoutes(serving, generator, history)
         self._images = images = ImagesApi(serving, _image_objects(workers.ports, history))
-        self.videos = VideosApi(serving, *_video_parts(workers.ports, history, videos or VideoSettings()))
+        self.videos = VideosApi(serving, *_video_parts(workers.ports, history, options.videos))
         self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": openai.chat,
             "/v1/completions": openai.complete,

@@ -21,15 +21,14 @@ from headwater.actors.bus.core_nats import NatsBus
 from headwater.actors.edge.clients.media import MediaHolder
 from headwater.actors.runtime.offers import OfferAnswers
 from headwater.actors.worker.serving.media import MediaCache
+from headwater.engines.transfer.opening import media_transfer
 from headwater.events.jetstream.connection import connect
 from headwater.ops.bench.media.event_loop import LoopProbe
 from headwater.ops.bench.report import machine
 from headwater.ops.bench.servers import servers
-from headwater.ops.config.media import MediaTransferSettings, MediaTransport
 from headwater.ops.process.text_table import table
-from headwater.ops.process.transfer import media_transfer_of
 from headwater.schemas import subjects
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.messages.media import MediaTransport, PromptMedia
 
 SIZES: Final = {
     "image 504 x 504": (504, 504, 3),
@@ -39,9 +38,11 @@ SIZES: Final = {
 WAYS: Final[dict[MediaTransport, str]] = {"none": "NATS", "nixl": "NIXL", "shared": "shared memory"}
 REPEATS: Final = 15
 NS: Final = "bench"
+SLAB_MIB: Final = 128
+"""Room for the largest item twice."""
 
 
-class Row(NamedTuple):
+class LoadRow(NamedTuple):
     """One size by one way: seconds of each load, and CPU ms of the edge's longest turn."""
 
     way: str
@@ -51,20 +52,15 @@ class Row(NamedTuple):
     turn_ms: float
 
 
-def settings_of(way: MediaTransport) -> MediaTransferSettings:
-    """Room for the largest item twice."""
-    return MediaTransferSettings(way, 128)
-
-
 def edge(wire: Connection, url: str, way: MediaTransport) -> None:
-    """The edge's process: holds every item until told to stop, and reports its event loop's longest turn on request."""
+    """The edge's process: holds every item until the pipe says stop, and reports its event loop's longest turn on request."""
     asyncio.run(_edge(wire, url, way))
 
 
 async def _edge(wire: Connection, url: str, way: MediaTransport) -> None:
     bus = NatsBus(await connect(url, "bench-edge"))
     holder, answers = MediaHolder(bus), OfferAnswers(bus)
-    opened = media_transfer_of(settings_of(way), "edge")
+    opened = media_transfer("edge", SLAB_MIB, way)
     if opened is not None:
         holder.transfer = answers.transfer = await opened()
     await bus.subscribe(subjects.edge_media(NS, "edge"), holder.on_query)
@@ -82,14 +78,14 @@ async def _edge(wire: Connection, url: str, way: MediaTransport) -> None:
     await bus.close()
 
 
-async def measure(url: str, way: MediaTransport) -> list[Row]:
+async def measure(url: str, way: MediaTransport) -> list[LoadRow]:
     """Load each size `REPEATS` times, as a worker that has none of them."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=edge, args=(theirs, url, way), daemon=True)
     process.start()
     await asyncio.to_thread(ours.recv)
     bus = NatsBus(await connect(url, "bench-worker"))
-    opened = media_transfer_of(settings_of(way), "worker")
+    opened = media_transfer("worker", SLAB_MIB, way)
     transfer = await opened() if opened is not None else None
     rows = []
     for name, shape in SIZES.items():
@@ -104,7 +100,7 @@ async def measure(url: str, way: MediaTransport) -> list[Row]:
             seconds.append(time.perf_counter() - began)
             assert len(loaded.data) == item.size
         ours.send(None)
-        rows.append(Row(WAYS[way], name, item.size, seconds[1:], await asyncio.to_thread(ours.recv)))
+        rows.append(LoadRow(WAYS[way], name, item.size, seconds[1:], await asyncio.to_thread(ours.recv)))
     ours.send(None)
     await asyncio.to_thread(process.join)
     if transfer is not None:
@@ -113,7 +109,7 @@ async def measure(url: str, way: MediaTransport) -> list[Row]:
     return rows
 
 
-async def run(ways: list[MediaTransport]) -> list[Row]:
+async def run(ways: list[MediaTransport]) -> list[LoadRow]:
     """All ways, one after the other, with one server."""
     with tempfile.TemporaryDirectory() as folder:
         async with servers(Path(folder), 1) as url:

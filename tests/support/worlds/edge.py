@@ -11,6 +11,7 @@ from headwater.actors.edge.access.control import AccessServices
 from headwater.actors.edge.access.secret import key_text
 from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.api.app import App
+from headwater.actors.edge.api.options import EdgeOptions
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
@@ -269,12 +270,14 @@ class EdgeWorld:
             models,
             self.ledger,
             self,
-            self.payload,
+            EdgeOptions(
+                self.payload,
+                service=self.service,
+                probes=self.probes,
+                history=self.history or HistorySettings(),
+            ),
             access=services.control,
-            service=self.service,
-            probes=self.probes,
             intake=self.intake,
-            history=self.history,
         )
         for subject, handler in (
             (subjects.edge_frames("ns", "e1"), fleet.on_frame),

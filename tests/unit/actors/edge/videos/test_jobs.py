@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.actors.edge.api.options import EdgeOptions
 from headwater.actors.edge.files.generation import DEATHS_MAX
 from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.worker.serving.file_jobs import ABANDONED_S
@@ -362,7 +363,8 @@ def test_a_job_has_a_time_limit_and_expires() -> None:
 
     async def work(stage: Stage) -> None:
         made = await fleet(stage, "w1", edges=())
-        await made.edge("e1", videos=VideoSettings(jobs_max=1, timeout_s=20, ttl_s=30))
+        videos = VideoSettings(jobs_max=1, timeout_s=20, ttl_s=30)
+        await made.edge("e1", options=EdgeOptions(videos=videos))
         id_ = await created(made.edges["e1"], steps=100)
         document = await ended(made.edges["e1"], id_)
         assert document["completed_at"] is None

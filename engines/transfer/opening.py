@@ -1,16 +1,14 @@
-"""The slab of a process, from which others read tensors: over NIXL, or in memory that processes of one machine share."""
+"""Opens the slab of a process, from which others read tensors: over NIXL, or in memory that processes of one machine share."""
 
 import secrets
 from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
-from headwater.actors.runtime.offers import OpenTransfer
-from headwater.engines.transfer.port import TensorTransfer
+from headwater.engines.transfer.port import OpenTransfer, TensorTransfer, TransferUnavailable
 from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.media import MediaTransferSettings
 from headwater.schemas.clock import SystemClock
+from headwater.schemas.messages.media import MediaTransport
 from headwater.schemas.messages.transfer import LEASE_BYTES
 
 Transport = Literal["nixl", "shared"]
@@ -29,10 +27,10 @@ async def open_transfer(name: str, mib: int, transport: Transport) -> TensorTran
     return await NixlTransfer(name, epoch, HostMemory(mib << 20), clock, new_lease).start()
 
 
-def media_transfer_of(settings: MediaTransferSettings, name: str) -> OpenTransfer | None:
-    """Opens the slab for media of the actor `name`; None where they go through NATS. Raises `ConfigError`."""
-    if settings.transport == "none":
+def media_transfer(name: str, mib: int, transport: MediaTransport) -> OpenTransfer | None:
+    """Opens the slab for decoded media of the actor `name`; None where they go through NATS. Raises `TransferUnavailable`."""
+    if transport == "none":
         return None
-    if settings.transport == "nixl" and find_spec("nixl") is None:
-        raise ConfigError("--media-transfer nixl: NIXL is not installed: pip install headwater[nixl]")
-    return partial(open_transfer, name, settings.mib, settings.transport)
+    if transport == "nixl" and find_spec("nixl") is None:
+        raise TransferUnavailable("NIXL is not installed: pip install headwater[nixl]")
+    return partial(open_transfer, name, mib, transport)

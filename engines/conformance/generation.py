@@ -6,7 +6,7 @@ import time
 from headwater.engines.conformance.case import ANSWER_TOKENS, Answer, EngineCase, eventually
 from headwater.engines.conformance.check import check, raises
 from headwater.engines.engine import NotSupported, RequestRejected
-from headwater.engines.loop_watch import BLOCKED_S, LoopWatch
+from headwater.engines.process.loop_watch import BLOCKED_S, LoopWatch
 from headwater.schemas.messages.inference import Guide
 
 ABORT_S = 5.0

@@ -30,7 +30,7 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.loop_watch import LoopWatch, folder_of
+from headwater.engines.process.loop_watch import LoopWatch, folder_of
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest

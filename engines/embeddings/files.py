@@ -5,10 +5,10 @@ appears whole or not at all.
 """
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Final
+
+from headwater.engines.process import private_folder
 
 TENSOR: Final = "embedding"
 SUFFIX: Final = ".safetensors"
@@ -33,13 +33,13 @@ class FileShelf:
 
     def close(self) -> None:
         """See `Shelf.close`."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        private_folder.give_up(self.folder)
 
 
 def make_folder() -> Path:
     """A new private folder, in memory if possible."""
     parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="headwater-embeddings-", dir=parent))
+    return private_folder.take("embeddings", parent)
 
 
 def path_of(folder: Path, identifier: str) -> Path:

@@ -9,9 +9,9 @@ REPLAY: Final = "inproc-replay"
 and inproc only, which they detect by these words: with this name they add a suffix to Unix sockets."""
 
 
-def in_folder(folder: str) -> tuple[str, str]:
+def in_folder(folder: Path) -> tuple[str, str]:
     """Endpoints for events and their replay. Unix sockets: no port conflicts, no access from outside."""
-    events, replay = (f"ipc://{Path(folder, name)}" for name in (EVENTS, REPLAY))
+    events, replay = (f"ipc://{folder / name}" for name in (EVENTS, REPLAY))
     return events, replay
 
 

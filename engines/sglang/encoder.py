@@ -24,10 +24,10 @@ from headwater.engines.engine import (
     EngineUnavailable,
     RequestRejected,
 )
-from headwater.engines.heap import freeze_heap
 from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
 from headwater.engines.media.prompt import image_of, values_of
 from headwater.engines.media.video_rule import black_video, fitting_video_rule, frames_have_times, probes
+from headwater.engines.process.heap import freeze_heap
 from headwater.engines.sglang.config import cli_arguments, disaggregation, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embeddings.input import fields_in

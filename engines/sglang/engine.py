@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
@@ -16,7 +14,6 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from headwater.engines import first_failure
 from headwater.engines.engine import (
     Emit,
     EncodedImage,
@@ -29,9 +26,10 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.handoff_params import Unusable
-from headwater.engines.heap import freeze_heap
 from headwater.engines.kv_events import endpoints
 from headwater.engines.kv_events.sentinels import MediaSentinels
+from headwater.engines.process import first_failure, private_folder
+from headwater.engines.process.heap import freeze_heap
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
@@ -76,7 +74,7 @@ class SglangEngine(SglangControl):
         super().__init__()
         self._settings = settings
         self.ranks = settings.ranks
-        self._folder = ""
+        self._folder: Path | None = None
         self._context_length = 0
         self._deterministic = False
         self._processors: dict[str, str] = {}
@@ -89,19 +87,19 @@ class SglangEngine(SglangControl):
         check_mode(Path(self._settings.model))
         cpu = import_sglang()
         self._signatures = signatures.of_release(version)
-        # A private folder: no other user can listen.
-        self._folder = tempfile.mkdtemp(prefix="headwater-")
+        # No other user can listen in it.
+        folder = self._folder = private_folder.take("engine")
         given = cli_arguments.parse(self._settings.native)
         mode = disaggregation.mode_of(self._settings.role, given)
         if mode is not None:
             self._meet(mode, cpu=cpu)
-        arguments = keyword_arguments(self._settings, given, *endpoints.in_folder(self._folder), cpu=cpu)
+        arguments = keyword_arguments(self._settings, given, *endpoints.in_folder(folder), cpu=cpu)
         self._processors = _pickled(self._settings.processors)
         if self._settings.reads_embeddings:
             self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
         with counter.announced(self._embeddings.folder if self._embeddings is not None else None):
             process = self._process = SglangProcess.start(
-                arguments, self._on_failure, first_failure.prepare(self._folder)
+                arguments, self._on_failure, first_failure.prepare(folder)
             )
         self._manager = process.manager
         config = _resolved(process.engine.server_args)
@@ -357,8 +355,8 @@ class SglangEngine(SglangControl):
             self._media.close()
         if self._embeddings is not None:
             self._embeddings.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            private_folder.give_up(self._folder)
 
 
 def _resolved(arguments: Any) -> dict[str, Any]:

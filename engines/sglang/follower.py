@@ -7,15 +7,13 @@ an HTTP server, and ignore SIGTERM.
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
-import tempfile
 import time
 from typing import Any, Final
 
-from headwater.engines import first_failure
 from headwater.engines.engine import EngineDied
 from headwater.engines.kv_events import endpoints
+from headwater.engines.process import first_failure, private_folder
 from headwater.engines.sglang.config import cli_arguments
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.process import import_sglang, launch
@@ -32,7 +30,7 @@ def run(settings: SglangSettings) -> None:
     """Run until SIGTERM or SIGINT, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
     cpu = import_sglang()
     given = cli_arguments.parse(settings.native)
-    folder = tempfile.mkdtemp(prefix="headwater-")
+    folder = private_folder.take("engine")
     failure = first_failure.prepare(folder)
     # Else the constructor returns when the schedulers have ended.
     os.environ[BLOCK] = "0"
@@ -48,7 +46,7 @@ def run(settings: SglangSettings) -> None:
         for process in multiprocessing.active_children():
             process.kill()
             process.join()
-        shutil.rmtree(folder, ignore_errors=True)
+        private_folder.give_up(folder)
 
 
 def _watch(processes: list[Any], failure: str) -> None:

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from headwater.engines import first_failure
 from headwater.engines.engine import EngineDied, EngineUnavailable
+from headwater.engines.process import first_failure
 from headwater.engines.sglang import subprocesses
 from headwater.engines.sglang.config import versions
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, Final
 
-from headwater.engines import first_failure
+from headwater.engines.process import first_failure
 from headwater.engines.sglang.embeddings import counter
 
 FATAL: Final = ("hit an exception",)

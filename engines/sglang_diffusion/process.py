@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ import msgspec
 import structlog
 
 from headwater.engines.engine import EngineDied, EngineUnavailable
+from headwater.engines.process import private_folder
 
 SCRIPT: Final = Path(__file__).with_name("server.py")
 STOP_S: Final = 15.0
@@ -44,7 +44,7 @@ class DiffusionServer:
     """
 
     def __init__(self, python: str, model: str, arguments: Sequence[str]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="headwater-sglang-diffusion-"))
+        self.folder = private_folder.take("sglang-diffusion")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -126,7 +126,7 @@ class DiffusionServer:
         if self._copying is not None:
             self._copying.cancel()
             await asyncio.gather(self._copying, return_exceptions=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        private_folder.give_up(self.folder)
 
     def _signal(self, number: int) -> None:
         if self._process is not None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-import shutil
-import tempfile
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +19,11 @@ from headwater.engines.engine import (
 )
 from headwater.engines.media.probe import probe_item
 from headwater.engines.media.video_rule import frames_have_times
+from headwater.engines.process import private_folder
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.engines.vllm.embeddings.prompt import item_prompt
-from headwater.engines.vllm.launch import check_alive, import_vllm, launch
+from headwater.engines.vllm.launch import check_alive, import_vllm, launch, shut_down
 from headwater.engines.vllm.media import media_settings, media_support
 from headwater.engines.vllm.rejections import rejection_of
 from headwater.schemas.media_kind import SEVERAL
@@ -42,7 +42,7 @@ class VllmEncoder(ImageEncoder):
         super().__init__()
         self._settings = settings
         self._engine: Any = None
-        self._private = ""
+        self._private: Path | None = None
         self._failure_file = ""
         self._folder = embedding_files.make_folder()
         self._support = MediaSupport()
@@ -52,7 +52,7 @@ class VllmEncoder(ImageEncoder):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Raises `EngineUnavailable` also for a model with neither images nor audio."""
         version, settings = import_vllm(), self._settings
-        self._private = tempfile.mkdtemp(prefix="headwater-")
+        self._private = private_folder.take("engine")
         self._engine, self._failure_file = launch(settings, self._private, self._complete)
         config = self._engine.vllm_config
         self._support = media_support(config)
@@ -124,7 +124,7 @@ class VllmEncoder(ImageEncoder):
         """See `Engine.stop`."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
-            engine.shutdown()
+            shut_down(engine)
         for folder in (self._private, self._folder):
-            if folder:
-                shutil.rmtree(folder, ignore_errors=True)
+            if folder is not None:
+                private_folder.give_up(folder)

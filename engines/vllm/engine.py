@@ -1,10 +1,9 @@
 """vLLM's AsyncLLM as an `Engine`: tokens in, tokens out."""
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -22,14 +21,15 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.handoff_params import Unusable, seal, unseal
-from headwater.engines.heap import freeze_heap
+from headwater.engines.process import private_folder
+from headwater.engines.process.heap import freeze_heap
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.config.capabilities import capabilities
 from headwater.engines.vllm.config.pooling import pooling_of
 from headwater.engines.vllm.embeddings.input import EmbeddingInput
-from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch
+from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch, shut_down
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.media import media_prompt, media_settings, media_support, media_tokens_max
 from headwater.engines.vllm.operations import VllmControl
@@ -65,7 +65,8 @@ class VllmEngine(VllmControl):
         super().__init__()
         self._settings = settings
         self.ranks = settings.ranks
-        self._folder = self._failure_file = ""
+        self._folder: Path | None = None
+        self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
         self._embeddings: EmbeddingInput | None = None
         self._speech: SpeechSupport | None = None
@@ -73,8 +74,8 @@ class VllmEngine(VllmControl):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         version = import_vllm()
-        # A private folder: no other user can listen.
-        self._folder = tempfile.mkdtemp(prefix="headwater-")
+        # No other user can listen in it.
+        self._folder = private_folder.take("engine")
         if self._settings.reads_embeddings:
             self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
         loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
@@ -325,11 +326,11 @@ class VllmEngine(VllmControl):
             one.socket.close()
         if self._engine is not None:
             engine, self._engine = self._engine, None
-            engine.shutdown()
+            shut_down(engine)
         if self._embeddings is not None:
             self._embeddings.store.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            private_folder.give_up(self._folder)
 
 
 def _logprobs_max(configured: int) -> int:

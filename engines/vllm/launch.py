@@ -1,12 +1,22 @@
 """The start of vLLM's AsyncLLM in this process, and the cause of its death: for workers that generate and for those that encode."""
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from headwater.engines import first_failure
+import structlog
+
 from headwater.engines.engine import EngineDied, EngineUnavailable
 from headwater.engines.kv_events import endpoints
+from headwater.engines.process import first_failure, private_folder
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
+
+SOCKETS: Final = "VLLM_RPC_BASE_PATH"
+SOCKETS_FOLDER_LENGTH_MAX: Final = 70
+"""A socket's path may have 107 bytes, and its name has 37 with the separator."""
+
+_log = structlog.get_logger("headwater.vllm")
 
 
 def import_vllm() -> str:
@@ -24,7 +34,7 @@ def import_vllm() -> str:
 
 def launch(
     settings: VllmSettings,
-    folder: str,
+    folder: Path,
     complete: Callable[[dict[str, Any]], None],
     stat_loggers: Sequence[Any] | None = None,
 ) -> tuple[Any, str]:
@@ -39,6 +49,7 @@ def launch(
     from vllm.v1.engine.async_llm import AsyncLLM
 
     environment(settings)
+    _put_sockets_in(folder)
     failure_file = first_failure.prepare(folder)
     arguments = keyword_arguments(settings, *endpoints.in_folder(folder), cpu=current_platform.is_cpu())
     arguments |= settings.overrides
@@ -54,6 +65,38 @@ def launch(
     except (ValueError, OSError, RuntimeError) as error:
         raise EngineUnavailable(f"vLLM cannot start with {settings.model}: {error}") from error
     return engine, failure_file
+
+
+def _put_sockets_in(folder: Path) -> None:
+    """Where vLLM's own sockets are to be, unless the operator has said where: it removes none of them, also not at an orderly end."""
+    given = os.environ.get(SOCKETS)
+    if given and not private_folder.is_private(Path(given)):
+        return
+    if len(str(folder)) <= SOCKETS_FOLDER_LENGTH_MAX:
+        os.environ[SOCKETS] = str(folder)
+    else:
+        os.environ.pop(SOCKETS, None)
+
+
+def shut_down(engine: Any) -> None:
+    """End AsyncLLM, its processes and its sockets.
+
+    Its own `shutdown` raises where a process that it kills ends by itself in the meantime, and leaves the sockets: collecting these later
+    blocks the thread for good.
+    """
+    try:
+        engine.shutdown()
+        return
+    except Exception as error:
+        _log.warning("engine_shutdown_failed", reason=f"{type(error).__name__}: {error}")
+    resources = getattr(getattr(engine, "engine_core", None), "resources", None)
+    for process in getattr(getattr(resources, "engine_manager", None), "processes", ()):
+        process.kill()
+        process.join()
+    if callable(resources):
+        resources()
+    # What was done is not done again; the rest is.
+    engine.shutdown()
 
 
 def check_alive(engine: Any, failure_file: str) -> None:

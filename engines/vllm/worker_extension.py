@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwater.engines import first_failure
+from headwater.engines.process import first_failure
 
 
 class Extension:

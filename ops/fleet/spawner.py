@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 import setproctitle
 
-from headwater.engines.heap import freeze_heap
+from headwater.engines.process.heap import freeze_heap
 from headwater.ops.process.signals import die_with_parent
 
 MESSAGE_BYTES = 1 << 17

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.supervisor import RestartLimitReached, Unrecoverable, supervise
-from headwater.engines.heap import freeze_heap
+from headwater.engines.process.heap import freeze_heap
 from headwater.ops.config.cache_dir import cache_folder
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import MetricsSettings

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import uvloop
 
-from headwater.engines.heap import freeze_heap
+from headwater.engines.process.heap import freeze_heap
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)

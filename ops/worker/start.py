@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from headwater.engines.process import private_folder
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import FleetSettings
@@ -24,7 +25,7 @@ def run(settings: EngineProcess) -> int:
     try:
         return _run(settings)
     finally:
-        metrics_folder.give_up_own()
+        private_folder.give_up_own()
 
 
 def _run(settings: EngineProcess) -> int:

@@ -148,7 +148,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def main(descriptor: int, engine: str) -> None:
     """Fork a spawner for each connection, until killed or the test process is gone."""
-    from headwater.engines.heap import freeze_heap
+    from headwater.engines.process.heap import freeze_heap
     from headwater.engines.vllm import forkserver
     from headwater.ops import cli  # noqa: F401
     from headwater.ops.fleet import up

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.process import metrics_folder
+from headwater.engines.process import private_folder
 
 PROGRAM = """
 import json, os, sys
+from headwater.engines.process import private_folder
 from headwater.ops.process import metrics_folder
 metrics_folder.take()
 # Prometheus is imported once, before the fork, as the host of several engines does it.
@@ -46,7 +47,7 @@ for _ in range(2):
     os.wait()
 counter.labels("0").inc()
 print(json.dumps([os.environ[metrics_folder.VARIABLE], [[list(k), v] for k, v in values().items()]]), flush=True)
-metrics_folder.give_up_own()
+private_folder.give_up_own()
 """
 
 
@@ -88,10 +89,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     dead.send_signal(signal.SIGKILL)
     dead.wait()
     base = folders[0].parent
-    assert metrics_folder.remove_leftovers(base) == [folders[0].name]
+    assert private_folder.remove_leftovers(base) == [folders[0].name]
     assert [folder.exists() for folder in folders] == [False, True]
     alive.kill()
     alive.wait()
-    assert metrics_folder.remove_leftovers(base) == [folders[1].name]
+    assert private_folder.remove_leftovers(base) == [folders[1].name]
     for process in processes:
         process.communicate()

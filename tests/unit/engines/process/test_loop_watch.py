@@ -6,7 +6,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from headwater.engines.loop_watch import LoopWatch, folder_of
+from headwater.engines.process.loop_watch import LoopWatch, folder_of
 from tests.support.ports.waiting import eventually
 
 HERE = f"{Path(__file__).parent}/"

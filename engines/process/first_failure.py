@@ -37,9 +37,9 @@ class _Keeper(logging.Handler):
             file.write(f"{type(error).__name__}: {error}"[:TEXT_MAX])
 
 
-def prepare(folder: str) -> str:
+def prepare(folder: Path) -> str:
     """The path of the file, which the engine's processes find in their environment."""
-    path = os.environ[VARIABLE] = str(Path(folder) / "first-failure")
+    path = os.environ[VARIABLE] = str(folder / "first-failure")
     return path
 
 

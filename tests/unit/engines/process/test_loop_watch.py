@@ -46,7 +46,7 @@ async def test_loop_that_is_busy_with_other_code_is_not_the_engines_fault() -> N
 
 
 def test_code_of_a_class_is_in_its_folder() -> None:
-    assert folder_of(LoopWatch).endswith("/engines/")
+    assert folder_of(LoopWatch).endswith("/engines/process/")
     assert folder_of(int) == ""
 
 

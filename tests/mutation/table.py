@@ -215,4 +215,32 @@ MUTATIONS = (
         "an engine that ignores embeddings becomes a reader of encode workers",
         ("tests/unit/engines/embeddings/test_probe.py",),
     ),
+    Mutation(
+        "actors/worker/actor.py",
+        "if self._info is None or (self._incarnation is None and not self.stopping):",
+        "if self._info is None:",
+        "a worker that waits for its lease says that it is ready",
+        ("tests/unit/actors/worker/lifecycle/test_incarnation.py",),
+    ),
+    Mutation(
+        "actors/worker/serving/media.py",
+        'if (offer.dtype, offer.nbytes) != ("uint8", item.size):',
+        "if False:",
+        "an image is read from an offer of another size",
+        ("tests/unit/actors/worker/serving/test_media.py",),
+    ),
+    Mutation(
+        "engines/process/private_folder.py",
+        "fcntl.flock(handle, fcntl.LOCK_EX)\n",
+        "pass\n",
+        "a process removes the folders of those that live",
+        ("tests/unit/engines/process",),
+    ),
+    Mutation(
+        "engines/vllm/launch.py",
+        "        resources()\n",
+        "        pass\n",
+        "a vLLM whose shutdown fails keeps its sockets",
+        ("tests/unit/engines/vllm/test_shutdown.py",),
+    ),
 )

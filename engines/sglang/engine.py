@@ -45,6 +45,7 @@ from headwater.engines.sglang.media import SglangMedia, media_settings
 from headwater.engines.sglang.pooling import check_mode, pooling_of
 from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang
 from headwater.engines.sglang.rank import of_engine
+from headwater.engines.sglang.speech import SglangSpeech, is_whisper, speech_settings
 from headwater.engines.sglang.stream import TEXT_MAX, Stream
 from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
@@ -80,6 +81,7 @@ class SglangEngine(SglangControl):
         self._processors: dict[str, str] = {}
         self._handoffs: SglangHandoffs | None = None
         self._embeddings: SglangEmbeddings | None = None
+        self._speech: SglangSpeech | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -90,6 +92,9 @@ class SglangEngine(SglangControl):
         # No other user can listen in it.
         folder = self._folder = private_folder.take("engine")
         given = cli_arguments.parse(self._settings.native)
+        context_max, transcribes = self._settings.max_model_len, is_whisper(self._settings.model)
+        if transcribes:
+            self._settings = speech_settings(self._settings, given)
         mode = disaggregation.mode_of(self._settings.role, given)
         if mode is not None:
             self._meet(mode, cpu=cpu)
@@ -119,7 +124,12 @@ class SglangEngine(SglangControl):
         self.capabilities = capabilities(
             config, generates=generates, processors=self._processors, signatures=self._signatures
         )
-        self._media = await learn_media(self._manager, config, self._signatures, sentinels)
+        if transcribes:
+            speech = self._speech = SglangSpeech(self._manager, context_max)
+            self.capabilities = speech.capabilities(self.capabilities)
+            self._context_length = speech.context_length
+        else:
+            self._media = await learn_media(self._manager, config, self._signatures, sentinels)
         if self._media is not None:
             self.capabilities |= self._media.support.capabilities
             if generates:
@@ -144,6 +154,7 @@ class SglangEngine(SglangControl):
             processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
             vocabulary=int(self._manager.model_config.vocab_size),
             media=self._media.support if self._media is not None else MediaSupport(),
+            speech=self._speech.support if self._speech is not None else None,
             media_settings=media_settings(config),
             default_sampling=default_sampling(self._manager.model_config.get_default_sampling_params()),
         )
@@ -152,7 +163,7 @@ class SglangEngine(SglangControl):
         self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
     ) -> None:
         """See `Engine.submit`."""
-        self._needs("generate")
+        self._needs("generate" if self._speech is None else "transcription")
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens).tolist()
         wanted = request.sampling
@@ -166,7 +177,9 @@ class SglangEngine(SglangControl):
         if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
             raise RequestRejected(fault)
         self._loras.check(request.lora_name)
-        if self._media is not None:
+        if self._speech is not None:
+            self._speech.check(request.media)
+        elif self._media is not None:
             self._media.check(tokens, request.media)
         given = self._embeddings.given(request.media) if self._embeddings is not None else None
         # SGLang aborts by prefix: of ids of one length none is a prefix of another.
@@ -284,9 +297,13 @@ class SglangEngine(SglangControl):
     ) -> None:
         media = stream.request.media
         try:
-            if media and self._media is not None:
-                for name, value in (await self._media.prepare(media, given)).items():
-                    setattr(made, name, value)
+            fields: dict[str, Any] = {}
+            if self._speech is not None:
+                fields = await self._speech.prepare(media)
+            elif media and self._media is not None:
+                fields = await self._media.prepare(media, given)
+            for name, value in fields.items():
+                setattr(made, name, value)
             async with aclosing(self._manager.generate_request(made, None)) as chunks:
                 async for chunk in chunks:
                     stream.take(chunk)
@@ -351,8 +368,9 @@ class SglangEngine(SglangControl):
             await process.stop()
         for one in self._ranks:
             one.socket.close()
-        if self._media is not None:
-            self._media.close()
+        for part in (self._media, self._speech):
+            if part is not None:
+                part.close()
         if self._embeddings is not None:
             self._embeddings.close()
         if self._folder is not None:

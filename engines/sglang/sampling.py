@@ -14,6 +14,9 @@ from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
 ARGUMENTS: Final = "headwater"
 """Key of `custom_params` with the arguments of the request's logits processor."""
 
+ALLOWED_BIAS: Final = 100.0
+"""As in the API, by which 100 selects a token exclusively; more would cost float32 the differences of logits."""
+
 
 def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) -> dict[str, Any]:
     """Sampling parameters for an answer.
@@ -36,8 +39,12 @@ def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) 
     }
     if sampling.stop_token_ids:
         made["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.logit_bias:
-        made["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    bias = dict(sampling.logit_bias)
+    for token in sampling.allowed_token_ids or ():
+        # SGLang has no allowed tokens. Their order among themselves stays.
+        bias[token] = bias.get(token, 0.0) + ALLOWED_BIAS
+    if bias:
+        made["logit_bias"] = {str(token): value for token, value in bias.items()}
     if random_seed is not None:
         made["sampling_seed"] = random_seed() if sampling.seed is None else sampling.seed
     if sampling.guide is not None:

@@ -26,7 +26,7 @@ FOREIGN_FLAGS = {
     "--convert", "--media-io-kwargs", "--mm-processor-kwargs", "--pipeline-parallel-size", "--runner", "--tensor-parallel-size",
     # SGLang's own
     "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
-    "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
+    "--chunked-prefill-size", "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
     "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mm-process-config", "--mem-fraction-static", "--skip-tokenizer-init",
     # of other tools, and of modules outside the command line
     "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
@@ -37,7 +37,7 @@ FOREIGN_NAMES = {
     "overlap_score_credit", "prefill_load_scale", "router_predicted_ttl_secs",
     # Prometheus, vLLM, Kafka and other systems
     "file_sd_configs", "enable_cross_layers_blocks", "base_url", "publish_async", "AsyncLLM", "open_session",
-    "multimodal_embedding_handles", "mrope_position_ids_handle", "get_audio_feature",
+    "multimodal_embedding_handles", "multi_modal_embeddings", "mrope_position_ids_handle", "get_audio_feature",
 }  # fmt: skip
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

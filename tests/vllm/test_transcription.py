@@ -5,13 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 import pytest_asyncio
 
-from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.source import MediaSource
+from tests.support.clients.transcription import FLAGS, MODEL, check_language, check_spoken_words
 from tests.support.engines import whisper
 from tests.support.media.speech import spoken
 from tests.support.processes.fleet import FleetProcess, fleet
@@ -22,10 +20,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
 ]
-
-MODEL = "whisper"
-WORDS = "My name is Alice, and I live in London. Today is Monday, the third of July."
-HEARD = "My name is Alice and I live in London. Today is Monday, the third of July."
 
 LONG = (
     "In January it snows, and children build a house of snow.",
@@ -60,8 +54,8 @@ KEYWORDS = (
 
 def flags(workers: int, folder: Path | None = None) -> tuple[str, ...]:
     """Of a fleet that transcribes. Small batches: vLLM encodes as many recordings as fit into one when it starts."""
-    model = ("--engine", "vllm", "--model", str(folder or whisper.ensure()), "--served-model-name", MODEL)
-    limits = ("--kv-cache-mib", "128", "--media-audio-seconds-max", "60")
+    model = ("--engine", "vllm", "--model", str(folder or whisper.ensure()), *FLAGS)
+    limits = ("--kv-cache-mib", "128")
     own = ("--", "--max-num-seqs", "2", "--max-num-batched-tokens", "1536")
     return (*model, *limits, "--workers", str(workers), *own)
 
@@ -74,79 +68,15 @@ async def transcriber(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
 
 async def test_spoken_words_are_the_text(transcriber: FleetProcess) -> None:
-    """Whole, streamed, and with times; chat is rejected by name, and so is what is no audio."""
-    async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
-        file = ("said.wav", spoken(WORDS))
-
-        async def ask(**more: Any) -> Any:
-            return await client.audio.transcriptions.create(model=MODEL, **{"file": file, **more})
-
-        whole = await ask()
-        assert whole.text == HEARD
-        assert whole.usage.seconds == 6
-        events = [event async for event in await ask(stream=True, prompt="Alice said:", language="en")]
-        assert "".join(event.delta for event in events[:-1]) == events[-1].text == HEARD
-        timed = await ask(response_format="verbose_json")
-        assert timed.text == HEARD
-        assert timed.segments[0].start == 0.0
-        assert timed.segments[-1].end == pytest.approx(timed.duration, abs=1.5)
-        assert -1 < timed.segments[0].avg_logprob < 0
-        with pytest.raises(openai.BadRequestError, match="no known type by its first bytes"):
-            await ask(file=("said.wav", b"no audio at all, whatever its name says"))
-        with pytest.raises(openai.BadRequestError, match="use /v1/audio/transcriptions"):
-            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}])
-
-
-async def decoded(audio: bytes) -> "np.ndarray[Any, Any]":
-    """The samples that workers get of a file."""
-    intake = MediaIntake()
-    try:
-        return (await intake.fetch(MediaSource.from_bytes("audio", audio))).array()
-    finally:
-        await intake.close()
-
-
-def likeliest_language(model: Path, samples: "np.ndarray[Any, Any]") -> str:
-    """What the model takes these samples (float32, 16 kHz) for, by Hugging Face's implementation of it."""
-    import torch
-    from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
-
-    network = WhisperForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval()
-    read: Any = WhisperFeatureExtractor.from_pretrained(model)
-    vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
-    features = read(samples, sampling_rate=16_000, return_tensors="pt").input_features
-    with torch.no_grad():
-        start = torch.tensor([[whisper.START]])
-        scores = network(input_features=features, decoder_input_ids=start).logits[0, -1]
-    ids = range(whisper.START + 1, vocabulary["<|translate|>"])
-    best = max(ids, key=lambda number: float(scores[number]))
-    return str({number: name for name, number in vocabulary.items()}[best]).strip("<|>")
+    """Whole, streamed, and with times."""
+    await check_spoken_words(transcriber)
 
 
 async def test_the_language_is_detected(tmp_path: Path) -> None:
-    """As Hugging Face's implementation of the same weights does it; what the client names is taken, and unknown ones are rejected."""
+    """As the same weights do elsewhere."""
     model = await asyncio.to_thread(whisper.ensure_with_languages)
-    said = spoken(WORDS)
-    async with (
-        fleet(tmp_path, *flags(1, model), ready_s=240, vllm=True) as made,
-        openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        file: Any = {"model": MODEL, "file": ("said.wav", said)}
-        expected = await asyncio.to_thread(likeliest_language, model, await decoded(said))
-        create: Any = client.audio.transcriptions.create
-        verbose: Any = {"response_format": "verbose_json"}
-        detected: Any = await create(**file, **verbose)
-        assert detected.language == expected
-        named: Any = await create(**file, **verbose, language=expected)
-        assert (named.language, named.text) == (expected, detected.text)
-        other: Any = await create(**file, **verbose, language="en" if expected != "en" else "de")
-        assert other.language != expected
-        events = [event async for event in await create(**file, stream=True)]
-        assert events[-1].type == "transcript.text.done"
-        translated: Any = await client.audio.translations.create(**file, **verbose)
-        assert translated.language == expected
-        with pytest.raises(openai.BadRequestError, match="does not know this language; it knows af, am,"):
-            await create(**file, language="tlh")
+    async with fleet(tmp_path, *flags(1, model), ready_s=240, vllm=True) as made:
+        await check_language(made, model)
 
 
 @pytest.mark.soak

@@ -9,6 +9,8 @@ from headwater.schemas.tables.capability import Capability
 POSSIBLE: frozenset[Capability] = frozenset(
     {
         "generate",
+        "transcription",
+        "allowed_tokens",
         "images",
         "videos",
         "audio",

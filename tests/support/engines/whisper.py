@@ -17,6 +17,7 @@ import numpy as np
 from headwater.ops.worker import default_model
 
 NAME: Final = "whisper-tiny-en-1"
+LANGUAGES: Final = 99
 LAYERS, HEADS, WIDTH, INNER, VOCABULARY = 4, 6, 384, 1536, 51_864
 END, START = 50_256, 50_257
 SPEC_VERSION: Final = 6
@@ -42,10 +43,10 @@ def ensure() -> Path:
 def ensure_with_languages() -> Path:
     """The same model as one that knows many languages: engines know those by a vocabulary that is larger by one.
 
-    The tokens of languages are in the vocabulary of tiny.en too, but it was not trained with them.
+    The tokens of languages are in the vocabulary of tiny.en too, but it was not trained with them: all are as likely, until noise makes them differ.
     """
     english = ensure()
-    folder = english.with_name(f"{NAME}-languages")
+    folder = english.with_name(f"{NAME}-languages-2")
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))
@@ -72,6 +73,10 @@ def _add_token(source: Path, folder: Path) -> None:
 
     weights = load_file(source / "model.safetensors")
     tokens = weights["model.decoder.embed_tokens.weight"]
+    # Those between the start and the task.
+    languages = tokens[START + 1 : START + 1 + LANGUAGES]
+    noise = np.random.default_rng(5).normal(0.0, 0.02, languages.shape).astype(tokens.dtype)
+    tokens[START + 1 : START + 1 + LANGUAGES] = languages + noise
     weights["model.decoder.embed_tokens.weight"] = np.concatenate([tokens, np.zeros_like(tokens[:1])])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -28,6 +28,7 @@ PRELOADS: Final = (
     "sglang.srt.models.qwen2_audio",
     "sglang.srt.models.qwen2_vl",
     "sglang.srt.models.sdar",
+    "sglang.srt.models.whisper",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.layers.attention.torch_native_backend",
@@ -44,7 +45,9 @@ ENVIRONMENT: Final = {
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # two ranks, if there are two
 }
 
-MODELS: Final = frozenset({"llama", "llama_embedding", "llama_reward", "qwen2_audio", "qwen2_vl", "sdar"})
+MODELS: Final = frozenset(
+    {"llama", "llama_embedding", "llama_reward", "qwen2_audio", "qwen2_vl", "sdar", "whisper"}
+)
 """Modules of models that tests load; the others take four seconds."""
 
 

@@ -143,6 +143,9 @@ def test_an_unknown_release_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
         signatures.of_release("9.9.9")
 
 
+OF_THE_MODEL = {"images", "videos", "audio", "image_embeddings", "transcription", "allowed_tokens"}
+
+
 def test_capabilities_follow_the_configuration() -> None:
     """And the release: adapters and salts count only if its events name them."""
     everything = {
@@ -158,8 +161,8 @@ def test_capabilities_follow_the_configuration() -> None:
         known = Signatures(lacks or {})
         found = set(capabilities(config, generates=generates, processors={"a": "m:A"}, signatures=known))
         # The model decides about these.
-        assert not found & {"images", "videos", "audio", "image_embeddings"}
-        return found | {"images", "videos", "audio", "image_embeddings"}
+        assert not found & OF_THE_MODEL
+        return found | OF_THE_MODEL
 
     assert of(everything) == POSSIBLE - {"handoff", "split_only", "embed"}
     assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {
@@ -181,15 +184,7 @@ def test_capabilities_follow_the_configuration() -> None:
         "logit_bias",
         "processors",
     }
-    assert of({"disable_radix_cache": True}, generates=False) == {
-        "embed",
-        "images",
-        "videos",
-        "audio",
-        "image_embeddings",
-        "pause",
-        "profile",
-    }
+    assert of({"disable_radix_cache": True}, generates=False) == {"embed", "pause", "profile", *OF_THE_MODEL}
     assert not of({}) & {"seed", "guide", "lora", "sleep", "priority", "thinking_budget"}
 
 

@@ -66,9 +66,14 @@ def speech_settings(settings: SglangSettings, given: Mapping[str, Any]) -> Sglan
 
 
 class SglangSpeech:
-    """Takes recordings to a started SGLang. `manager` is its tokenizer manager, `context_max` what the operator allows (0: the model's)."""
+    """Takes recordings to a started SGLang. `manager` is its tokenizer manager, `context_max` what the operator allows (0: the model's).
+
+    Raises `EngineUnavailable` for a release without a processor for such a model.
+    """
 
     def __init__(self, manager: Any, context_max: int = 0) -> None:
+        if getattr(manager, "mm_processor", None) is None:
+            raise EngineUnavailable("this release of SGLang does not transcribe: install 0.5.23 or newer")
         config = manager.model_config.hf_config
         self.context_length = min(int(config.max_target_positions), context_max or 1 << 30)
         self._processor = manager.mm_processor

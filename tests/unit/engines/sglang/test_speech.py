@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sglang import sampling
 from headwater.engines.sglang.config.arguments import SglangSettings
-from headwater.engines.sglang.speech import is_whisper, speech_settings
+from headwater.engines.sglang.speech import SglangSpeech, is_whisper, speech_settings
 from headwater.schemas.messages.inference import Sampling
 
 SETTINGS = SglangSettings("folder", "name", "w0", max_model_len=448)
@@ -39,6 +40,12 @@ def test_settings_that_would_end_it_are_rejected() -> None:
         speech_settings(SETTINGS._replace(block_size=16), {})
     with pytest.raises(EngineUnavailable, match="--chunked-prefill-size 2048"):
         speech_settings(SETTINGS, {"chunked_prefill_size": 2048})
+
+
+def test_a_release_without_a_processor_is_named() -> None:
+    """Not with an error of ours."""
+    with pytest.raises(EngineUnavailable, match=r"install 0\.5\.23"):
+        SglangSpeech(SimpleNamespace(mm_processor=None))
 
 
 def test_allowed_tokens_are_preferred_to_all_others() -> None:

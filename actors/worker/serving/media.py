@@ -112,19 +112,17 @@ class MediaCache:
 
     async def _read_offer(self, transfer: TensorTransfer, edge: str, item: PromptMedia) -> bytes | None:
         """Ask the edge for an offer, and read it. None where it makes none, or the reading fails."""
-        reply = await self._query(
-            edge, item, MediaQuery(item.id, 0, min(PIECE_BYTES, item.size), as_offer=True)
-        )
-        offer = reply.offer
-        if offer is None:
-            return None
+        query = MediaQuery(item.id, 0, min(PIECE_BYTES, item.size), as_offer=True)
         try:
+            offer = (await self._query(edge, item, query)).offer
+            if offer is None:
+                return None
             if (offer.dtype, offer.nbytes) != ("uint8", item.size):
                 raise TransferFailed(f"{offer.nbytes} bytes as {offer.dtype} are on offer, not {item.size}")
             channel = OwnerChannel(self._bus, subjects.edge_offer(self._ns, edge))
             async with transfer.borrow(offer, channel) as values:
                 data: bytes = await asyncio.to_thread(values.tobytes)
-        except TransferError as error:
+        except (BusError, TransferError) as error:
             metrics.MEDIA_LOADS.labels("offer_failed").inc()
             _log.warning("media_offer_not_read", media=item.id, reason=str(error))
             return None

@@ -220,3 +220,20 @@ async def test_an_offer_of_another_size_is_not_read() -> None:
     made = Transfers(2 << 20, 2 << 20)
     with pytest.raises(MediaMissing, match="no longer has"):
         await made.load(LARGE, content(LARGE)[:-1])
+
+
+async def test_an_edge_that_does_not_reply_with_an_offer_is_asked_for_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copy takes too long, or fails unexpectedly."""
+    monkeypatch.setattr("headwater.actors.worker.serving.media.PIECE_TIMEOUT_S", 0.2)
+    made = Transfers(2 << 20, 2 << 20)
+
+    async def fail(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(made.owner, "offer", fail)
+    assert await made.load(LARGE, content(LARGE)) == content(LARGE)
+    assert made.pieces == 2
+    for task in made.exchange.holder._offering:
+        task.cancel()

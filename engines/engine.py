@@ -30,6 +30,9 @@ engine knows. rejected: no engine would accept it."""
 FAILURES: Final[frozenset[str]] = frozenset({"error", "died", "fatal"})
 """Finishes after which another engine may continue."""
 
+DEATHS: Final[frozenset[str]] = frozenset({"died", "fatal"})
+"""Finishes that say that the engine is dead."""
+
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """Sampling fields for which a model may have defaults of its own."""
 
@@ -214,7 +217,7 @@ class Engine(Protocol):
 
         `request.leg` "prefill" computes the prompt and pins its KV for another engine; "decode" fetches the KV with
         `transfer`, which is valid for one such call, and computes the prompt itself if there is none. Raises
-        `RequestRejected` at once for a request that cannot succeed.
+        `RequestRejected` at once for a request that cannot succeed, and `EngineDied` if the engine is known to be dead.
         """
         ...
 

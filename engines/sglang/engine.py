@@ -17,6 +17,7 @@ import structlog
 from headwater.engines.engine import (
     Emit,
     EncodedImage,
+    EngineDied,
     EngineInfo,
     EngineUnavailable,
     Pinned,
@@ -164,6 +165,8 @@ class SglangEngine(SglangControl):
     ) -> None:
         """See `Engine.submit`."""
         self._needs("generate" if self._speech is None else "transcription")
+        if self._process is not None and self._process.failure:
+            raise EngineDied(f"SGLang died: {self._process.failure}")
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens).tolist()
         wanted = request.sampling

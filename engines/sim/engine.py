@@ -106,6 +106,8 @@ class SimEngine(SimControl):
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
         self._check_supported(request)
+        if self._loop is not None and self._loop.done():
+            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
         if self._settings.split_only and request.leg == "decode" and transfer is None and request.edge:
             raise SplitOnly(self.name)
         check_loaded(request.lora_name, self._loras)

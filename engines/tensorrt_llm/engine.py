@@ -169,6 +169,8 @@ class TensorRtEngine(TensorRtControl):
         self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
     ) -> None:
         """See `Engine.submit` and `RankedEngine.submit`."""
+        if self._failure:
+            raise EngineDied(self._failure)
         self._check_supported(request)
         self._check_lora(request.lora_name)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()

@@ -66,7 +66,6 @@ class VllmEngine(VllmControl):
         self._settings = settings
         self.ranks = settings.ranks
         self._folder: Path | None = None
-        self._failure_file = ""
         self._handoffs: handoff.VllmHandoffs | None = None
         self._embeddings: EmbeddingInput | None = None
         self._speech: SpeechSupport | None = None
@@ -161,6 +160,7 @@ class VllmEngine(VllmControl):
     ) -> None:
         """See `Engine.submit`."""
         self._needs("generate" if self._speech is None else "transcription")
+        check_alive(self._engine, self._failure_file)
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens)
         wanted = request.sampling
@@ -313,11 +313,6 @@ class VllmEngine(VllmControl):
                 stream.send(Step((), "died", detail=death_of(self._engine, self._failure_file)))
             else:
                 stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
-
-    async def check(self) -> None:
-        """See `Engine.check`."""
-        if self._engine is not None:
-            check_alive(self._engine, self._failure_file)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""

@@ -16,6 +16,7 @@ from headwater.engines.handoff_params import unseal
 from headwater.engines.ranked.base import RankedEngineBase
 from headwater.engines.vllm.config.capabilities import POSSIBLE
 from headwater.engines.vllm.config.pooling import VllmPooling
+from headwater.engines.vllm.launch import check_alive
 from headwater.engines.vllm.lora import Loras
 from headwater.engines.vllm.media import media_prompt
 from headwater.engines.vllm.rank import EngineRank
@@ -39,9 +40,15 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
     def __init__(self) -> None:
         super().__init__(Loras(None, 0, 0, self.clear_kv))
         self._engine: Any = None
+        self._failure_file = ""
         self._pooling = VllmPooling()
         self._context_length = 0
         self._media = MediaSupport()
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._engine is not None:
+            check_alive(self._engine, self._failure_file)
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
@@ -103,6 +110,9 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
             return await task_of
         except ValueError as error:
             raise RequestRejected(f"vLLM: {error}") from error
+        except Exception:  # the boundary to vLLM: is it this request, or the engine?
+            await self.check()
+            raise
         finally:
             task_of.cancel()
             self._tasks.pop(request.request, None)

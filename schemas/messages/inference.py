@@ -79,7 +79,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="ok"):
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="no"):
     """The worker rejects it. `retryable`: another may accept it. `spent`: its hand-off cannot be used again.
 
-    `param` is the field at fault, if the engine names it. `fatal`: the engine has died of it.
+    `param` is the field at fault, if the engine names it. `fatal`: the engine has died of it. `gone`: this incarnation of the
+    worker accepts no request any more, because its engine has died or it is shutting down.
     """
 
     reason: str
@@ -87,6 +88,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="no"):
     spent: bool = False
     param: str = ""
     fatal: bool = False
+    gone: bool = False
 
 
 GenerateReply = Accepted | Refused

@@ -244,5 +244,5 @@ def _not_taken(refused: Refused) -> NotTaken:
     if not refused.retryable:
         raise rejected(refused.reason, refused.param)
     if refused.fatal:
-        raise WorkerDied(refused.reason)
-    return NotTaken(refused.reason)
+        raise WorkerDied(refused.reason, gone=refused.gone)
+    return NotTaken(refused.reason, refused.gone)

@@ -43,13 +43,18 @@ _log = structlog.get_logger("headwater.edge")
 
 
 class WorkerDied(Exception):
-    """A worker, or its engine, died while it had a message."""
+    """A worker, or its engine, died while it had a message. `gone`: it said so itself, so this incarnation is not tried again."""
+
+    def __init__(self, reason: str, *, gone: bool = False) -> None:
+        super().__init__(reason)
+        self.gone = gone
 
 
 class NotTaken(NamedTuple):
-    """Why a worker did not take a message; another one may."""
+    """Why a worker did not take a message; another one may. `gone`: this incarnation of the worker takes none any more."""
 
     reason: str
+    gone: bool = False
 
 
 class Addressed(NamedTuple):
@@ -122,7 +127,7 @@ class Dispatcher:
                 raise overloaded("This edge is restarting; retry.", 1.0)
             attempts += 1
             attempt = f"{message.request}-{message.number}-{attempts}"
-            constraints = msgspec.structs.replace(message.constraints, exclude=placement.exclude)
+            constraints = msgspec.structs.replace(message.constraints, exclude=placement.excluded)
             ask = AskRouter(attempts, attempt, constraints, may_wait=not was_routed)
             reply, failure, waited_s = await self.route(ask, message.tokens, 0, message.hashes)
             placement = placement.extend(waited_s)
@@ -152,7 +157,7 @@ class Dispatcher:
                 # The router may have named one again that was ending already.
                 lost += (reply.worker, reply.epoch) not in died
                 died.add((reply.worker, reply.epoch))
-                answer = NotTaken(str(failed))
+                answer = NotTaken(str(failed), failed.gone)
             if not isinstance(answer, NotTaken):
                 return answer
             if lost >= message.deaths_max:
@@ -166,7 +171,9 @@ class Dispatcher:
                 raise ended_workers(lost, answer.reason)
             # What a worker computed before it died does not count as part of the search.
             placement = placement.extend(clock.monotonic_s() - sent_s)
-            placement = placement.refused_by_worker(reply.worker, reply.epoch, answer.reason)
+            placement = placement.refused_by_worker(
+                reply.worker, reply.epoch, answer.reason, gone=answer.gone
+            )
 
 
 class TokenSequence:
@@ -268,7 +275,8 @@ class ChoiceMessages:
         now_s = self._clock.monotonic_s()
         if isinstance(reply, Accepted):
             return LegAccepted(attempt.number, now_s)
-        return LegRefused(attempt.number, reply.reason, reply.retryable, reply.spent, reply.param, now_s)
+        refused = attempt.number, reply.reason, reply.retryable, reply.spent, reply.param
+        return LegRefused(*refused, now_s, reply.gone)
 
     async def encode_images(self, attempt: Attempt) -> list[RequestEncoded]:
         """Have encode workers encode the images of a leg that is going to be sent; returns what is to be recorded."""

@@ -158,7 +158,7 @@ class ChoiceDriver:
         """See `FrameReceiver.lose_holder`."""
         holder = self.saga.awaited
         if holder is not None:
-            self._lose_holder(holder.attempt, reason, "died")
+            self._lose_holder(holder.attempt, reason, "lost")
 
     def _lose_holder(self, attempt: str, reason: str, finish: str) -> None:
         self._move_on(self.feed(HolderLost(attempt, reason, self._clock.monotonic_s(), finish)))

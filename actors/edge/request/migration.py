@@ -45,8 +45,17 @@ def _engine_state(sampling: Sampling) -> str:
 def is_blamed(finish: str, received: int) -> bool:
     """Does the end of a worker's incarnation count against a request that it had sent `received` tokens of?
 
-    `finish` as in `FrameEntry`, "died" for a worker that is lost. If the engine says that it died of this request, yes. If
+    `finish` as in `FrameEntry`, "lost" for a worker that is. If the engine says that it died of this request, yes. If
     it merely died, only where it had sent nothing: a request that breaks engines breaks them before its next token, and
     one that streamed was most likely a bystander.
     """
-    return finish == "fatal" or (finish == "died" and not received)
+    return finish == "fatal" or (finish in ("died", "lost") and not received)
+
+
+FAILURES: Final = ("error", "died", "fatal")
+"""How a leg ends whose engine failed, as in `FrameEntry.finish`."""
+
+
+def is_gone(finish: str) -> bool:
+    """Did the worker say that its engine is dead? A worker that is merely "lost" may come back: its connection may have failed."""
+    return finish in ("died", "fatal")

@@ -1,7 +1,8 @@
 """The search for a worker that takes a request or a part of it. Pure; used by generation and pooling alike.
 
 A search lasts until its deadline. Time that a query spends in a router's queue does not count: the router bounds it.
-A worker that refused is excluded from the next query, until the router has no other worker left.
+A worker that refused is excluded from the next query, until the router has no other worker left. An incarnation that is gone is
+never queried again: its worker may come back under a new epoch, which the search waits for.
 """
 
 from typing import Self
@@ -22,7 +23,8 @@ RETRY_S = 0.1
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """One search. `exclude` lists worker epochs as "<worker>.<epoch>"; `pinned` is the only worker to try first.
+    """One search. `exclude` lists worker epochs as "<worker>.<epoch>" that are tried again once the router has no other,
+    `gone` those that never are; `pinned` is the only worker to try first.
 
     `reason` and `retry_after_s` describe the last refusal. `origin` says, for a search that moves a request, what it
     moves away from; it is empty for a new request.
@@ -31,31 +33,45 @@ class Placement(msgspec.Struct, frozen=True):
     deadline_s: float
     pinned: str = ""
     exclude: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     reason: str = "no router replied"
     retry_after_s: float = 1.0
     origin: str = ""
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """What the next query leaves out."""
+        return (*self.gone, *(one for one in self.exclude if one not in self.gone))
+
+    def leave_out(self, worker: str, epoch: int, *, gone: bool) -> Self:
+        """Query for another worker first: this one failed with the request. `gone`: this incarnation of it is never tried again."""
+        return self.refused_by_worker(worker, epoch, "", gone=gone)
 
     def extend(self, waited_s: float) -> Self:
         """Add the time that the query spent in the router's queue."""
         return msgspec.structs.replace(self, deadline_s=self.deadline_s + waited_s) if waited_s else self
 
     def refused_by_router(self, refusal: RouteRefused) -> Self:
-        """Retry all workers. The reason of an excluded worker says more than "no other worker", so it is kept."""
+        """Retry all workers. The reason of a worker that refused says more than "no other worker", so it is kept."""
         if self.pinned:
             return msgspec.structs.replace(self, pinned="")
-        if self.exclude:
-            return msgspec.structs.replace(self, exclude=())
-        return msgspec.structs.replace(self, reason=refusal.reason, retry_after_s=refusal.retry_after_s)
+        reason = self.reason if self.exclude and self.reason else refusal.reason
+        retry_after_s = (
+            max(self.retry_after_s, refusal.retry_after_s) if self.exclude else refusal.retry_after_s
+        )
+        return msgspec.structs.replace(self, exclude=(), reason=reason, retry_after_s=retry_after_s)
 
     def unanswered(self, reason: str) -> Self:
         """No router replied."""
         return msgspec.structs.replace(self, reason=f"no router replied ({reason})")
 
-    def refused_by_worker(self, worker: str, epoch: int, reason: str) -> Self:
-        """Exclude a worker that did not take its part."""
-        return msgspec.structs.replace(
-            self, pinned="", exclude=(*self.exclude, f"{worker}.{epoch}"), reason=reason
-        )
+    def refused_by_worker(self, worker: str, epoch: int, reason: str, *, gone: bool = False) -> Self:
+        """Exclude a worker that did not take its part; `gone`: this incarnation of it never will."""
+        incarnation = f"{worker}.{epoch}"
+        if gone:
+            known = self.gone if incarnation in self.gone else (*self.gone, incarnation)
+            return msgspec.structs.replace(self, pinned="", gone=known, reason=reason)
+        return msgspec.structs.replace(self, pinned="", exclude=(*self.exclude, incarnation), reason=reason)
 
     def expired(self, now_s: float) -> ApiError | None:
         """The error that ends the search once its deadline has passed: 503."""

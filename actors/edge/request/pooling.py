@@ -163,8 +163,8 @@ class Pooling:
             if not reply.retryable:
                 raise bad_request(reply.reason)
             if reply.fatal:
-                raise WorkerDied(reply.reason)
-            return NotTaken(reply.reason)
+                raise WorkerDied(reply.reason, gone=reply.gone)
+            return NotTaken(reply.reason, gone=reply.gone)
         if len(reply.vectors) != len(prompts) or any(not v or len(v) % 4 for v in reply.vectors):
             return NotTaken(
                 f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"

@@ -11,7 +11,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from headwater.actors.edge.request.migration import DEATHS_MAX, is_blamed, is_migratable, migration_blocker
+from headwater.actors.edge.request.migration import (
+    DEATHS_MAX,
+    FAILURES,
+    is_blamed,
+    is_gone,
+    is_migratable,
+    migration_blocker,
+)
 from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX, RETRY_S, Placement
 from headwater.actors.edge.request.saga_types import (
     Aborted,
@@ -81,7 +88,7 @@ def step(saga: Saga, event: SagaEvent) -> tuple[Saga, Effects]:
         case LegFinished() if saga.streaming:
             saga = _on_finished(saga, event, effects)
         case LegLost() if saga.streaming and event.number == saga.attempt.number:
-            saga = _lose(saga, "lost", event.reason, event.now_s, effects, "died" if event.died else "")
+            saga = _lose(saga, "lost", event.reason, event.now_s, effects, "lost" if event.died else "")
         case HolderLost() if saga.awaited is not None and event.attempt == saga.awaited.attempt:
             saga = _lose(saga, "lost", event.reason, event.now_s, effects, event.finish, saga.awaited)
         case TimedOut() if saga.state == "prefill" and event.number == saga.attempt.number:
@@ -126,7 +133,7 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
     constraints = replace(
         saga.spec.constraints,
         pinned="" if decodes else placement.pinned,
-        exclude=placement.exclude,
+        exclude=placement.excluded,
         leg="decode" if decodes else "",
         pairs_with=holder.pairs_with if decodes and holder is not None else "",
         # Before the first token a request may begin anywhere: only its tokens bind it.
@@ -195,7 +202,9 @@ def _on_reply(saga: Saga, event: LegAccepted | LegRefused | LegUnanswered, effec
                 rejection = errors.rejected(reason, event.param or saga.spec.guide_param)
                 return _not_placed(saga, rejection, effects)
     assert saga.placement is not None
-    placement = saga.placement.refused_by_worker(attempt.worker, attempt.epoch, reason)
+    gone = isinstance(event, LegRefused) and event.gone
+    placement = saga.placement.refused_by_worker(attempt.worker, attempt.epoch, reason, gone=gone)
+    saga = replace(saga, gone=placement.gone)
     error = placement.expired(event.now_s)
     if error is not None:
         return _not_placed(saga, error, effects)
@@ -288,7 +297,7 @@ def _on_prefilled(saga: Saga, handoff: Handoff | None, now_s: float, effects: Ef
     prefilled = RequestPrefilled(spec.request, spec.index, attempt.worker, attempt.epoch, name, prefill_ms)
     effects.append(RecordEvent(prefilled))
     origin = f"No worker decodes the prompt that worker {attempt.worker} prefilled"
-    placement = Placement(now_s + MOVE_S_MAX, origin=origin)
+    placement = Placement(now_s + MOVE_S_MAX, gone=saga.gone, origin=origin)
     saga = replace(saga, holder=holder, prefilled_by=attempt.worker, placement=placement)
     return _ask_router(saga, now_s, effects)
 
@@ -319,8 +328,9 @@ def _lose(
 ) -> Saga:
     """The worker (`lost`, or that of the attempt) died, aborted the request or takes too long: migrate it, unless it is what workers die of."""
     attempt = saga.attempt
+    failed = lost or attempt
     if is_blamed(finish, saga.received):
-        saga = saga.died_on((lost or attempt).worker, (lost or attempt).epoch)
+        saga = saga.died_on(failed.worker, failed.epoch)
         if saga.deaths >= DEATHS_MAX:
             return _fail(saga, errors.ended_workers(saga.deaths, reason), effects)
     _cancel(attempt, effects)
@@ -337,8 +347,11 @@ def _lose(
     if not is_migratable(sampling, saga.emitted):
         blocker = migration_blocker(sampling, saga.emitted)
         return _fail(saga, errors.upstream_failed(f"{reason}; {blocker}."), effects)
-    origin = f"Worker {attempt.worker}.{attempt.epoch} failed and no other worker took the request"
-    placement = Placement(now_s + MOVE_S_MAX, origin=origin)
+    origin = f"Worker {failed.worker}.{failed.epoch} failed and no other worker took the request"
+    placement = Placement(now_s + MOVE_S_MAX, gone=saga.gone, origin=origin)
+    if cause == "timed out" or finish in ("lost", *FAILURES):
+        placement = placement.leave_out(failed.worker, failed.epoch, gone=is_gone(finish))
+        saga = replace(saga, gone=placement.gone)
     return _ask_router(replace(saga, placement=placement), now_s, effects)
 
 

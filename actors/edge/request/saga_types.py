@@ -67,7 +67,8 @@ class Saga(msgspec.Struct, frozen=True):
 
     `attempt` is the leg that runs (`streaming`) or ran last; `attempts` counts all. `awaits` is the effect whose
     answer is outstanding. `holder` is set in state `handoff`, and until the first token of the decode leg. `died_with` are
-    the incarnations of workers, as "<worker>.<epoch>", that ended with it: see `migration.is_blamed`.
+    the incarnations of workers, as "<worker>.<epoch>", that ended with it: see `migration.is_blamed`. `gone` are those that said
+    that their engine is dead, or that they are shutting down.
     """
 
     spec: ChoiceSpec
@@ -84,6 +85,7 @@ class Saga(msgspec.Struct, frozen=True):
     prefilled_by: str = ""
     migrations: int = 0
     died_with: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     end: End | None = None
 
     @property
@@ -171,6 +173,7 @@ class LegRefused(msgspec.Struct, frozen=True):
     spent: bool
     param: str
     now_s: float
+    gone: bool = False
 
 
 class LegUnanswered(msgspec.Struct, frozen=True):
@@ -211,13 +214,13 @@ class LegLost(msgspec.Struct, frozen=True):
 class HolderLost(msgspec.Struct, frozen=True):
     """The prefill leg `attempt` failed, or its worker died, while another worker waits for its KV.
 
-    `finish` is the leg's, "died" for a worker that is lost.
+    `finish` is the leg's, "lost" for a worker that is.
     """
 
     attempt: str
     reason: str
     now_s: float
-    finish: str = "died"
+    finish: str = "lost"
 
 
 class TimedOut(msgspec.Struct, frozen=True):

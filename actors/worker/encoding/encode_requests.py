@@ -13,10 +13,10 @@ from headwater.actors.runtime.tasks import Spawn
 from headwater.actors.worker.serving.inflight import Inflight
 from headwater.actors.worker.serving.media import MediaCache, MediaMissing
 from headwater.actors.worker.serving.orphans import RequestsByEdge, by_edge
+from headwater.actors.worker.serving.refusals import refusal_of
 from headwater.actors.worker.serving.status import WorkerStatus
-from headwater.engines.engine import Engine, EngineDied, EngineError, RequestRejected
+from headwater.engines.engine import Engine
 from headwater.engines.transfer.port import SlabFull, TensorTransfer, TransferError
-from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import Refused, WaitingEdge
 from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
@@ -73,7 +73,7 @@ class EncodeRequests:
         if not refusal and len(self._running) >= ACTIVE_MAX:
             refusal = f"it encodes {ACTIVE_MAX} images already"
         if refusal:
-            return await self._reply(message, Refused(refusal, True))
+            return await self._reply(message, self._status.refuse(refusal))
         # Also before it is declined: the report ends what the router counted for its decision.
         self._inflight.accept_encoding(request.request, request.item.tokens)
         ahead = self._ahead(request)
@@ -99,15 +99,10 @@ class EncodeRequests:
             reply = await self._encoded(request, epoch)
         except (MediaMissing, SlabFull) as error:
             reply = Refused(str(error), True)
-        except RequestRejected as error:
-            reply = Refused(str(error), False)
-        except (EngineError, TransferError) as error:
-            reply = Refused(str(error), True, fatal=isinstance(error, EngineDied))
+        except TransferError as error:
+            reply = Refused(str(error), True)
         except Exception as error:
-            # A bug in an engine's integration costs this image, not the worker with all others.
-            _log.error("encode_failed", request=request.request, failure=failure_place(error))
-            _log.debug("encode_failure", exc_info=True)
-            reply = Refused(f"the engine failed: {type(error).__name__}; see the worker's log", True)
+            reply = refusal_of(error, request.request, self._status)
         outcome = ("cached" if reply.cached else "computed") if isinstance(reply, Encoded) else "refused"
         metrics.IMAGES_ENCODED.labels(outcome).inc()
         try:

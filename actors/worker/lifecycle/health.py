@@ -251,7 +251,7 @@ class EngineHealth:
     async def run(self, info: EngineInfo) -> None:
         """Watch the engine until it dies. Raises `EngineDied`."""
         while True:
-            await self._clock.sleep(CHECK_PERIOD_S)
+            await self._pause()
             await self._engine.check()
             self._quiet_s += CHECK_PERIOD_S
             if self._made_progress() or not self._status.is_serving:
@@ -264,6 +264,18 @@ class EngineHealth:
                 )
             if not running and 0 < settings.idle_s <= self._quiet_s:
                 await self._probe(info)
+
+    async def _pause(self) -> None:
+        """Wait for the next check. Raises `EngineDied` as soon as a request shows that the engine is dead."""
+        died = asyncio.create_task(self._status.engine_died.wait(), name="engine died")
+        pause = asyncio.create_task(self._clock.sleep(CHECK_PERIOD_S), name="health period")
+        try:
+            await asyncio.wait({died, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            died.cancel()
+            pause.cancel()
+        if self._status.engine_death:
+            raise EngineDied(self._status.engine_death)
 
     async def _probe(self, info: EngineInfo) -> None:
         """Run one canary. A request that arrives in the meantime cancels its verdict, and is watched itself."""

@@ -12,6 +12,7 @@ from headwater.actors.worker.lora.manager import LoraManager
 from headwater.engines.engine import (
     Emit,
     Engine,
+    EngineDied,
     EngineError,
     EngineLoad,
     NotSupported,
@@ -83,23 +84,23 @@ class LoraGate:
     async def _load_and_submit(
         self, manager: LoraManager, request: GenerateRequest, transfer: Transfer | None
     ) -> None:
-        problem = ""
+        problem: EngineError | None = None
         try:
             await manager.acquire(request.lora_name)
         except EngineError as error:
-            problem = str(error)
+            problem = error
         emit = self._waiting.pop(request.request, None)
         if emit is None:
             # It was aborted while it waited.
             if not problem:
                 manager.slots.release(request.lora_name)
-        elif problem:
-            emit(Step((), "error", detail=problem))
+        elif problem is not None:
+            emit(_failure(problem))
         else:
             try:
                 self._submit_counted(manager, request, emit, transfer)
-            except RequestRejected as error:
-                emit(Step((), "error", detail=str(error)))
+            except EngineError as error:
+                emit(_failure(error))
 
     def _submit_counted(
         self, manager: LoraManager, request: GenerateRequest, emit: Emit, transfer: Transfer | None
@@ -114,3 +115,8 @@ class LoraGate:
         except BaseException:
             manager.slots.release(request.lora_name)
             raise
+
+
+def _failure(error: EngineError) -> Step:
+    """The last step of a request that the engine did not take."""
+    return Step((), "died" if isinstance(error, EngineDied) else "error", detail=str(error))

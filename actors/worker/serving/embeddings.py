@@ -79,7 +79,7 @@ class Embeddings:
         if not refusal and len(self._running) >= ACTIVE_MAX:
             refusal = f"it computes {ACTIVE_MAX} requests already"
         if refusal:
-            return await self._reply(message, Refused(refusal, True))
+            return await self._reply(message, self._status.refuse(refusal))
         task = self._spawn(self._compute(message, request), "embed")
         self._running[request.request] = _Pooling(task, message, request.waiter)
         self._inflight.accept_embedding(request.request)
@@ -125,7 +125,7 @@ class Embeddings:
         except MediaMissing as error:
             reply = Refused(str(error), True)
         except Exception as error:
-            reply = refusal_of(error, request.request)
+            reply = refusal_of(error, request.request, self._status)
         try:
             await self._reply(message, reply)
         except BusError as error:

@@ -172,7 +172,7 @@ class FileJobs:
         if not refusal and len(self._jobs) >= ACTIVE_MAX:
             refusal = f"it has {ACTIVE_MAX} requests already"
         if refusal:
-            return Refused(refusal, True)
+            return self._status.refuse(refusal)
         job = _Job(request, self._clock.monotonic_s())
         self._jobs[request.request] = job
         self._inflight.accept_embedding(request.request)
@@ -196,7 +196,7 @@ class FileJobs:
             job.end(Refused(str(error), True))
         except Exception as error:
             # Each try may take minutes: two are enough.
-            job.end(refusal_of(error, request.request, fatal=True))
+            job.end(refusal_of(error, request.request, self._status, fatal=True))
 
     async def _with_inputs(self, request: ImageRequest) -> ImageRequest:
         """The request with the data of its images, from the edge that waits for it. Raises `MediaMissing`."""

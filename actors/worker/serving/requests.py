@@ -19,7 +19,16 @@ from headwater.actors.worker.serving.media import MediaCache, MediaMissing
 from headwater.actors.worker.serving.orphans import Edge, RequestsByEdge
 from headwater.actors.worker.serving.status import WorkerStatus
 from headwater.actors.worker.serving.token_frames import FrameSender
-from headwater.engines.engine import Aborts, Emit, EngineError, RequestRejected, Step, Transfer
+from headwater.engines.engine import (
+    DEATHS,
+    Aborts,
+    Emit,
+    EngineDied,
+    EngineError,
+    RequestRejected,
+    Step,
+    Transfer,
+)
 from headwater.schemas import subjects
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.handoff import (
@@ -132,7 +141,7 @@ class RequestIntake:
             return await self._reply(message, Accepted())
         refusal = self._status.refusal()
         if refusal:
-            return await self._reply(message, Refused(refusal, True))
+            return await self._reply(message, self._status.refuse(refusal))
         if request.handoff is None and not request.media:
             return await self._reply(message, self._submit(request, None))
         self._claiming[request.request] = True
@@ -167,9 +176,8 @@ class RequestIntake:
             elif not self._claiming[request.request]:
                 reply = Refused("it was cancelled while it was prepared", True, spent)
             elif epoch != self.frames.epoch or refusal:
-                reply = Refused(
-                    refusal or f"worker {self._name} started a new incarnation during that", True, spent
-                )
+                reason = refusal or f"worker {self._name} started a new incarnation during that"
+                reply = self._status.refuse(reason, spent=spent)
             else:
                 reply = self._submit(request, transfer)
         finally:
@@ -202,6 +210,10 @@ class RequestIntake:
         except RequestRejected as error:
             self.frames.drop_stream(request.request)
             return Refused(str(error), error.retryable, transfer is not None, error.param)
+        except EngineDied as error:
+            self.frames.drop_stream(request.request)
+            self._status.note_engine_death(str(error))
+            return self._status.refuse(str(error), spent=transfer is not None)
         except Exception as error:
             # A bug in an engine's integration costs this request, and its edge must get an answer.
             _log.error("submit_failed", request=request.request, failure=failure_place(error))
@@ -230,6 +242,8 @@ class RequestIntake:
 
         def emit(step: Step) -> None:
             nonlocal is_first, handoff, tokens
+            if step.finish in DEATHS:
+                self._status.note_engine_death(step.detail)
             # A request of an earlier incarnation ended for the log with that incarnation.
             is_current = inflight.is_current(name)
             if is_first and is_current:

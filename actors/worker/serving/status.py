@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple, Protocol
 
 from headwater.schemas.events.fleet import Role, WorkerState
+from headwater.schemas.messages.inference import Refused
 from headwater.schemas.tables.capability import Capability
 from headwater.schemas.tables.lease import ServedPart
 
@@ -50,6 +51,9 @@ class WorkerStatus:
         self.media_processor = ""
         """The digest of the settings of its processor of media; set once the engine has started."""
         self.failure_reason = ""
+        self.engine_death = ""
+        """What the engine died of, from the moment that anything shows it; `engine_died` is then set."""
+        self.engine_died = asyncio.Event()
         self.publisher: StatusPublisher | None = None
         """The present incarnation; None between two. A new incarnation publishes the whole status when it joins."""
         self._stopping = stopping
@@ -74,13 +78,30 @@ class WorkerStatus:
             return "whole"
         return "decode" if self.role == "decode" else "prefill"
 
+    @property
+    def is_gone(self) -> bool:
+        """Does this incarnation accept no request any more, whatever happens?"""
+        return bool(self.failure_reason or self.engine_death or self.stopping)
+
     def refusal(self) -> str:
         """Why the worker accepts no request at present; "" if it does."""
         if self.failure_reason:
             return self.failure_reason
+        if self.engine_death:
+            return f"worker {self.worker}: {self.engine_death}"
         if self.stopping:
             return f"worker {self.worker} is shutting down"
         return "" if self.state == "ready" else f"worker {self.worker} is {self.state}"
+
+    def refuse(self, reason: str, *, spent: bool = False) -> Refused:
+        """The reply to a request that the worker does not take: another one may."""
+        return Refused(reason, True, spent, gone=self.is_gone)
+
+    def note_engine_death(self, reason: str) -> None:
+        """The engine has died: refuse requests from now on. `EngineHealth.run` then ends the worker."""
+        if not self.engine_death:
+            self.engine_death = reason or "its engine died"
+            self.engine_died.set()
 
     def set_state(self, state: WorkerState) -> None:
         """Change the state."""

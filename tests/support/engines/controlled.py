@@ -65,6 +65,7 @@ class ControlledSim(SimEngine):
         self.refuses = ""
         self.broken = ""
         self.dead = ""
+        self.dies_of = ""
         self.asleep = 0
         self.embed_s = 60.0
         self.books: list[BlocksStored] = []
@@ -82,6 +83,12 @@ class ControlledSim(SimEngine):
             raise RequestRejected(self.refuses)
         if self.asleep:
             raise AssertionError(f"{request.request} came to an engine that sleeps")
+        if self.dead and not request.request.startswith("canary"):
+            raise EngineDied(self.dead)
+        if self.dies_of:
+            # The process is gone, which its own check has not seen yet.
+            asyncio.get_running_loop().call_soon(emit, Step((), "died", detail=self.dies_of))
+            return
         if self.broken:
             asyncio.get_running_loop().call_soon(emit, Step((), "error", detail=self.broken))
             return

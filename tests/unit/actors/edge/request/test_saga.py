@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX
 from headwater.actors.edge.request.saga import MIGRATIONS_MAX, step
@@ -250,16 +251,18 @@ def test_a_client_that_leaves_a_room_stops_both_legs() -> None:
     ]
 
 
-@pytest.mark.parametrize("event", [HolderLost("r-0-1", "gone", 2.0), LegLost(2, "gone", 2.0)])
-def test_the_death_of_either_side_of_a_room_ends_the_other_leg(event: SagaEvent) -> None:
-    """And the prompt is computed again, in another room."""
+@pytest.mark.parametrize(
+    ("event", "lost"), [(HolderLost("r-0-1", "gone", 2.0), "w1.1"), (LegLost(2, "gone", 2.0), "w2.1")]
+)
+def test_the_death_of_either_side_of_a_room_ends_the_other_leg(event: SagaEvent, lost: str) -> None:
+    """And the prompt is computed again, in another room, which the lost worker is not asked to enter first."""
     saga, effects = run(*WAITING, event)
     assert {effect.attempt for effect in effects if isinstance(effect, CancelAttempt)} == {"r-0-1", "r-0-2"}
     assert not any(effect.fetched for effect in effects if isinstance(effect, CancelAttempt))
     assert (saga.state, saga.holder, effects[-1]) == (
         "routing",
         None,
-        AskRouter(3, "r-0-3", NO_CONSTRAINTS, may_wait=False),
+        AskRouter(3, "r-0-3", replace(NO_CONSTRAINTS, exclude=(lost,)), may_wait=False),
     )
 
 
@@ -347,3 +350,45 @@ def test_a_late_acceptance_is_cancelled() -> None:
     for life in ((OPENED, ROUTED, Cancelled()), (OPENED, ROUTED, LegLost(1, "gone", 0.0))):
         _, effects = run(*life, LegAccepted(1, 0.0))
         assert effects[0] == CancelAttempt("w1", 1, "r-0-1")
+
+
+def asked(effects: list[Effect]) -> tuple[str, ...]:
+    """The incarnations that the only query among these effects leaves out."""
+    [ask] = [effect for effect in effects if isinstance(effect, AskRouter)]
+    return ask.constraints.exclude
+
+
+def test_an_incarnation_whose_engine_died_is_never_tried_again() -> None:
+    """Not even when the router has no other worker: a single worker comes back under a new epoch, which the search waits for."""
+    died = LegFinished(0, "died", "its engine died", "", 1.0)
+    saga, effects = run(*DECODING, died)
+    assert asked(effects) == ("w1.1",)
+    for _ in range(20):
+        number = saga.attempts
+        refused = RouterRefused(number, RouteRefused("none"), 0.0, 2.0)
+        saga, effects = run(refused, RetryDue(number, 2.1), saga=saga)
+        assert asked(effects) == ("w1.1",)
+    saga, _ = run(
+        Routed(saga.attempts, decision(epoch=2), 0.0, 3.0), LegAccepted(saga.attempts, 3.0), saga=saga
+    )
+    assert (saga.attempt.epoch, saga.migrations, saga.state) == (2, 1, "decode")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_worker_that_refused_is_tried_again_unless_it_is_gone(gone: bool) -> None:
+    """A full worker may have room later; a dead engine never has, and no refusal of it counts as a migration."""
+    saga, effects = run(OPENED, ROUTED, LegRefused(1, "no", True, False, "", 1.0, gone))
+    assert asked(effects) == ("w1.1",)
+    saga, effects = run(RouterRefused(2, RouteRefused("none"), 0.0, 1.1), RetryDue(2, 1.2), saga=saga)
+    assert asked(effects) == (("w1.1",) if gone else ())
+    assert saga.migrations == 0
+
+
+def test_what_is_gone_stays_out_of_later_searches() -> None:
+    """Also after another worker has failed in another way, and for the decode leg of a prompt that was prefilled."""
+    saga, _ = run(OPENED, ROUTED, LegRefused(1, "dead", True, False, "", 1.0, gone=True))
+    moved = Routed(2, decision("", "w2"), 0.0, 1.0), LegAccepted(2, 1.0), LegLost(2, "gone", 2.0)
+    saga, effects = run(*moved, saga=saga)
+    assert asked(effects) == ("w1.1", "w2.1")
+    saga, effects = run(RouterRefused(3, RouteRefused("none"), 0.0, 3.0), RetryDue(3, 3.1), saga=saga)
+    assert asked(effects) == ("w1.1",)

@@ -201,6 +201,37 @@ def test_a_falling_worker_takes_nothing_more() -> None:
     async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
         worker.actor.status.failure_reason = "worker w1 failed: x"
-        assert await worker.given(1) == Refused("worker w1 failed: x", True)
+        assert await worker.given(1) == Refused("worker w1 failed: x", True, gone=True)
+
+    play(run)
+
+
+def test_a_worker_refuses_as_soon_as_a_request_shows_that_its_engine_is_dead() -> None:
+    """Its own check comes up to half a second later: until then edges would send it their requests again and again."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        worker.engine.dies_of = "the core was killed"
+        assert isinstance(await worker.given(1), Accepted)
+        await until(lambda: worker.actor.status.engine_death)
+        refused = await worker.given(2)
+        assert isinstance(refused, Refused)
+        assert (refused.retryable, refused.gone) == (True, True)
+        assert "the core was killed" in refused.reason
+        assert await dies(stage, worker, 3.0) < 0.5
+
+    play(run)
+
+
+def test_a_worker_whose_engine_does_not_take_a_request_because_it_is_dead_ends() -> None:
+    """The request was the first to notice: it is answered, and the worker does not wait for its own check."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        worker.engine.dead = "the core was killed"
+        refused = await worker.given(1)
+        assert isinstance(refused, Refused)
+        assert (refused.retryable, refused.gone) == (True, True)
+        assert await dies(stage, worker, 3.0) < 0.5
 
     play(run)

@@ -123,7 +123,7 @@ class RouterMetrics:
         _QUEUE_SECONDS.labels(self._pool, kind).observe(seconds)
 
     def left_queue(self, reason: str) -> None:
-        """A query got no worker: tenant, full, deadline, waited, no_worker, gone, abandoned or stopping."""
+        """A query got no worker: tenant, full, displaced, deadline, waited, no_worker, gone, abandoned or stopping."""
         _QUEUE_LEFT.labels(self._pool, reason).inc()
 
 

@@ -95,7 +95,9 @@ class RouteQueue:
         """Decide a query, queue it, or refuse it."""
         if query.request in self._waiting:
             return self._waiters.register(query.request)
-        reply, reason = self._queue.offer(query, self._now())
+        reply, reason, displaced = self._queue.offer(query, self._now())
+        for one in displaced:
+            self._notify(one)
         if reason:
             self._metrics.left_queue(reason)
         if isinstance(reply, RouteRefused):

@@ -60,10 +60,14 @@ class Router(Protocol):
 
 
 class Offered(NamedTuple):
-    """The outcome of an offer: a decision, a refusal (with `reason` if the queue refused), or None: it is queued."""
+    """The outcome of an offer: a decision, a refusal (with `reason` if the queue refused), or None: it is queued.
+
+    `displaced` are less urgent queries that left a full queue for it.
+    """
 
     reply: Decision | RouteRefused | None
     reason: str = ""
+    displaced: tuple["Released", ...] = ()
 
 
 class Released(NamedTuple):
@@ -187,4 +191,7 @@ class AdmissionQueue:
             uncached_tokens=uncached_tokens(fallback, self._router.state.loads),
             serve_s=first_token_s(fallback, queued=False),
         )
-        return Offered(queued.refused, queued.reason) if isinstance(queued, Rejection) else Offered(None)
+        if isinstance(queued, Rejection):
+            return Offered(queued.refused, queued.reason)
+        displaced = (Released(one, rejected.refused, rejected.reason) for one, rejected in queued.displaced)
+        return Offered(None, displaced=tuple(displaced))

@@ -5,7 +5,7 @@ Within one tenant the order is that of arrival (`fcfs`), or fewest uncached prom
 ages: each second in the queue counts as `ageing_tokens_s` tokens less, so a query with U uncached tokens is never
 overtaken by one that arrives more than U / ageing_tokens_s seconds later.
 
-At the bounds of `QueueLimits` queries are refused: with 429 if their tenant has used its share, else with 503. All times
+At the bounds of `QueueLimits` a query displaces later ones of a less urgent priority, if enough of them wait. Else it is refused: with 429 if its tenant has used its share, else with 503. All times
 are passed in, in seconds of a monotonic clock.
 """
 
@@ -17,7 +17,7 @@ from headwater.router.queue.fairness import PlacementKey, PriorityClass, QueuedQ
 from headwater.router.queue.limits import QueueLimits
 from headwater.schemas.events.route import RouteQuery, RouteRefused
 
-Reason = Literal["tenant", "full", "deadline", "waited"]
+Reason = Literal["tenant", "full", "displaced", "deadline", "waited"]
 
 RETRY_UNKNOWN_S: Final = 5.0
 """`Retry-After` while the queue's drain rate is unknown."""
@@ -30,6 +30,13 @@ class Rejection(NamedTuple):
 
     reason: Reason
     refused: RouteRefused
+
+
+class Admitted(NamedTuple):
+    """A query that is queued, and those that it displaced, each with its refusal."""
+
+    queued: QueuedQuery
+    displaced: list[tuple[QueuedQuery, Rejection]]
 
 
 class WaitingQueue:
@@ -59,23 +66,27 @@ class WaitingQueue:
         """Is a query with these constraints queued?"""
         return key in self._keys
 
-    def can_admit(self, query: RouteQuery, now_s: float, *, serve_s: float = 0.0) -> Rejection | None:
-        """None if the query may be queued, else why not: a bound, or a deadline that cannot be met."""
-        self._rate.advance(now_s, waiting=bool(self._queries))
-        return self._check_bounds(query) or self._check_deadline(query, serve_s)
-
     def admit(
         self, query: RouteQuery, now_s: float, *, uncached_tokens: int = 0, serve_s: float = 0.0
-    ) -> QueuedQuery | Rejection:
+    ) -> Admitted | Rejection:
         """Queue a query if that is possible. A query that is queued already keeps its place.
 
         `uncached_tokens` of its prompt must be computed. On a worker, its first token takes `serve_s`.
         """
         if query.request in self._queries:
-            return self._queries[query.request]
-        rejected = self.can_admit(query, now_s, serve_s=serve_s)
+            return Admitted(self._queries[query.request], [])
+        self._rate.advance(now_s, waiting=bool(self._queries))
+        room = self._find_room(query)
+        if isinstance(room, Rejection):
+            return room
+        rejected = self._check_deadline(query, serve_s)
         if rejected is not None:
             return rejected
+        displaced = []
+        for one in room:
+            self._remove(one, served=False)
+            reason = "the queue is full, and a more urgent request took its place"
+            displaced.append((one, self._reject("displaced", one.query, reason, 503)))
         deadline_ms = query.flow.deadline_ms
         until_s = now_s + deadline_ms / 1_000.0 - serve_s if deadline_ms else float("inf")
         self._number += 1
@@ -87,7 +98,7 @@ class WaitingQueue:
         self._queries[query.request] = one
         self._classes.setdefault(query.flow.priority, PriorityClass()).enqueue(one)
         self._count(one, 1)
-        return one
+        return Admitted(one, displaced)
 
     def next_query(self, blocked: Set[PlacementKey] = frozenset()) -> QueuedQuery | None:
         """The next query to serve whose key is not `blocked`."""
@@ -138,16 +149,44 @@ class WaitingQueue:
                 tokens += queued.tokens_ahead_of(query)
         return tokens
 
-    def _check_bounds(self, query: RouteQuery) -> Rejection | None:
-        limits, tokens = self.limits, max(1, query.prompt_tokens)
-        if len(self) + 1 > limits.requests or (self._queries and self.tokens + tokens > limits.tokens):
-            return self._reject("full", query, f"the queue is full: {len(self)} requests wait", 503)
-        requests, used = self._usage.get(query.flow.tenant, (0, 0))
-        share = limits.tenant_share
-        if requests and (requests + 1 > share * limits.requests or used + tokens > share * limits.tokens):
-            reason = f"this tenant has used its share of the queue: {requests} requests wait"
-            return self._reject("tenant", query, reason, 429)
-        return None
+    def _find_room(self, query: RouteQuery) -> "list[QueuedQuery] | Rejection":
+        """The queries that leave so that this one fits: the least urgent first, and of those the latest; or why it does not fit."""
+        limits, flow = self.limits, query.flow
+        less_urgent = sorted(
+            (one for one in self._queries.values() if one.query.flow.priority > flow.priority),
+            key=lambda one: (one.query.flow.priority, one.number),
+            reverse=True,
+        )
+        room = _Room(len(self), self.tokens, *self._usage.get(flow.tenant, (0, 0)), flow.tenant)
+        tokens, share = max(1, query.prompt_tokens), limits.tenant_share
+
+        # A tenant with nothing queued, and an empty queue, take a query of any size.
+        def share_is_used() -> bool:
+            requests, held = room.own_requests, room.own_tokens
+            return bool(requests) and (
+                requests + 1 > share * limits.requests or held + tokens > share * limits.tokens
+            )
+
+        def is_full() -> bool:
+            return room.requests + 1 > limits.requests or (
+                room.requests > 0 and room.tokens + tokens > limits.tokens
+            )
+
+        while share_is_used():
+            own = next((one for one in less_urgent if one.query.flow.tenant == flow.tenant), None)
+            if own is None and is_full() and not less_urgent:
+                break
+            if own is None:
+                waiting = self._usage[flow.tenant][0]
+                reason = f"this tenant has used its share of the queue: {waiting} requests wait"
+                return self._reject("tenant", query, reason, 429)
+            less_urgent.remove(own)
+            room.leave(own)
+        while is_full():
+            if not less_urgent:
+                return self._reject("full", query, f"the queue is full: {len(self)} requests wait", 503)
+            room.leave(less_urgent.pop(0))
+        return room.leaving
 
     def _check_deadline(self, query: RouteQuery, serve_s: float) -> Rejection | None:
         expected_s = self.expected_wait_s(query)
@@ -205,3 +244,20 @@ class WaitingQueue:
         if not self._keys[one.key]:
             del self._keys[one.key]
         self.tokens += sign * one.tokens
+
+
+class _Room:
+    """What the queue, and one tenant's part of it, holds without the queries that are `leaving`."""
+
+    def __init__(self, requests: int, tokens: int, own_requests: int, own_tokens: int, tenant: str) -> None:
+        self.requests, self.tokens = requests, tokens
+        self.own_requests, self.own_tokens = own_requests, own_tokens
+        self.leaving: list[QueuedQuery] = []
+        self._tenant = tenant
+
+    def leave(self, one: QueuedQuery) -> None:
+        """This query is to leave."""
+        self.leaving.append(one)
+        self.requests, self.tokens = self.requests - 1, self.tokens - one.tokens
+        if one.query.flow.tenant == self._tenant:
+            self.own_requests, self.own_tokens = self.own_requests - 1, self.own_tokens - one.tokens

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from headwater.ops.whatif.routing.router import Question, VirtualRouter
 from headwater.ops.whatif.routing.setup import RoutersSetup
-from headwater.router.queue.admission_queue import AdmissionQueue, Now
+from headwater.router.queue.admission_queue import AdmissionQueue, Now, Released
 from headwater.schemas.events.route import Decision, RouteRefused
 
 TICK_NS: Final = 250_000_000
@@ -32,6 +32,7 @@ class QueueModel:
         self._queue = AdmissionQueue(setup.queue, router, _time(0))
         self._questions: dict[str, Question] = {}
         self._expired_ns = 0
+        self._displaced: list[Released] = []
 
     def __len__(self) -> int:
         """The number of questions that wait."""
@@ -40,15 +41,16 @@ class QueueModel:
     def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
         """Where a request goes; None if it waits. A second leg never waits."""
         now = self._set_time(now_ns)
-        reply = self._queue.offer(self._router.query_of(question), now).reply
-        if reply is None:
+        offered = self._queue.offer(self._router.query_of(question), now)
+        self._displaced += offered.displaced
+        if offered.reply is None:
             self._questions[question.name] = question
-        return reply
+        return offered.reply
 
     def advance(self, now_ns: int) -> list[Answered]:
         """Questions that no longer wait, in the order of the queue. Call after the fold advanced."""
         now = self._set_time(now_ns)
-        released = []
+        released, self._displaced = self._displaced, []
         if now_ns - self._expired_ns >= TICK_NS:
             self._expired_ns = now_ns
             released += self._queue.expire(now)

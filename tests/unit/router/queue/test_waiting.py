@@ -1,5 +1,7 @@
 """The waiting room: its bounds, its order, fairness between tenants, deadlines, and what it tells those it refuses."""
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from headwater.router.queue.waiting import (
     RETRY_S_MAX,
     RETRY_S_MIN,
     RETRY_UNKNOWN_S,
+    Admitted,
     Rejection,
     WaitingQueue,
 )
@@ -44,8 +47,14 @@ def query(
 def put(room: WaitingQueue, asked: RouteQuery, now_s: float = 0.0, uncached: int = 0) -> QueuedQuery:
     """Let it wait; it must be let."""
     placed = room.admit(asked, now_s, uncached_tokens=uncached)
-    assert isinstance(placed, QueuedQuery), placed
-    return placed
+    assert isinstance(placed, Admitted), placed
+    assert placed.displaced == []
+    return placed.queued
+
+
+def tokens_of(queries: Iterable[RouteQuery]) -> int:
+    """What they count for."""
+    return sum(max(1, one.prompt_tokens) for one in queries)
 
 
 def served(room: WaitingQueue, count: int = 1_000, now_s: float = 0.0) -> list[str]:
@@ -88,7 +97,7 @@ def test_the_same_query_again_waits_once() -> None:
     """It keeps its place."""
     room = WaitingQueue(QueueLimits())
     first = put(room, query("a"))
-    assert room.admit(query("a"), 3.0) is first
+    assert room.admit(query("a"), 3.0) == Admitted(first, [])
     assert len(room) == 1
 
 
@@ -217,21 +226,24 @@ def test_the_bounds_hold_and_everything_leaves_once(
         if what == "put":
             asked = query(f"r{number}", tokens, tenant, priority=priority)
             placed = room.admit(asked, float(number))
-            held = sum(max(1, one.prompt_tokens) for one in own)
-            total = sum(max(1, one.prompt_tokens) for one in inside.values())
             cost = max(1, tokens)
-            if isinstance(placed, QueuedQuery):
-                inside[asked.request] = asked
+            if isinstance(placed, Admitted):
+                for left, refused in placed.displaced:
+                    assert inside.pop(left.query.request).flow.priority > priority
+                    assert (refused.reason, refused.refused.status) == ("displaced", 503)
+                own = [one for one in inside.values() if one.flow.tenant == tenant]
                 assert len(own) + 1 <= 5
+                assert not own or tokens_of(own) + cost <= 500
+                assert not inside or tokens_of(inside.values()) + cost <= 1_000
+                inside[asked.request] = asked
                 assert len(inside) <= 10
-                assert not own or held + cost <= 500
-                assert not total or total + cost <= 1_000
             elif placed.reason == "tenant":
-                assert own
-                assert len(own) == 5 or held + cost > 500
+                kept = [one for one in own if one.flow.priority <= priority]
+                assert len(kept) == 5 or tokens_of(kept) + cost > 500
                 assert placed.refused.status == 429
             else:
-                assert len(inside) == 10 or total + cost > 1_000
+                kept = [one for one in inside.values() if one.flow.priority <= priority]
+                assert len(kept) == 10 or tokens_of(kept) + cost > 1_000
                 assert placed.refused.status == 503
         elif what == "drop":
             name = f"r{which}"
@@ -252,9 +264,9 @@ def test_a_tenants_share_is_exact() -> None:
     """Half of ten requests are five; of a room of one, one tenant's only request is all of it."""
     room = WaitingQueue(QueueLimits(requests=10, tenant_share=0.5))
     placed = [room.admit(query(f"r{number}", 1, "a"), 0.0) for number in range(6)]
-    assert [isinstance(one, QueuedQuery) for one in placed] == [True] * 5 + [False]
+    assert [isinstance(one, Admitted) for one in placed] == [True] * 5 + [False]
     put(room, query("b", 1, "b"))
-    assert isinstance(WaitingQueue(QueueLimits(requests=1)).admit(query("a"), 0.0), QueuedQuery)
+    assert isinstance(WaitingQueue(QueueLimits(requests=1)).admit(query("a"), 0.0), Admitted)
 
 
 def test_a_prompt_larger_than_the_bound_may_wait_alone() -> None:
@@ -277,7 +289,7 @@ def test_a_room_of_no_requests_refuses_all() -> None:
 def test_a_deadline_that_has_passed_or_can_not_be_met_any_more() -> None:
     """What the prompt itself takes counts as well; `overdue` names it once, and it stays until it is dropped."""
     room = WaitingQueue(QueueLimits())
-    assert isinstance(room.admit(query("a", deadline_ms=2_000), 10.0, serve_s=0.5), QueuedQuery)
+    assert isinstance(room.admit(query("a", deadline_ms=2_000), 10.0, serve_s=0.5), Admitted)
     put(room, query("b"), 10.0)
     assert room.find_expired(11.4) == []
     [(late, turned)] = room.find_expired(11.6)
@@ -348,3 +360,47 @@ def test_the_rate_counts_only_time_in_which_something_waits() -> None:
     assert rate.tokens_s == pytest.approx(500.0, rel=0.1)
     rate.advance(20 + 10 * MEMORY_S, waiting=False)
     assert rate.tokens_s == 0.0
+
+
+def displaced_by(room: WaitingQueue, asked: RouteQuery) -> list[str]:
+    """Let it wait; the names of those that leave for it."""
+    placed = room.admit(asked, 1.0)
+    assert isinstance(placed, Admitted), placed
+    return [one.query.request for one, _ in placed.displaced]
+
+
+def test_an_urgent_query_takes_the_place_of_the_latest_of_the_least_urgent() -> None:
+    """At either bound. Equal priorities never displace each other, whoever came first."""
+    room = WaitingQueue(QueueLimits(requests=4, tenant_share=1.0))
+    for name, priority in (("batch 1", 5), ("normal", 0), ("batch 2", 5), ("bulk", 9)):
+        put(room, query(name, priority=priority))
+    assert displaced_by(room, query("urgent 1", priority=-1)) == ["bulk"]
+    assert displaced_by(room, query("urgent 2", priority=-1)) == ["batch 2"]
+    late = room.admit(query("batch 3", priority=5), 1.0)
+    assert isinstance(late, Rejection)
+    assert late.reason == "full"
+    assert displaced_by(room, query("urgent 3", priority=-1)) == ["batch 1"]
+    assert displaced_by(room, query("urgent 4", priority=-1)) == ["normal"]
+    refused = room.admit(query("urgent 5", priority=-1), 1.0)
+    assert isinstance(refused, Rejection)
+    assert served(room) == ["urgent 1", "urgent 2", "urgent 3", "urgent 4"]
+
+
+def test_as_many_leave_as_the_tokens_of_a_prompt_need_and_none_in_vain() -> None:
+    """A prompt that does not fit even then displaces nobody."""
+    room = WaitingQueue(QueueLimits(tokens=1_000, tenant_share=1.0))
+    put(room, query("normal", 500))
+    for number in range(4):
+        put(room, query(f"batch {number}", 100, priority=5))
+    assert isinstance(room.admit(query("too long", 600), 1.0), Rejection)
+    assert len(room) == 5
+    assert displaced_by(room, query("urgent", 300, priority=-1)) == ["batch 3", "batch 2"]
+
+
+def test_a_tenant_makes_room_for_its_own_urgent_query_first() -> None:
+    """Its share is its own affair: no other tenant's query leaves for it."""
+    room = WaitingQueue(QueueLimits(requests=10, tenant_share=0.5))
+    for number in range(5):
+        put(room, query(f"batch {number}", 1, "a", priority=5))
+        put(room, query(f"other {number}", 1, "b", priority=9))
+    assert displaced_by(room, query("urgent", 1, "a", priority=-1)) == ["batch 4"]

@@ -114,6 +114,7 @@ class RankEngine:
         self.name = shared.engine.name
         self.choreography: Choreography = shared.engine.choreography
         self.aborts: Aborts = shared.engine.aborts
+        self.notices_fetches = shared.engine.notices_fetches
         self.capabilities: frozenset[Capability] = shared.engine.capabilities
 
     async def start(self) -> EngineInfo:

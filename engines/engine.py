@@ -207,6 +207,7 @@ class Engine(Protocol):
     capabilities: frozenset[Capability]
     choreography: Choreography
     aborts: Aborts
+    notices_fetches: bool
 
     async def start(self) -> EngineInfo:
         """Load the model and become ready. Raises `EngineUnavailable`."""
@@ -229,7 +230,7 @@ class Engine(Protocol):
         ...
 
     async def release(self, request: str, params: bytes) -> None:
-        """Release KV pinned by the prefill leg `request`: no engine will fetch it. Again is fine."""
+        """Release KV pinned by the prefill leg `request`: no engine will fetch it, or one has. Again is fine."""
         ...
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
@@ -322,6 +323,8 @@ class EngineBase:
     capabilities: frozenset[Capability]
     choreography: Choreography = "returned"
     aborts: Aborts = "anytime"
+    notices_fetches: bool = True
+    """Does the engine notice by itself that another one has fetched its KV? If not, it is told by `release`."""
     possible: ClassVar[frozenset[Capability]] = frozenset()
     """Capabilities that an engine may have when it is started, by its configuration; those it always has may be missing."""
     packages: ClassVar[tuple[str, ...]] = ()

@@ -73,6 +73,7 @@ class SimEngine(SimControl):
             self.capabilities |= {"image_embeddings"}
         self._handoff = handoff or SimHandoff(settings.model, clock)
         self.choreography = self._handoff.choreography
+        self.notices_fetches = self._handoff.is_shared
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._cache = PagedCache(settings.total_blocks)
         self._images = ImageStore(settings.embedding_tokens, clock.monotonic_s, LINGER_S)

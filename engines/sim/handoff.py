@@ -1,7 +1,7 @@
 """KV hand-off between simulated engines, including the errors of a real one when a hand-off is misused.
 
 A `SimFabric` is the memory shared by the engines of one process: KV pinned in it can be fetched once. Engines in separate
-processes have none; they check only that the parameters name their prompt.
+processes have none; they check only that the parameters name their prompt, and their worker tells them that their KV was fetched.
 
 When a hand-off is used twice, or for another prompt, real engines generate tokens of another prompt with HTTP 200. With a
 fabric so does this one: the fetched KV is `spoiled`, and the engine generates wrong tokens, which tests detect. Without a
@@ -88,7 +88,7 @@ class SimHandoff:
         self.choreography: Choreography = choreography
         self._engine = engine
         self._clock = clock
-        self._shared = fabric is not None
+        self.is_shared = fabric is not None
         self._fabric = fabric or SimFabric()
 
     def pin(
@@ -144,9 +144,9 @@ class SimHandoff:
             request.lora_name, request.cache_salt, request.tokens, request.media
         )
         twice = params.pin in self._fabric.fetched
-        if not self._shared and (other or twice):
+        if not self.is_shared and (other or twice):
             raise KvGone("it was already used" if twice else "it is another prompt's")
-        if self._shared and not twice:
+        if self.is_shared and not twice:
             await self._wait(params.pin)
         pin = self._fabric.pins.get(params.pin)
         cached = pin.cached if pin is not None and self.choreography == "room" else -1

@@ -36,6 +36,7 @@ class LoraGate:
         self.manager: LoraManager | None = None
         self.choreography = engine.choreography
         self.aborts = engine.aborts
+        self.notices_fetches = engine.notices_fetches
         self._engine = engine
         self._spawn = spawn
         self._waiting: dict[str, Emit] = {}

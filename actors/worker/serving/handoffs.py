@@ -51,7 +51,7 @@ class _Open:
 
 
 class UnclaimedKv(NamedTuple):
-    """KV that no worker will fetch: the engine is to free it."""
+    """KV that no worker will fetch, or that one has fetched from an engine that does not notice: the engine is to free it."""
 
     request: str
     params: bytes
@@ -60,7 +60,10 @@ class UnclaimedKv(NamedTuple):
 class Handoffs:
     """See the module. All times are monotonic."""
 
-    def __init__(self, worker: str, clock: Clock, choreography: Choreography) -> None:
+    def __init__(
+        self, worker: str, clock: Clock, choreography: Choreography, *, notices_fetches: bool = True
+    ) -> None:
+        self._notices_fetches = notices_fetches
         self._worker = worker
         self._clock = clock
         self._choreography: Choreography = choreography
@@ -152,4 +155,6 @@ class Handoffs:
         self._spent[one.handoff.id] = "consumed" if claimed else reason
         if len(self._spent) > REMEMBERED_MAX:
             self._spent.popitem(last=False)
-        return None if claimed else UnclaimedKv(one.request, one.pinned.params)
+        if claimed and self._notices_fetches:
+            return None
+        return UnclaimedKv(one.request, one.pinned.params)

@@ -58,6 +58,7 @@ class GenerationEngine(LoadSource, Protocol):
 
     choreography: Choreography
     aborts: Aborts
+    notices_fetches: bool
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
@@ -106,7 +107,9 @@ class RequestIntake:
         status: WorkerStatus,
         embeddings: EmbeddingSource | None = None,
     ) -> None:
-        self.handoffs = Handoffs(name, ports.clock, engine.choreography)
+        self.handoffs = Handoffs(
+            name, ports.clock, engine.choreography, notices_fetches=engine.notices_fetches
+        )
         self.inflight = Inflight(ports.clock, engine, self.handoffs)
         self.frames = FrameSender(ports.bus, ports.ns, name, self.inflight.record_engine_step)
         self._ports = ports

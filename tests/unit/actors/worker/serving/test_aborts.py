@@ -25,6 +25,7 @@ class Recorder:
     """An engine that does nothing by itself, and notes what it is asked to abort."""
 
     choreography: Choreography = "room"
+    notices_fetches = True
 
     def __init__(self, aborts: Aborts) -> None:
         self.aborts: Aborts = aborts

@@ -53,6 +53,15 @@ def test_the_parameters_are_given_once() -> None:
     assert handoffs.claim(claim_of(made)) == HandoffDenied("consumed")
 
 
+def test_an_engine_that_does_not_notice_a_fetch_is_told() -> None:
+    """Simulated engines of processes apart: else the prompt would hold its blocks until its lease ends."""
+    handoffs = Handoffs("w1", ManualClock(), "returned", notices_fetches=False)
+    made = handoffs.offer(request(1), PINNED, "h1")
+    assert handoffs.claim(claim_of(made)) == HandoffGranted(PINNED.params)
+    assert handoffs.release("r1") == [UnclaimedKv("r1", PINNED.params)]
+    assert handoffs.claim(claim_of(made)) == HandoffDenied("consumed")
+
+
 def test_what_nobody_claimed_for_an_edge_is_released_with_it() -> None:
     """Of that incarnation of the edge, and nothing that another worker is fetching."""
     _, handoffs = ledger()

@@ -116,10 +116,12 @@ async def test_a_drain_is_not_cut_by_what_a_supervisor_sends(
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 async def test_who_presses_ctrl_c_again_waits_no_longer(first: signal.Signals) -> None:
     """The second SIGINT ends a drain at once, whatever began it."""
-    numbers = [signal.SIGINT] if first == signal.SIGINT else [signal.SIGTERM, signal.SIGINT]
-    async with draining(*numbers) as process:
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 130
+    async with draining(first) as process:
+        while process.returncode is None:
+            # Two that come before the first is handled count as one.
+            process.send_signal(signal.SIGINT)
+            await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=0.05)
+        assert process.returncode == 130
         assert process.stdout is not None
         assert await process.stdout.read() == b""
 

@@ -72,7 +72,10 @@ class RefusingServer:
                     if words[0] in subscriptions:
                         writer.write(
                             b"MSG %s %s %s\r\n%s"
-                            % (*(one.encode() for one in (words[0], subscriptions[words[0]], words[-1])), data)
+                            % (
+                                *(one.encode() for one in (words[0], subscriptions[words[0]], words[-1])),
+                                data,
+                            )
                         )
         writer.close()
 

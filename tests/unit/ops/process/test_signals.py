@@ -155,9 +155,7 @@ sys.exit(signals.run_command(question))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_command_that_drains_nothing_ends_with_the_first_signal(number: signal.Signals) -> None:
     """It closes its connections; 130 after Ctrl-C, and no traceback."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ENDLESS, stdout=PIPE, stderr=PIPE
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ENDLESS, stdout=PIPE, stderr=PIPE)
     try:
         async with asyncio.timeout(60):
             assert process.stdout is not None

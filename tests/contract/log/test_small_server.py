@@ -43,11 +43,13 @@ async def test_a_batch_of_several_messages_with_one_too_large_is_refused(
             for number, size in enumerate(sizes, 1)
         ]
         fence = subjects.pool_subject(unique, POOL, "ctl", "w0")
+        appending = (
+            case.log.append(*(Entry(case.subject, one) for one in sealed), deadline_s=3.0)
+            if how == "append"
+            else case.log.ingest(case.subject, *sealed, fence=fence, deadline_s=3.0)
+        )
         with pytest.raises(LogRefused, match="max_payload"):
-            if how == "append":
-                await case.log.append(*(Entry(case.subject, one) for one in sealed), deadline_s=3.0)
-            else:
-                await case.log.ingest(case.subject, *sealed, fence=fence, deadline_s=3.0)
+            await appending
         assert await append_one(case.log, case.subject, batch(1)) == Stored(1)
 
 

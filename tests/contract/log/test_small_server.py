@@ -42,7 +42,7 @@ async def test_a_batch_of_several_messages_with_one_too_large_is_refused(
             seal(Batch(SCHEMA_VERSION, "w0", 1, number, 0, (BlocksStored(0, bytes(size)),)))
             for number, size in enumerate(sizes, 1)
         ]
-        fence = subjects.pool_subject(unique, POOL, "ctl", "w0")
+        fence = subjects.pool_subject(unique, POOL, "fleet", "w0")
         appending = (
             case.log.append(*(Entry(case.subject, one) for one in sealed), deadline_s=3.0)
             if how == "append"

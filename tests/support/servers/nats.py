@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -139,6 +140,17 @@ class NatsServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+@asynccontextmanager
+async def running(folder: Path, **settings: Any) -> AsyncIterator[NatsServer]:
+    """A server with these settings, for a test in an event loop; stopped at the end of the block."""
+    server = NatsServer(folder, settings=settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def _state(stat: Path) -> str:

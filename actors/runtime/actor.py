@@ -91,6 +91,19 @@ class Actor(ABC):
         """Request that the actor drain and end. Returns at once."""
         self._stopping.set()
 
+    async def _start_unless_stopped(self) -> bool:
+        """Start; False if `stop` was called before the end of that: the start is then cancelled, wherever it waits."""
+        starting = asyncio.create_task(self.start(), name=f"{self.kind} {self.name}: start")
+        stopping = asyncio.create_task(self._stopping.wait(), name=f"{self.kind} {self.name}: stop")
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                return True
+            return False
+        finally:
+            await cancel_all([starting, stopping])
+
     async def run(self) -> str:
         """Run until stopped (returns "") or failed (returns the reason)."""
         reason = ""
@@ -98,10 +111,10 @@ class Actor(ABC):
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 await self._service.start()
-                await self.start()
-                self.ready.set()
-                await self._stopping.wait()
-                await self.drain()
+                if await self._start_unless_stopped():
+                    self.ready.set()
+                    await self._stopping.wait()
+                    await self.drain()
                 await cancel_all(self._tasks)
         except* Exception as errors:
             for error in errors.exceptions:

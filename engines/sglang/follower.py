@@ -20,28 +20,33 @@ from headwater.engines.sglang.process import import_sglang, launch
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
 POLL_S: Final = 0.2
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _Stopped(Exception):
-    """SIGTERM or SIGINT came."""
+    """A signal of `ENDING` came."""
 
 
 def run(settings: SglangSettings) -> None:
-    """Run until SIGTERM or SIGINT, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
+    """Run until SIGTERM, SIGINT or SIGHUP, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
     cpu = import_sglang()
     given = cli_arguments.parse(settings.native)
     folder = private_folder.take("engine")
     failure = first_failure.prepare(folder)
     # Else the constructor returns when the schedulers have ended.
     os.environ[BLOCK] = "0"
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     try:
         launch(keyword_arguments(settings, given, *endpoints.in_folder(folder), cpu=cpu), failure)
         _watch(multiprocessing.active_children(), failure)
     except _Stopped:
         return
     finally:
+        for number in ENDING:
+            # Another one does not interrupt this.
+            signal.signal(number, signal.SIG_IGN)
         # Also of a start that was interrupted. Those of this process only: the first node notices that its peer is gone.
         for process in multiprocessing.active_children():
             process.kill()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import structlog
 from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 from headwater.events.errors import AccessDenied, LogUnavailable
 from headwater.events.jetstream.credentials import Credentials
@@ -23,7 +25,12 @@ PENDING_BYTES_MAX = 16 * 1024 * 1024
 
 CLOSE_S = 0.5
 
-_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+_REFUSALS = (
+    "authorization violation",
+    "authorization failed",
+    "authentication expired",
+    "authentication revoked",
+)
 
 _log = structlog.get_logger("headwater.nats")
 
@@ -35,13 +42,15 @@ class TlsNotOffered(NatsError):
 
 
 class Connection(Client):
-    """A client that records permission violations, and that never sends plain text where TLS is configured.
+    """A client that records permission violations, never sends plain text where TLS is configured, and reconnects until it is closed.
 
-    A task that is cancelled while it awaits `request` or `flush` is cancelled on every Python (see `_cancellable`).
+    nats-py ends a connection for good when the server refuses it once, as it does where credentials have expired or changed, or where it
+    has as many connections as it may. Here every refusal is followed by another attempt. A task that is cancelled while it awaits `request` or `flush` is cancelled on every Python (see `_cancellable`).
     """
 
-    def __init__(self, name: str, inbox: str) -> None:
+    def __init__(self, name: str, inbox: str, credentials: Credentials | None = None) -> None:
         super().__init__()
+        self._credentials = credentials or Credentials()
         self.violations = Violations(name, inbox)
 
     @property
@@ -63,6 +72,27 @@ class Connection(Client):
     async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
         """See `Client.flush`."""
         await _cancellable(super().flush(timeout))
+
+    async def _process_err(self, err_msg: str) -> None:
+        if any(known in err_msg for known in (STALE_CONNECTION, PERMISSIONS_ERR)):
+            await super()._process_err(err_msg)
+            return
+        error = NatsError(f"nats: {err_msg}")
+        self._err = error
+        if self._current_server is not None:
+            # Without it the next attempt would follow at once, and the one after that.
+            self._current_server.last_attempt = time.monotonic()
+        await self._error_cb(error)
+        await self._process_op_err(error)
+
+    def _connect_command(self) -> bytes:
+        try:
+            self._credentials.check()
+            command: bytes = super()._connect_command()
+        except Exception as error:
+            # nats-py continues its attempts after errors of its own only. A key file may be missing while it is replaced.
+            raise NatsError(str(error)) from error
+        return command
 
     async def close(self) -> None:
         """See `Client.close`. Without a server, what is still to be sent is dropped.
@@ -123,7 +153,7 @@ async def connect(
 
     options = (credentials or Credentials()).options(",".join(servers))
     inbox = inbox or subjects.loose_inbox(name)
-    client = Connection(name, inbox)
+    client = Connection(name, inbox, credentials)
     try:
         # Without the deadline nats-py would retry without limit.
         async with asyncio.timeout(wait_s):
@@ -146,7 +176,10 @@ async def connect(
             if not client.is_connected:
                 raise ConnectionError("the server closed the connection")
     except (TimeoutError, OSError, NatsError) as error:
+        last = client.last_error
         await _abandon(client)
+        if isinstance(last, NatsError):
+            raise LogUnavailable(f"the NATS server at {where} accepts no connection: {last}") from error
         raise LogUnavailable(
             f"no NATS server answers at {where} within {wait_s:.0f} s; "
             "start one, or let `headwater up` start its own"

@@ -25,6 +25,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     tls_first: bool = False
 
+    def check(self) -> None:
+        """Can the files still be used? Raises `AccessDenied` naming the invalid setting."""
+        self.options("")
+
     def options(self, url: str) -> dict[str, Any]:
         """Arguments for `Client.connect`. Raises `AccessDenied` naming the invalid setting."""
         made: dict[str, Any] = {}

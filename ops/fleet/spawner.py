@@ -21,7 +21,7 @@ import msgspec
 import setproctitle
 
 from headwater.engines.process.heap import freeze_heap
-from headwater.ops.process.signals import die_with_parent
+from headwater.ops.process.signals import die_with_parent, replace_handlers
 
 MESSAGE_BYTES = 1 << 17
 """Most that a request may have: Linux limits a command line and environment to about as much."""
@@ -177,8 +177,7 @@ def serve(requests: socket.socket, main: Main) -> NoReturn:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
+    replace_handlers(lambda *_: None)
     try:
         while True:
             ready, _, _ = select.select([requests.fileno(), wake_read], [], [])
@@ -227,8 +226,8 @@ def _run_command(request: _Request, output: Sequence[int], main: Main, spawner: 
             # It died before the line above took effect.
             os._exit(1)
         signal.set_wakeup_fd(-1)
-        for handled in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(handled, signal.SIG_DFL)
+        replace_handlers(signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         null = os.open(os.devnull, os.O_RDONLY)
         for number, end in enumerate((null, *output)):

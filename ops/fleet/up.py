@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from headwater.actors.runtime.tables import CardTable
+from headwater.actors.runtime.tasks import cancel_all
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams.ensure import ensure_namespace
@@ -333,15 +334,19 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
     waiting = asyncio.ensure_future(stop.wait())
     try:
         print(f"starting {plan.described(fleet.workers)} …", file=sys.stderr, flush=True)
-        await fleet.start()
-        ready = asyncio.ensure_future(fleet.ready())
         ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}
-        await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
-            ready.result()
-            print(_greeting(fleet, await fleet.model(), time.monotonic() - began), flush=True)
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
+        starting = asyncio.create_task(fleet.start(), name="start")
+        await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            ready = asyncio.create_task(fleet.ready(), name="ready")
+            await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                ready.result()
+                print(_greeting(fleet, await fleet.model(), time.monotonic() - began), flush=True)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+        await cancel_all([starting])
         if fleet.failure.done():
             print(f"headwater: {fleet.failure.result()}", file=sys.stderr, flush=True)
             return 1

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple
 
 import structlog
 from prometheus_client.registry import Collector
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.supervisor import RestartLimitReached, Unrecoverable, supervise
+from headwater.actors.runtime.tasks import cancel_all
 from headwater.engines.process.heap import freeze_heap
 from headwater.ops.config.cache_dir import cache_folder
 from headwater.ops.config.nats import NatsSettings, StreamSettings
@@ -23,6 +24,9 @@ from headwater.schemas.subjects import InboxKind
 
 EXIT_UNRECOVERABLE = 3
 """Exit code of a process that need not be started again: it would fail in the same way."""
+
+STOP_CHECK_S: Final = 0.5
+"""How often a process that stops looks for the actor that is still to be stopped."""
 
 _log = structlog.get_logger("headwater.main")
 
@@ -60,51 +64,60 @@ async def run_one(
     if host.metrics.port:
         metrics.serve(host.metrics, labels, collector, board)
     running: list[Actor] = []
-    async with (
-        _probing(board, running),
-        ports_of(
-            host.nats, kind, name, streams=host.streams, cache_dir=cache_folder(host.cache_dir)
-        ) as ports,
-    ):
-        async with _stopping(stop) as stops:
 
-            async def one_life() -> str:
-                actor = await make(ports)
-                running[:] = [actor]
-                stops.append(actor.stop)
-                try:
-                    if stop.is_set():
-                        actor.stop()
-                    reason = await actor.run()
-                    if actor.unrecoverable:
-                        raise Unrecoverable(reason)
-                    return reason
-                finally:
-                    stops.remove(actor.stop)
-                    running.clear()
+    async def one_life(ports: Ports) -> str:
+        actor = await make(ports)
+        running[:] = [actor]
+        try:
+            if stop.is_set():
+                actor.stop()
+            reason = await actor.run()
+            if actor.unrecoverable:
+                raise Unrecoverable(reason)
+            return reason
+        finally:
+            running.clear()
 
-            if not restarts:
-                try:
-                    reason = await one_life()
-                except Unrecoverable:
-                    return EXIT_UNRECOVERABLE
-                if reason:
-                    _log.error("actor_ended", reason=reason)
-                return 1 if reason else 0
+    async def serve() -> int:
+        async with (
+            _probing(board, running),
+            ports_of(
+                host.nats, kind, name, streams=host.streams, cache_dir=cache_folder(host.cache_dir)
+            ) as ports,
+        ):
             try:
-                work = asyncio.ensure_future(supervise(name, one_life, ports.clock))
-                waiting = asyncio.ensure_future(stop.wait())
-                await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                if not stops and not work.done():
-                    work.cancel()
-                await work
+                if restarts:
+                    await supervise(name, lambda: one_life(ports), ports.clock)
+                    return 0
+                reason = await one_life(ports)
             except RestartLimitReached as error:
                 _log.error("process_abandoned", reason=str(error))
                 return 1
-            except asyncio.CancelledError:
-                return 0
-    return 0
+            except Unrecoverable:
+                return EXIT_UNRECOVERABLE
+            if reason:
+                _log.error("actor_ended", reason=reason)
+            return 1 if reason else 0
+
+    return await _until_stopped(serve(), running, stop)
+
+
+async def _until_stopped(work: Coroutine[Any, Any, int], running: list[Actor], stop: asyncio.Event) -> int:
+    """The result of `work`. Once `stop` is set, the actor that runs is stopped; without one `work` is cancelled, and the result is 0."""
+    task = asyncio.create_task(work, name="actor")
+    waiting = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        while not task.done():
+            if running:
+                running[0].stop()
+            else:
+                task.cancel()
+            # One that fails while it drains is not started again.
+            await asyncio.wait({task}, timeout=STOP_CHECK_S)
+        return 0 if task.cancelled() else task.result()
+    finally:
+        await cancel_all([task, waiting])
 
 
 @contextlib.asynccontextmanager
@@ -117,20 +130,3 @@ async def _probing(board: ProbeBoard, running: list[Actor]) -> AsyncIterator[Non
         yield
     finally:
         beats.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _stopping(stop: asyncio.Event) -> AsyncIterator[list[Callable[[], None]]]:
-    """Calls every registered stop function once `stop` is set."""
-    stops: list[Callable[[], None]] = []
-
-    async def watch() -> None:
-        await stop.wait()
-        for function in list(stops):
-            function()
-
-    watcher = asyncio.create_task(watch(), name="stop watcher")
-    try:
-        yield stops
-    finally:
-        watcher.cancel()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from types import FrameType
 
 import structlog
 import uvloop
@@ -29,13 +30,33 @@ def _print_tasks() -> None:
         task.print_stack(file=sys.stderr)
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end in order. One that the process was started to ignore, as by `nohup`, stays ignored."""
+
+
+def handle_ending(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> None:
+    """Call `on_signal` with the number of each signal that asks this process to end."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal, number)
+
+
+def replace_handlers(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Have `handler` called, outside an event loop, for each signal that asks this process to end."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def exit_code(number: int) -> int:
     """Exit code of a process that ended in order because of a signal, as shells give it: 143 for SIGTERM."""
     return 128 + number
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[int]], *, reports_signal: bool = False) -> int:
-    """Run `main(stop)` on uvloop; `stop` is set by SIGINT or SIGTERM. A second signal ends at once.
+    """Run `main(stop)` on uvloop; `stop` is set by a signal of `ENDING`. A second SIGINT ends at once.
+
+    A second SIGTERM or SIGHUP does not: supervisors send one to each process of a service, and `up` passes its own on.
 
     `reports_signal`: an orderly end because of a signal is `exit_code` of it. Then 0 means that the process ended of its
     own accord, and a supervisor need not start it again. SIGUSR1 prints where every task stands: what to ask a process
@@ -48,13 +69,12 @@ def run(main: Callable[[asyncio.Event], Awaitable[int]], *, reports_signal: bool
         received: list[int] = []
 
         def on_signal(number: int) -> None:
-            if stop.is_set():
-                os._exit(exit_code(signal.SIGINT))
             received.append(number)
+            if received.count(signal.SIGINT) > 1:
+                os._exit(exit_code(signal.SIGINT))
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
+        handle_ending(loop, on_signal)
         loop.add_signal_handler(signal.SIGUSR1, _print_tasks)
         freeze_heap()
         code = await main(stop)
@@ -62,3 +82,27 @@ def run(main: Callable[[asyncio.Event], Awaitable[int]], *, reports_signal: bool
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(wrapped())
+
+
+def run_command(main: Callable[[], Awaitable[int]]) -> int:
+    """Run an operator's command on uvloop; returns its exit code. The first signal of `ENDING` cancels it."""
+    received: list[int] = []
+
+    async def wrapped() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_signal(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        handle_ending(asyncio.get_running_loop(), on_signal)
+        return await main()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(wrapped())
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            return exit_code(received[0])

@@ -41,7 +41,7 @@ _log = structlog.get_logger("headwater.host")
 
 
 def run(settings: EngineProcess) -> int:
-    """Host the settings' workers until SIGTERM or SIGINT, or one cannot be kept alive; returns the exit code."""
+    """Host the settings' workers until a signal asks it to end, or one cannot be kept alive; returns the exit code."""
     # Before anything is imported: a wrong path should not cost a minute.
     make_engine.model_folder(settings.worker.model)
     plans = workers.plan(settings)
@@ -82,8 +82,7 @@ class _Host:
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        signals.replace_handlers(self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._again = dict.fromkeys(self._plans, 0.0)
         self._backoff = {name: Backoff(DEFAULT_POLICY) for name in self._plans}
@@ -185,8 +184,8 @@ def _child(main: Callable[[], int]) -> NoReturn:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        signals.replace_handlers(signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         code = main()
     except BaseException as error:
         _log.error("worker_failed", reason=f"{type(error).__name__}: {error}", exc_info=error)

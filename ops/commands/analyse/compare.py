@@ -41,4 +41,4 @@ def compare(
 
     names = tuple(name.strip() for name in engines.split(",") if name.strip())
     options = CompareOptions(model, url, api_key_file, prompts, names, limit, max_tokens, as_json)
-    return signals.run(lambda _: run_compare(settings.nats, options))
+    return signals.run_command(lambda: run_compare(settings.nats, options))

@@ -40,7 +40,9 @@ def log(
     from headwater.ops.process import signals
     from headwater.ops.whatif import tune_command
 
-    return signals.run(lambda _: tune_command.tune_log(settings.nats, settings.pool, values, search, runs))
+    return signals.run_command(
+        lambda: tune_command.tune_log(settings.nats, settings.pool, values, search, runs)
+    )
 
 
 tune = group("tune", trace, log=log)

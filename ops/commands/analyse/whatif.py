@@ -39,7 +39,7 @@ def log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()
     from headwater.ops.process import signals
     from headwater.ops.whatif import command as whatif
 
-    return signals.run(lambda _: whatif.run_log(settings.nats, settings.pool, values, runs, plot))
+    return signals.run_command(lambda: whatif.run_log(settings.nats, settings.pool, values, runs, plot))
 
 
 whatif = group("whatif", trace, log=log)

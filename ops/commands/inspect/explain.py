@@ -27,4 +27,4 @@ def explain(
     from headwater.ops.operator import explain as operator
     from headwater.ops.process import signals
 
-    return signals.run(lambda _: operator.explain(settings.nats, settings.pool, request, every=every))
+    return signals.run_command(lambda: operator.explain(settings.nats, settings.pool, request, every=every))

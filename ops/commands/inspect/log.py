@@ -26,8 +26,8 @@ def log(
 
     if as_json and not audit:
         raise ConfigError("--json is for --audit: give both")
-    return signals.run(
-        lambda _: operator.show_log(
+    return signals.run_command(
+        lambda: operator.show_log(
             settings.nats, settings.pool, audit=audit, requests=requests, as_json=as_json
         )
     )

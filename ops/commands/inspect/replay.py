@@ -22,6 +22,6 @@ def replay(
     from headwater.ops.operator import replay as operator
     from headwater.ops.process import signals
 
-    return signals.run(
-        lambda _: operator.replay(settings.nats, settings.pool, verify=verify, bookmark=bookmark)
+    return signals.run_command(
+        lambda: operator.replay(settings.nats, settings.pool, verify=verify, bookmark=bookmark)
     )

@@ -27,8 +27,8 @@ def snapshots(
         raise ConfigError("--bookmark and --drop exclude each other: give one")
     if position is not None and not bookmark:
         raise ConfigError("--position is for --bookmark: give both")
-    return signals.run(
-        lambda _: operator.snapshots(
+    return signals.run_command(
+        lambda: operator.snapshots(
             settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop
         )
     )

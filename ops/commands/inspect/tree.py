@@ -22,8 +22,8 @@ def tree(
     from headwater.ops.operator import tree as operator
     from headwater.ops.process import signals
 
-    return signals.run(
-        lambda _: operator.show_tree(
+    return signals.run_command(
+        lambda: operator.show_tree(
             settings.nats, settings.pool, worker=worker, depth=depth, limit=limit, as_json=as_json
         )
     )

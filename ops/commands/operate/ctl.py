@@ -68,7 +68,9 @@ def ctl(
 
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
-        return signals.run(lambda _: engine_weights.weigh(settings.nats, words[1:], by, as_json=as_json))
+        return signals.run_command(
+            lambda: engine_weights.weigh(settings.nats, words[1:], by, as_json=as_json)
+        )
     given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
     call = control.ControlCall(words, given, everyone, by, timeout, as_json)
-    return signals.run(lambda _: control.ctl(settings.nats, call))
+    return signals.run_command(lambda: control.ctl(settings.nats, call))

@@ -81,7 +81,7 @@ def create(
         operator.model_limits_of(operator.words_of(model_limits)),
         cache_sharing,
     )
-    return signals.run(lambda _: operator.create(settings.nats, wanted, as_json=as_json))
+    return signals.run_command(lambda: operator.create(settings.nats, wanted, as_json=as_json))
 
 
 @command(defaults={"log.level": "warning"})
@@ -94,7 +94,7 @@ def list_keys(
     from headwater.ops.operator import keys as operator
     from headwater.ops.process import signals
 
-    return signals.run(lambda _: operator.show(settings.nats, as_json=as_json))
+    return signals.run_command(lambda: operator.show(settings.nats, as_json=as_json))
 
 
 @command(defaults={"log.level": "warning"})
@@ -106,7 +106,7 @@ def revoke(
     from headwater.ops.operator import keys as operator
     from headwater.ops.process import signals
 
-    return signals.run(lambda _: operator.revoke(settings.nats, ids))
+    return signals.run_command(lambda: operator.revoke(settings.nats, ids))
 
 
 Limit = Count | None
@@ -174,7 +174,7 @@ def update(
         else operator.model_limits_of(operator.words_or_none(model_limits) or ()),
         None if cache_sharing is None else cache_sharing == "on",
     )
-    return signals.run(lambda _: operator.update(settings.nats, key, changes, as_json=as_json))
+    return signals.run_command(lambda: operator.update(settings.nats, key, changes, as_json=as_json))
 
 
 @command(defaults={"log.level": "warning"})
@@ -193,7 +193,7 @@ def rotate(
     from headwater.ops.process import signals
 
     grace_s = operator.seconds_of(grace, "--grace")
-    return signals.run(lambda _: operator.rotate(settings.nats, key, grace_s, as_json=as_json))
+    return signals.run_command(lambda: operator.rotate(settings.nats, key, grace_s, as_json=as_json))
 
 
 keys = group("keys", None, create=create, list=list_keys, update=update, revoke=revoke, rotate=rotate)

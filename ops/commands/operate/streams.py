@@ -20,6 +20,6 @@ def streams(
     from headwater.ops.operator import streams as operator
     from headwater.ops.process import signals
 
-    return signals.run(
-        lambda _: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
+    return signals.run_command(
+        lambda: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
     )

@@ -132,7 +132,7 @@ test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collec
 endef
 
 test: install model clients sglang lint
-	$(call with_types,$(collected); $(BIN)/pytest -n $(TEST_WORKERS) $(DIST))
+	@$(collected); $(BIN)/python -m tests.support.gate --beside $(BIN)/mypy -n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
 soak: install model clients sglang

@@ -107,8 +107,8 @@ define with_types
 	test $$tests -eq 0 -a $$types -eq 0
 endef
 
-# More than twice the cores of a machine with two: tests of failures wait most of their time.
-TEST_WORKERS ?= 5
+# One for each lane of tests/support/lanes.py, and one that computes while those wait.
+TEST_WORKERS ?= 3
 
 # Groups of tests in the order of tests/conftest.py: the longest begin first, and not those with the most tests.
 DIST = --dist loadgroup --no-loadscope-reorder

@@ -80,6 +80,15 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["zygotes"] = str(stash[ZYGOTES].folder)
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With groups, those that start processes are joined to lanes."""
+    # It imports a plugin, which pytest is to import first.
+    from tests.support.lanes import Lanes
+
+    return Lanes(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name a long value by its length: some have megabytes, and ids are escaped, and sent between processes many times."""
     if isinstance(val, str | bytes) and len(val) > ID_CHARS_MAX:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
 STACKS = pytest.StashKey[TemporaryDirectory[str]]()
 """The folder where the processes of pytest-xdist, if any, write their stacks when they crash."""

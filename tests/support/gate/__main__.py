@@ -81,11 +81,14 @@ def _judge(run: Run, options: Sequence[str], folder: str) -> int:
 def _first(arguments: Sequence[str], outcomes: Path) -> Run:
     """The whole run, which Ctrl-C and SIGTERM end in pytest's own way."""
     process = subprocess.Popen(_command(arguments, outcomes))
-    # A terminal sends Ctrl-C to both processes.
-    for number, forwarded in ((signal.SIGINT, False), (signal.SIGTERM, True)):
-        signal.signal(
-            number, lambda number, _, forwarded=forwarded: forwarded and process.send_signal(number)
-        )  # type: ignore[misc]
+
+    def forward(number: int, _: object) -> None:
+        # A terminal sends Ctrl-C to both processes.
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, forward)
     try:
         status = process.wait()
     finally:

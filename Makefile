@@ -107,8 +107,8 @@ define with_types
 	test $$tests -eq 0 -a $$types -eq 0
 endef
 
-# More than twice the cores of a machine with two: tests of failures wait most of their time.
-TEST_WORKERS ?= 5
+# One for each lane of tests/support/lanes.py, and one that computes while those wait.
+TEST_WORKERS ?= 3
 
 # Groups of tests in the order of tests/conftest.py: the longest begin first, and not those with the most tests.
 DIST = --dist loadgroup --no-loadscope-reorder
@@ -132,7 +132,7 @@ test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collec
 endef
 
 test: install model clients sglang lint
-	$(call with_types,$(collected); $(BIN)/pytest -n $(TEST_WORKERS) $(DIST))
+	@$(collected); $(BIN)/python -m tests.support.gate --beside $(BIN)/mypy -n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
 soak: install model clients sglang

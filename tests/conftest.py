@@ -80,6 +80,15 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["zygotes"] = str(stash[ZYGOTES].folder)
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With groups, those that start processes are joined to lanes."""
+    # It imports a plugin, which pytest is to import first.
+    from tests.support.lanes import Lanes
+
+    return Lanes(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name a long value by its length: some have megabytes, and ids are escaped, and sent between processes many times."""
     if isinstance(val, str | bytes) and len(val) > ID_CHARS_MAX:
@@ -113,9 +122,11 @@ def logging_of_all_tests() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group the tests that share processes, and order the groups so that the cores are busy to the end and workers end together.
 
-    Those of vLLM and SGLang come first, by folder: the fleet of one ends with it, since also idle engines need some processor time. Of
-    the others, those of `SHORT` only compute, and many of the rest only wait: the former fill the time of the latter, and end the run.
+    Those of vLLM and SGLang come first, by folder: the fleet of one ends with it, since also idle engines need some processor time. The
+    other lane begins at the same time. Of the rest, those of `SHORT` only compute, and many of the rest only wait: the former fill the time of the latter, and end the run.
     """
+
+    from tests.support.lanes import PROCESSES, lane
 
     @cache
     def place(path: Path) -> Path:
@@ -136,12 +147,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if module.parts[1] in SHARING and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(module)))
     items.sort(key=order)
-    first = [item for item in items if is_first(item)]
+    engines: list[pytest.Item] = []
+    processes: list[pytest.Item] = []
+    rest: list[pytest.Item] = []
+    for item in items:
+        group = item.get_closest_marker("xdist_group")
+        scope = str(group.args[0]) if group is not None and group.args else ""
+        is_process = lane(str(place(item.path)), scope) == PROCESSES
+        (engines if is_first(item) else processes if is_process else rest).append(item)
     short, long = (
-        [item for item in items if not is_first(item) and (folder(item) in SHORT) is is_short]
-        for is_short in (True, False)
+        [item for item in rest if (folder(item) in SHORT) is is_short] for is_short in (True, False)
     )
-    items[:] = [*first, *interleaved(long, short)]
+    items[:] = [*engines, *processes, *interleaved(long, short)]
 
 
 def interleaved(long: list[pytest.Item], short: list[pytest.Item]) -> Iterator[pytest.Item]:

@@ -2,7 +2,8 @@
 
 pytest-timeout raises an exception in whatever the main thread runs. Where that is a callback of an event loop, the loop reports the exception
 and goes on; code that never returns to the interpreter does not even see it. So a process whose test outlives its timeout by
-`timeout_grace` seconds writes the stack of every thread and exits. pytest-xdist reports the test as failed and starts another worker.
+`timeout_grace` seconds writes the stack of every thread and exits. pytest-xdist reports the test as failed and starts another worker,
+which runs what the first had left, without that test: a second hang would cost as much again, and pytest-xdist gives up after some.
 """
 
 import faulthandler
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import pytest
+from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
 STACKS = pytest.StashKey[TemporaryDirectory[str]]()
 """The folder where the processes of pytest-xdist, if any, write their stacks when they crash."""
@@ -53,6 +55,32 @@ def pytest_configure_node(node: Any) -> None:
         stash[STACKS] = TemporaryDirectory(prefix="headwater-stacks-")
         node.config.add_cleanup(stash[STACKS].cleanup)
     node.workerinput["stacks"] = stash[STACKS].name
+
+
+class WithoutCrashed(LoadGroupScheduling):  # type: ignore[misc]
+    """Groups of tests, of which the one that ended its worker is not given to another, as it would be by pytest-xdist 3.8."""
+
+    def remove_node(self, node: Any) -> str | None:
+        """Returns the test that ended the worker, if any."""
+        work = self.assigned_work[node]
+        crashed = next(
+            ((unit, test) for unit in work.values() for test, done in unit.items() if not done), None
+        )
+        if crashed is None:
+            return str(found) if (found := super().remove_node(node)) else None
+        unit, test = crashed
+        unit[test] = True
+        # A worker that gets a group with nothing left to do waits for ever.
+        for group in [group for group, unit in work.items() if all(unit.values())]:
+            del work[group]
+        super().remove_node(node)
+        return str(test)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WithoutCrashed | None:
+    """In place of pytest-xdist's own for groups."""
+    return WithoutCrashed(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

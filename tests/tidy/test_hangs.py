@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tidy.source import ROOT
 
 HANGS = """
@@ -46,9 +48,10 @@ def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_hang_fails_by_name_and_the_rest_runs(tmp_path: Path) -> None:
-    """The loop swallows pytest-timeout's exception; another worker runs what is left."""
-    ended = run(tmp_path, "-n", "1")
+@pytest.mark.parametrize("how", ["load", "loadgroup"])
+def test_a_hang_fails_by_name_and_the_rest_runs(tmp_path: Path, how: str) -> None:
+    """The loop swallows pytest-timeout's exception; another worker runs what is left, once."""
+    ended = run(tmp_path, "-n", "1", "--dist", how)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "crashed while running 'test_sample.py::test_hangs'" in ended.stdout
     assert re.search(r"Stack of gw0.*\n.*Timeout.*\n(.*\n)*.* in spin\n", ended.stdout), ended.stdout

@@ -1,7 +1,6 @@
 """Connections to a real server with users and least permissions: what each kind may do, and what not."""
 
 import asyncio
-import time
 
 import pytest
 from nats.aio.msg import Msg
@@ -62,6 +61,9 @@ FORBIDDEN: list[tuple[Kind, str]] = [
     ("observer", "anything"),
 ]
 
+LONG_S = 60.0
+"""A deadline that is never waited for, on the busiest machine."""
+
 
 async def test_what_a_kind_must_not_publish_is_refused_at_once_and_by_name(guarded: Guarded) -> None:
     """Nothing is stored, nobody waits for a deadline, and the log says it once for each subject."""
@@ -69,13 +71,12 @@ async def test_what_a_kind_must_not_publish_is_refused_at_once_and_by_name(guard
         refused = [subject for who, subject in FORBIDDEN if who == kind]
         async with guarded.as_(kind) as client:
             with capture_logs() as logs:
-                began = time.monotonic()
-                for subject in refused * 2:
-                    with pytest.raises(AccessDenied, match="nats-config") as caught:
-                        await publish(client, subject, b"{}", {}, 5.0)
-                    assert subject in str(caught.value)
-                # Waiting for a single deadline takes longer.
-                assert time.monotonic() - began < 4.5
+                # Waiting for a single deadline takes as long.
+                async with asyncio.timeout(LONG_S):
+                    for subject in refused * 2:
+                        with pytest.raises(AccessDenied, match="nats-config") as caught:
+                            await publish(client, subject, b"{}", {}, LONG_S)
+                        assert subject in str(caught.value)
             told = [entry for entry in logs if entry["event"] == "nats_permission_denied"]
             assert sorted(entry["subject"] for entry in told) == sorted(s.lower() for s in refused), kind
             assert all(entry["log_level"] == "error" for entry in told)

@@ -1,6 +1,6 @@
 """Writing and reading the logs as actors do, each with the rights of its kind only: nothing is denied, or all at once."""
 
-import time
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -103,6 +103,10 @@ async def test_two_workers_may_store_one_file(guarded: Guarded) -> None:
     assert guarded.server.violations() == []
 
 
+LONG_S = 60.0
+"""A deadline that is never waited for, on the busiest machine."""
+
+
 async def test_a_denied_batch_fails_at_once_and_by_name(guarded: Guarded) -> None:
     """Whichever of its messages is denied: no deadline is waited for, and nothing is stored."""
     good, bad = event("fleet"), event("route")
@@ -110,17 +114,16 @@ async def test_a_denied_batch_fails_at_once_and_by_name(guarded: Guarded) -> Non
     async with guarded.as_("worker") as worker:
         log = JetStreamLog(worker, STREAM)
         attempts: list[Callable[[], Awaitable[object]]] = [
-            partial(log.ingest, bad, *messages(500), fence=good),
-            partial(log.append, *(Entry(bad, one) for one in three)),
-            partial(log.append, Entry(bad, three[0]), Entry(good, three[1])),
-            partial(log.append, Entry(good, three[0]), Entry(bad, three[1])),
+            partial(log.ingest, bad, *messages(500), fence=good, deadline_s=LONG_S),
+            partial(log.append, *(Entry(bad, one) for one in three), deadline_s=LONG_S),
+            partial(log.append, Entry(bad, three[0]), Entry(good, three[1]), deadline_s=LONG_S),
+            partial(log.append, Entry(good, three[0]), Entry(bad, three[1]), deadline_s=LONG_S),
         ]
         for attempt in attempts:
-            began = time.monotonic()
-            with pytest.raises(AccessDenied, match="nats-config") as caught:
-                await attempt()
+            async with asyncio.timeout(LONG_S):
+                with pytest.raises(AccessDenied, match="nats-config") as caught:
+                    await attempt()
             assert bad in str(caught.value)
-            assert time.monotonic() - began < 1.5
         assert (await log.bounds()).last == 0
 
 

@@ -4,9 +4,8 @@ import asyncio
 import gc
 import signal
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.support.ports.transfers import Case, MakeCase, expected, local_case, 
 
 pytestmark = [pytest.mark.xdist_group("nixl")]
 
-SOON_S = 3.0
 NBYTES = 12 << 20
 
 
@@ -38,14 +36,6 @@ async def case(make_case: MakeCase) -> AsyncIterator[Case]:
         yield made
 
 
-@contextmanager
-def soon() -> Iterator[None]:
-    """What is in the block takes less than three seconds."""
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < SOON_S
-
-
 async def offered(case: Case, seed: int = 1) -> Offer:
     """A tensor of 12 MiB."""
     offer: Offer = await case.owner.offer(seed, (NBYTES,), "uint8", 60.0)
@@ -59,7 +49,7 @@ async def test_an_owner_that_died_before_the_claim_is_gone(case: Case, met: bool
         await case.read(await offered(case))
     offer = await offered(case)
     await case.owner.kill()
-    with soon(), pytest.raises(PeerGone):
+    with pytest.raises(PeerGone):
         await case.read(offer)
     await case.nothing_is_lost(owner_lives=False)
 
@@ -71,7 +61,7 @@ async def test_an_owner_that_dies_after_its_grant_is_gone(case: Case, met: bool)
         await case.read(await offered(case))
     offer = await offered(case)
     case.wire.granted = case.owner.kill
-    with soon(), pytest.raises(PeerGone):
+    with pytest.raises(PeerGone):
         await case.read(offer)
     await case.nothing_is_lost(owner_lives=False)
 
@@ -139,8 +129,7 @@ async def test_an_owner_killed_in_the_middle_leaves_the_right_bytes_or_is_gone(
     else:
         case.wire.granted = lambda: _kill_later(case, after_s)
     try:
-        with soon():
-            array = await case.read(offer)
+        array = await case.read(offer)
     except PeerGone:
         pass
     else:
@@ -176,7 +165,7 @@ async def test_an_owner_that_hangs_ends_the_reading_in_time(make_case: MakeCase)
                 asyncio.get_running_loop().call_later(1.5, case.owner.signal, signal.SIGCONT)
 
             case.wire.granted = hang
-        with soon(), pytest.raises(ReadTimedOut):
+        with pytest.raises(ReadTimedOut):
             await case.read(offer)
         assert case.reader.transfer.stats().quarantined == NBYTES
         assert case.wire.outcomes == ["timed_out"]
@@ -218,8 +207,7 @@ async def test_deregistered_memory_gives_the_right_bytes_or_an_error(case: Case)
     offer = await offered(case)
     case.wire.granted = case.owner.close
     try:
-        with soon():
-            array = await case.read(offer)
+        array = await case.read(offer)
     except TransferError:
         pass
     else:

@@ -1,14 +1,11 @@
 """Requests that are refused with HTTP 400 after one attempt at most, and the check that they are."""
 
 import re
-import time
 from typing import Any, NamedTuple
 
 import httpx
 
 from tests.support.processes.fleet import FleetProcess
-
-ANSWER_S = 3.0
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -43,16 +40,13 @@ def moves(up: FleetProcess) -> int:
 
 
 async def assert_refused(up: FleetProcess, case: Case, model: str, *, stream: bool = False) -> None:
-    """One attempt at most, HTTP 400 in time, with an error object that names the field."""
+    """One attempt at most, HTTP 400 with an error object that names the field."""
     async with up.client() as client:
         before, moved = moves(up), await migrations(client)
-        began = time.monotonic()
         answer = await client.post(case.path, json={**body_of(case, model), "stream": stream})
-        seconds = time.monotonic() - began
         assert answer.status_code == 400, (answer.status_code, answer.text)
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error"
         assert case.field in (error["param"] or "") or case.field in error["message"], error
         assert not re.search(r"VLLM|Error\b|worker-\d|was moved", error["message"]), error["message"]
-        assert seconds < ANSWER_S
         assert (moves(up), await migrations(client)) == (before, moved)

@@ -23,9 +23,10 @@ async def watched(folder: str, seconds: float) -> LoopWatch:
     watch.start()
     await asyncio.sleep(0.05)
     block(seconds)
-    # Until the thread has heard of the loop again.
-    await asyncio.sleep(0.3)
+    # The thread hears of the loop again before it ends.
+    await asyncio.sleep(0)
     watch.stop()
+    await eventually(lambda: not watch._thread.is_alive())
     return watch
 
 

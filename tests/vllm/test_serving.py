@@ -217,7 +217,7 @@ async def test_a_killed_engine_core_costs_no_client_its_answer(up: FleetProcess)
     body: dict[str, Any] = {
         "model": MODEL,
         "temperature": 0,
-        "max_tokens": 200,
+        "max_tokens": STORY_TOKENS,
         "ignore_eos": True,
         "messages": [{"role": "user", "content": "Tell me a story about a river."}],
     }
@@ -241,7 +241,7 @@ async def test_a_killed_engine_core_costs_no_client_its_answer(up: FleetProcess)
     await killing[0]
     for text, finish, usage in answers:
         assert text == expected
-        assert (finish, usage["completion_tokens"]) == ("length", 200)
+        assert (finish, usage["completion_tokens"]) == ("length", STORY_TOKENS)
     # Its worker is back for the tests that follow.
     await up.until_whole(within_s=120)
 

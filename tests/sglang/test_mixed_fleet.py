@@ -251,7 +251,9 @@ async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed, process: str
                     text += msgspec.json.decode(line[6:])["choices"][0]["delta"].get("content") or ""
                 if text and not killed:
                     [doomed] = [
-                        pid for pid in descendants(mixed.sglang.pid) if f"sglang::{process}" in command_line(pid)
+                        pid
+                        for pid in descendants(mixed.sglang.pid)
+                        if f"sglang::{process}" in command_line(pid)
                     ]
                     os.kill(doomed, signal.SIGKILL)
                     killed = True

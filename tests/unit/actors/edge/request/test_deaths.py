@@ -141,7 +141,7 @@ def test_the_search_after_a_death_never_returns_to_the_dead_incarnation(
 
 def test_in_a_room_the_dead_prefill_worker_is_left_out_and_the_waiting_one_is_not() -> None:
     """Both legs run: only one worker died."""
-    saga, effects = run(*WAITING, HolderLost("r-0-1", "gone", 2.0, "died"))
+    _, effects = run(*WAITING, HolderLost("r-0-1", "gone", 2.0, "died"))
     assert excluded(effects) == ("w1.1",)
 
 

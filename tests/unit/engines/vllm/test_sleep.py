@@ -14,6 +14,8 @@ from headwater.engines.vllm.lora import Loras
 class Library:
     """AsyncLLM's sleep. `calls`: what was asked of it; `fails`: what raises."""
 
+    errored, is_running = False, True
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fails = ""

@@ -226,8 +226,9 @@ async def test_no_client_notices_that_workers_of_both_engines_are_killed(mixed: 
 
 
 @pytest.mark.last
-async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
-    """SIGKILL of its scheduler in the middle of an answer about an image: the client gets the whole answer, as from one engine.
+@pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
+async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed, process: str) -> None:
+    """SIGKILL of one of its processes in the middle of an answer about an image: the client gets the whole answer, as from one engine.
 
     The last test, so that none waits for the next life of the worker.
     """
@@ -249,10 +250,12 @@ async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed) -> None:
                     assert '"error"' not in line, line
                     text += msgspec.json.decode(line[6:])["choices"][0]["delta"].get("content") or ""
                 if text and not killed:
-                    [scheduler] = [
-                        pid for pid in descendants(mixed.sglang.pid) if "scheduler" in command_line(pid)
+                    [doomed] = [
+                        pid
+                        for pid in descendants(mixed.sglang.pid)
+                        if f"sglang::{process}" in command_line(pid)
                     ]
-                    os.kill(scheduler, signal.SIGKILL)
+                    os.kill(doomed, signal.SIGKILL)
                     killed = True
         answer = await client.post("/v1/chat/completions", json=body, headers={"x-headwater-worker": VLLM})
         alone = answer.json()["choices"][0]["message"]["content"]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -56,6 +56,7 @@ pytestmark = [
 PROMPTS = 40
 PROMPTS_OF_SOAK = 200
 KILLS = ((6, "prefill-0"), (16, "decode-0"), (28, " router "))
+CORE_KILLS = ((6, "core of prefill-0"), (16, "core of decode-0"))
 KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 IMAGES_OF_SOAK = 16
 IMAGE_VICTIMS = ("encode-0", "prefill-0", "decode-0", "router", "encode-0")
@@ -240,11 +241,12 @@ async def test_two_hundred_prompts_have_the_same_tokens(apart: FleetProcess, up:
     assert await under_kills(apart, expected, KILLS_OF_SOAK) == []
 
 
+@pytest.mark.parametrize("kills", [KILLS, CORE_KILLS], ids=["processes", "engine cores"])
 async def test_tokens_are_the_same_under_kills_and_cancels(
-    apart: FleetProcess, together: list[Tokens]
+    apart: FleetProcess, together: list[Tokens], kills: Sequence[tuple[int, str]]
 ) -> None:
-    """Both workers and the router are killed under load while every tenth client leaves."""
-    assert await under_kills(apart, together, KILLS) == []
+    """Both workers and the router, or only what computes for the workers, are killed under load while every tenth client leaves."""
+    assert await under_kills(apart, together, kills) == []
     assert await answers(apart, 20) == together[:20]
 
 

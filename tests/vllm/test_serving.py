@@ -22,6 +22,8 @@ MODEL = "tiny"
 STORY_TOKENS = 900
 """Takes the tiny model two seconds: long enough to be interrupted."""
 
+CORE_STREAMS = 6
+
 PROMPTS = ["The capital of France is", "One, two, three,"]
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -210,8 +212,51 @@ async def test_a_killed_worker_costs_no_client_its_answer(up: FleetProcess) -> N
     )
 
 
-async def _kill_a_busy_worker(up: FleetProcess) -> int:
+async def test_a_killed_engine_core_costs_no_client_its_answer(up: FleetProcess) -> None:
+    """SIGKILL of vLLM's own process while its worker's lives on: streams and requests that come later are answered as without it."""
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "temperature": 0,
+        "max_tokens": STORY_TOKENS,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": "Tell me a story about a river."}],
+    }
+    await up.until_whole()
+    async with up.client() as http:
+        expected, _, _ = await stream_text(http, body)
+        killing: list[asyncio.Task[int]] = []
+
+        def on_text(chunks: int) -> None:
+            if chunks == 8 and not killing:
+                killing.append(asyncio.create_task(_kill_a_busy_core(up)))
+
+        async def later() -> tuple[str, str, dict[str, Any]]:
+            while not killing or not killing[0].done():
+                await asyncio.sleep(0.01)
+            return await stream_text(http, body)
+
+        async with asyncio.timeout(120):
+            streams = [stream_text(http, body, on_text) for _ in range(CORE_STREAMS)]
+            answers = await asyncio.gather(*streams, *(later() for _ in range(CORE_STREAMS)))
+    await killing[0]
+    for text, finish, usage in answers:
+        assert text == expected
+        assert (finish, usage["completion_tokens"]) == ("length", STORY_TOKENS)
+    # Its worker is back for the tests that follow.
+    await up.until_whole(within_s=120)
+
+
+async def _kill_a_busy_core(up: FleetProcess) -> int:
+    return await up.kill_engine(await _busy_worker(up), "EngineCore")
+
+
+async def _busy_worker(up: FleetProcess) -> str:
     stats = await up.until(
         "a request runs on a worker", lambda stats: any(one.get("running") for one in stats)
     )
-    return await up.kill_worker(next(one["id"] for one in stats if one.get("running")))
+    name: str = max(stats, key=lambda one: one.get("running", 0))["id"]
+    return name
+
+
+async def _kill_a_busy_worker(up: FleetProcess) -> int:
+    return await up.kill_worker(await _busy_worker(up))

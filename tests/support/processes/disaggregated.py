@@ -35,7 +35,7 @@ ANSWER_TOKENS = 12
 
 Tokens = tuple[str, ...]
 Kill = tuple[int, str]
-"""After so many answers, a process: a worker by its name, or any by a part of its command line."""
+"""After so many answers, a process: a worker by its name, "core of" one for its vLLM's own process, or any by a part of its command line."""
 
 
 def prompt(number: int) -> list[int]:
@@ -104,7 +104,9 @@ async def under_kills(
         for after, what in kills:
             while done < after:
                 await asyncio.sleep(0.01)
-            if what.endswith("-0"):
+            if what.startswith("core of "):
+                await up.kill_engine(what.removeprefix("core of "), "EngineCore")
+            elif what.endswith("-0"):
                 await up.kill_worker(what)
             else:
                 up.kill(what)

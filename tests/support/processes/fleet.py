@@ -78,6 +78,13 @@ class FleetProcess:
             await client.close()
         return pid
 
+    async def kill_engine(self, name: str, title: str) -> int:
+        """SIGKILL the process of a worker's engine that has `title` in its command line, and leave the worker's own; returns its id."""
+        found = [pid for pid in descendants(await self.worker_pid(name)) if title in command_line(pid)]
+        assert len(found) == 1, f"{len(found)} processes of {name} are {title!r}"
+        os.kill(found[0], signal.SIGKILL)
+        return found[0]
+
     async def stats(self, *, quick: bool = False) -> list[dict[str, Any]]:
         """What the actors answer to $SRV.STATS within `SILENCE_S` of each other.
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from headwater.actors.runtime import supervisor
 from headwater.actors.runtime.supervisor import RestartPolicy, Unrecoverable
 from headwater.ops.fleet.children import ChildGroup
 from tests.support.worlds.clock import ManualClock
@@ -17,9 +18,12 @@ POLICY = RestartPolicy(
 
 
 class FakeChild:
-    """A process that ends in a second, each time, or runs until it is stopped."""
+    """A process that ends after `lasts_s`, each time, or runs until it is stopped."""
 
-    def __init__(self, clock: ManualClock, name: str, end: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, clock: ManualClock, name: str, end: Callable[[], str] | None = None, lasts_s: float = 1.0
+    ) -> None:
+        self._lasts_s = lasts_s
         self.name = name
         self.pid = 1
         self.lives = 0
@@ -34,7 +38,7 @@ class FakeChild:
         if self._end is None:
             await self._stopped.wait()
             return ""
-        await self._clock.sleep(1.0)
+        await self._clock.sleep(self._lasts_s)
         return self._end()
 
     async def stop(self) -> None:
@@ -48,6 +52,10 @@ def fails() -> str:
 
 def cannot_start() -> str:
     raise Unrecoverable("its file is gone")
+
+
+def fails_to_start() -> str:
+    raise supervisor.StartFailed("CUDA out of memory")
 
 
 @asynccontextmanager
@@ -103,6 +111,36 @@ async def test_other_processes_and_the_last_worker_that_cannot_start_end_the_fle
         children.add(FakeChild(clock, "worker-0", cannot_start), is_worker=True)
         await clock.advance(5.0)
         assert children.failure.result() == "worker-0: its file is gone"
+
+
+async def test_a_worker_whose_starts_fail_is_started_again_for_ever_once_the_fleet_was_ready() -> None:
+    """Each takes as long as a load of a model; the pauses between them grow all the same, up to the longest."""
+    clock = ManualClock()
+    async with group(clock) as children:
+        worker = FakeChild(clock, "worker-0", fails_to_start, lasts_s=POLICY.steady_s + 8.0)
+        children.add(worker, is_worker=True)
+        children.was_ready = True
+        with capture_logs() as lines:
+            await clock.advance(1_000.0)
+        assert not children.failure.done()
+        again = [line for line in lines if line["event"] == "child_restarting"]
+        delays = [line["delay_s"] for line in again]
+        assert delays == sorted(delays)
+        assert (delays[0], delays[-1]) == (POLICY.delay_s, POLICY.kept_delay_s)
+        assert {line["reason"] for line in again} == {"CUDA out of memory"}
+        assert not [line for line in lines if line["event"] == "process_abandoned"]
+        assert worker.lives > 20
+
+
+async def test_a_fleet_that_was_never_ready_ends_with_why_its_worker_does_not_start() -> None:
+    """After a few tries: whoever started it waits for it."""
+    clock = ManualClock()
+    async with group(clock) as children:
+        worker = FakeChild(clock, "worker-0", fails_to_start, lasts_s=POLICY.steady_s + 8.0)
+        children.add(worker, is_worker=True)
+        await clock.advance(150.0)
+        assert "CUDA out of memory" in children.failure.result()
+        assert worker.lives <= 4
 
 
 async def test_stages_end_what_they_name() -> None:

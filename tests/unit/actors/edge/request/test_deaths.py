@@ -4,22 +4,39 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.actors.edge.request.migration import DEATHS_MAX
+from headwater.actors.edge.request.placement import MOVE_S_MAX
 from headwater.actors.edge.request.saga import MIGRATIONS_MAX, step
 from headwater.actors.edge.request.saga_types import (
+    AskRouter,
+    CancelAttempt,
     ChoiceSpec,
+    Effect,
     Finish,
     Frame,
     HolderLost,
     LegAccepted,
     LegFinished,
     LegLost,
+    LegRefused,
     LegUnanswered,
+    RetryDue,
     Routed,
+    RouterRefused,
     Saga,
+    SagaEvent,
 )
 from headwater.actors.http.errors import NO_RETRY
+from headwater.schemas.events.route import RouteRefused
 from headwater.schemas.messages.inference import FrameEntry, Sampling
-from tests.unit.actors.edge.request.test_saga import DECODING, OPENED, WAITING, decision, run
+from tests.unit.actors.edge.request.test_saga import (
+    CLAIMING,
+    DECODING,
+    OPENED,
+    PREFILLING,
+    WAITING,
+    decision,
+    run,
+)
 
 
 def ends(finish: str, *, emits: int = 0) -> Finish:
@@ -83,3 +100,91 @@ def test_a_prefill_leg_that_its_worker_dies_of_counts_while_another_worker_waits
     for finish, deaths in (("fatal", 1), ("died", 1), ("error", 0)):
         saga, _ = run(*WAITING, HolderLost("r-0-1", "gone", 2.0, finish))
         assert saga.deaths == deaths
+
+
+def excluded(effects: list[Effect]) -> tuple[str, ...]:
+    """What the query for the next worker leaves out."""
+    [ask] = [effect for effect in effects if isinstance(effect, AskRouter)]
+    return ask.constraints.exclude
+
+
+def none_left(saga: Saga, now_s: float = 1.0) -> tuple[Saga, list[Effect]]:
+    """The router has no other worker; after the pause it is queried again."""
+    number = saga.attempts
+    return run(
+        RouterRefused(number, RouteRefused("nobody"), 0.0, now_s), RetryDue(number, now_s + 0.1), saga=saga
+    )
+
+
+@pytest.mark.parametrize("finish", ["died", "fatal"])
+@pytest.mark.parametrize("life", [DECODING, PREFILLING, (*CLAIMING, LegAccepted(2, 1.0))])
+def test_the_search_after_a_death_never_returns_to_the_dead_incarnation(
+    life: tuple[SagaEvent, ...], finish: str
+) -> None:
+    """Whatever part of the request it had, and also once there is no other worker: its next incarnation is waited for."""
+    saga, _ = run(*life)
+    dead = f"{saga.attempt.worker}.{saga.attempt.epoch}"
+    saga, effects = run(LegFinished(0, finish, "its engine died", "", 1.0), saga=saga)
+    assert excluded(effects) == (dead,)
+    for _ in range(3):
+        saga, effects = none_left(saga)
+        assert excluded(effects) == (dead,)
+    number = saga.attempts
+    other = replace(decision(), worker="w3")
+    saga, effects = run(
+        Routed(number, other, 0.0, 1.0), LegRefused(number, "full", True, False, "", 1.0), saga=saga
+    )
+    assert sorted(excluded(effects)) == sorted((dead, "w3.1"))
+    saga, effects = none_left(saga)
+    assert excluded(effects) == (dead,), "who only refused is asked again"
+
+
+def test_in_a_room_the_dead_prefill_worker_is_left_out_and_the_waiting_one_is_not() -> None:
+    """Both legs run: only one worker died."""
+    _, effects = run(*WAITING, HolderLost("r-0-1", "gone", 2.0, "died"))
+    assert excluded(effects) == ("w1.1",)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        LegLost(1, "its lease ended", 1.0),
+        LegFinished(0, "error", "it failed", "", 1.0),
+    ],
+)
+def test_a_worker_that_may_live_is_tried_again_after_all_others(lost: SagaEvent) -> None:
+    """One that lost its lease keeps its epoch if its connection comes back, and one that failed a request takes others."""
+    saga, effects = run(*DECODING, lost)
+    assert excluded(effects) == ("w1.1",)
+    saga, effects = none_left(saga)
+    assert excluded(effects) == ()
+
+
+def test_refusals_are_no_migrations() -> None:
+    """However many there are: the search ends by its time limit."""
+    saga, _ = run(*DECODING, LegFinished(0, "died", "its engine died", "", 0.0))
+    moved, now_s = saga.migrations, 0.0
+    while now_s < MOVE_S_MAX - 1.0:
+        now_s += 0.1
+        number = saga.attempts
+        refused = LegRefused(number, "its engine died", True, False, "", now_s)
+        saga, _ = run(Routed(number, decision(), 0.0, now_s), refused, saga=saga)
+        assert (saga.migrations, saga.end) == (moved, None)
+    number = saga.attempts
+    saga, _ = run(
+        Routed(number, replace(decision(), epoch=2), 0.0, now_s), LegAccepted(number, now_s), saga=saga
+    )
+    assert saga.state == "decode"
+
+
+def test_a_prefilled_prompt_is_computed_again_at_once_where_nobody_can_decode() -> None:
+    """The router knows of no decode worker: the prefill worker would only keep KV that nobody fetches until its lease ends."""
+    saga, effects = run(*CLAIMING, LegUnanswered(2, "no process", False, 1.0))
+    assert (saga.state, excluded(effects)) == ("handoff", ("w2.1",))
+    saga, effects = none_left(saga)
+    assert (saga.state, excluded(effects)) == ("handoff", ()), "it may only have failed to answer"
+    saga, effects = run(RouterRefused(saga.attempts, RouteRefused("no decode worker"), 0.0, 1.2), saga=saga)
+    assert saga.state == "routing"
+    [ask] = [effect for effect in effects if isinstance(effect, AskRouter)]
+    assert ask.constraints.leg == ""
+    assert CancelAttempt("w1", 1, "r-0-1") in effects, "its KV is released"

@@ -55,6 +55,24 @@ class EngineDied(EngineError):
     """The engine has died and its requests with it: the worker must end and be restarted."""
 
 
+class EngineStartFailed(EngineError):
+    """The engine did not start, but may the next time: memory, a device or a port was in use, or one of its processes died."""
+
+
+_FINAL = (ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+def start_failure(what: str, error: BaseException, cause: str = "") -> EngineError:
+    """What a start that raised `error` is to raise: `EngineUnavailable` if the next one would fail as well, else `EngineStartFailed`.
+
+    `cause` is what a process of the engine wrote down before it died.
+    """
+    # Libraries raise an OSError without a number where a file of the model is missing.
+    is_final = isinstance(error, _FINAL) or (type(error) is OSError and error.errno is None)
+    text = f"{what}: {cause or error or type(error).__name__}"
+    return EngineUnavailable(text) if is_final and not cause else EngineStartFailed(text)
+
+
 class RequestRejected(EngineError):
     """The engine rejects this request, and would again (too long, not supported).
 

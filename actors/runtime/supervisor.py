@@ -15,7 +15,7 @@ class RestartPolicy(NamedTuple):
     """At most `restarts_max` restarts within `window_s`; waits `delay_s`, doubling up to `delay_s_max`.
 
     A child that ran for `steady_s` starts again with `delay_s`. One that failed more often than that and is kept all the
-    same waits `kept_delay_s`.
+    same waits `kept_delay_s`. One that fails to start waits up to as long; without a reason to keep it, it has `starts_max` tries.
     """
 
     restarts_max: int = 10
@@ -24,6 +24,7 @@ class RestartPolicy(NamedTuple):
     delay_s_max: float = 5.0
     steady_s: float = 20.0
     kept_delay_s: float = 30.0
+    starts_max: int = 2
 
 
 DEFAULT_POLICY = RestartPolicy()
@@ -31,6 +32,10 @@ DEFAULT_POLICY = RestartPolicy()
 
 class Unrecoverable(Exception):
     """Raised by a child that a restart cannot repair."""
+
+
+class StartFailed(Exception):
+    """Raised by a child that ended before it was ready. However long it took, that is no steady run; another start may succeed."""
 
 
 class RestartLimitReached(Exception):
@@ -44,10 +49,19 @@ class Backoff:
         self._policy = policy
         self._failures: deque[float] = deque()
         self._delay_s = policy.delay_s
+        self.starts_failed = 0
+        """Starts that have failed since it last ran."""
+
+    def next_start_s(self) -> float:
+        """Seconds until the next start after one that failed: doubles up to `kept_delay_s`."""
+        self.starts_failed += 1
+        delay: float = self._policy.delay_s * 2 ** min(self.starts_failed - 1, 30)
+        return min(delay, self._policy.kept_delay_s)
 
     def next_delay_s(self, now_s: float, ran_s: float) -> float | None:
         """Seconds until the next start after a failure at `now_s`; None once the limit is reached."""
         policy = self._policy
+        self.starts_failed = 0
         if ran_s >= policy.steady_s:
             self._delay_s = policy.delay_s
         self._failures.append(now_s)
@@ -84,18 +98,25 @@ async def supervise(
             reason = await run()
         except Unrecoverable as error:
             raise RestartLimitReached(f"{name}: {error}") from error
+        except StartFailed as error:
+            delay = backoff.next_start_s()
+            if backoff.starts_failed >= policy.starts_max and not is_kept():
+                raise RestartLimitReached(f"{name}: {error}") from error
+            _log.warning("child_restarting", child=name, reason=str(error), delay_s=delay)
+            await clock.sleep(delay)
+            continue
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             _log.exception("child_failed", child=name)
         if not reason:
             return
         now = clock.monotonic_s()
-        delay = backoff.next_delay_s(now, now - started)
-        if delay is None:
+        later = backoff.next_delay_s(now, now - started)
+        delay = policy.kept_delay_s if later is None else later
+        if later is None:
             often = f"{name} failed {policy.restarts_max + 1} times within {policy.window_s:.0f} s, last: {reason}"
             if not is_kept():
                 raise RestartLimitReached(often)
-            delay = policy.kept_delay_s
             _log.error("child_restart_limit_exceeded", child=name, reason=often, delay_s=delay)
         _log.warning("child_restarting", child=name, reason=reason, delay_s=delay)
         await clock.sleep(delay)

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater.engines.diffusers.options import DiffusersOptions
-from headwater.engines.engine import EngineError, EngineUnavailable, RequestRejected
+from headwater.engines.engine import (
+    EngineError,
+    EngineUnavailable,
+    RequestRejected,
+    start_failure,
+)
 from headwater.schemas.messages.file_generation import FileRequest
 
 NEEDED: Final = ("prompt", "height", "width", "num_inference_steps", "generator", "callback_on_step_end")
@@ -49,8 +54,11 @@ class LoadedPipeline:
             self.pipe: Any = library.DiffusionPipeline.from_pretrained(
                 str(folder), dtype=dtype, local_files_only=True, use_safetensors=True
             ).to(device)
-        except (OSError, ValueError, RuntimeError, AttributeError, ImportError) as error:
+        except AttributeError as error:
+            # Its own configuration names a class that this release does not have.
             raise EngineUnavailable(f"diffusers cannot load {folder}: {error}") from error
+        except Exception as error:  # whatever it raises, nothing is loaded
+            raise start_failure(f"diffusers cannot load {folder}", error) from error
         self.pipe.set_progress_bar_config(disable=True)
         if options.threads:
             torch.set_num_threads(options.threads)

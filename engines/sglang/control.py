@@ -128,13 +128,18 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
 
         self._needs("sleep")
         resume = self._manager.resume_memory_occupation
-        await self._call(resume(ResumeMemoryOccupationReqInput(tags=[WEIGHTS]), None))
-        if self._asleep == 2:
-            request = UpdateWeightFromDiskReqInput(model_path=self._model, load_format=None)
-            done, message, *_ = await self._call(self._manager.update_weights_from_disk(request, None))
-            if not done:
-                raise EngineError(f"SGLang cannot read its weights again: {message}")
-        await self._call(resume(ResumeMemoryOccupationReqInput(tags=[KV_CACHE]), None))
+        try:
+            await self._call(resume(ResumeMemoryOccupationReqInput(tags=[WEIGHTS]), None))
+            if self._asleep == 2:
+                request = UpdateWeightFromDiskReqInput(model_path=self._model, load_format=None)
+                done, message, *_ = await self._call(self._manager.update_weights_from_disk(request, None))
+                if not done:
+                    raise EngineDied(f"SGLang cannot read its weights again: {message}")
+            await self._call(resume(ResumeMemoryOccupationReqInput(tags=[KV_CACHE]), None))
+        except EngineDied:
+            raise
+        except Exception as error:  # the boundary to SGLang: with a part of its weights it must not answer
+            raise EngineDied(f"SGLang cannot wake: {type(error).__name__}: {error}") from error
         self._asleep = 0
         await self.resume()
 

@@ -23,6 +23,7 @@ from headwater.engines.engine import (
     EngineInfo,
     EngineUnavailable,
     RequestRejected,
+    start_failure,
 )
 from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
 from headwater.engines.media.prompt import image_of, values_of
@@ -88,9 +89,10 @@ class SglangEncoder(ImageEncoder):
             self._encoder = _load(arguments)
             found = {size: self._encode("image", black_image(*size)) for size in PROBES}
         except Exception as error:  # whatever SGLang raises while it starts, it did not start
-            raise EngineUnavailable(
-                f"SGLang cannot encode the images of {settings.model} apart from it: {type(error).__name__}: {error}"
-            ) from error
+            what = (
+                f"SGLang cannot encode the images of {settings.model} apart from it: {type(error).__name__}"
+            )
+            raise start_failure(what, error) from error
         model = self._encoder.model_config
         support = fitting_rule(
             model.hf_config,

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from headwater.engines.engine import EngineDied, EngineUnavailable
+from headwater.engines.engine import EngineDied, EngineStartFailed, EngineUnavailable, start_failure
 from headwater.engines.process import first_failure
 from headwater.engines.sglang import subprocesses
 from headwater.engines.sglang.config import versions
@@ -199,11 +199,14 @@ def launch(arguments: dict[str, Any], failure_file: str) -> Any:
         # A process that fails signals this one; the start then ends with an exception of its own.
         engine = ObservedEngine(**arguments, custom_sigquit_handler=_ignore)
     except SystemExit as error:
-        raise EngineUnavailable(f"SGLang ended its own start ({error.code}); see the log above") from error
+        cause = first_failure.read(failure_file, ())
+        raise EngineStartFailed(
+            f"SGLang ended its own start ({error.code}): {cause or 'see the log above'}"
+        ) from error
     except Exception as error:  # whatever SGLang raises while it starts, it did not start
         _log.error("sglang_start_failed", exc_info=True)
-        reason = first_failure.read(failure_file, ()) or str(error) or type(error).__name__
-        raise EngineUnavailable(f"SGLang cannot start with {arguments['model_path']}: {reason}") from error
+        cause = first_failure.read(failure_file, ())
+        raise start_failure(f"SGLang cannot start with {arguments['model_path']}", error, cause) from error
     finally:
         signal.signal(signal.SIGQUIT, before)
         root.handlers[:], root.level = handlers, level

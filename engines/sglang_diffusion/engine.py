@@ -18,6 +18,7 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     EngineLoad,
+    EngineStartFailed,
     EngineUnavailable,
     FileStep,
     KvEvent,
@@ -126,12 +127,11 @@ class SglangDiffusionEngine(EngineBase):
                     self._server.check()
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise EngineDied(
+            raise EngineStartFailed(
                 f"SGLang's diffusion server was not ready within {self._options.start_s:g} s (option start_s)"
             ) from None
         except EngineDied as error:
-            # It would end in the same way again.
-            raise EngineUnavailable(str(error)) from error
+            raise EngineStartFailed(str(error)) from error
 
     async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """See `Engine.generate_images`. There are no previews."""

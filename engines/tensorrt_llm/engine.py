@@ -16,11 +16,11 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     EngineLoad,
-    EngineUnavailable,
     KvEvent,
     RequestRejected,
     Step,
     Transfer,
+    start_failure,
 )
 from headwater.engines.tensorrt_llm import handoff, polling
 from headwater.engines.tensorrt_llm.config import checks
@@ -78,10 +78,8 @@ class TensorRtEngine(TensorRtControl):
         api = self._api = load_library()
         try:
             self._llm = api.LLM(**accepted(api.LLM.__init__, self._arguments))
-        except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
-            raise EngineUnavailable(
-                f"TensorRT-LLM cannot start with {self._settings.model}: {error}"
-            ) from error
+        except Exception as error:  # whatever TensorRT-LLM raises while it starts, it did not start
+            raise start_failure(f"TensorRT-LLM cannot start with {self._settings.model}", error) from error
         given = self._arguments
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
         self._images = image_handling(self._llm) if self._settings.role == "both" else None

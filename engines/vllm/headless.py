@@ -6,7 +6,10 @@ metrics.
 
 from typing import Any
 
-from headwater.engines.engine import EngineUnavailable
+from headwater.engines.engine import (
+    EngineUnavailable,
+    start_failure,
+)
 from headwater.engines.vllm.config import cli_arguments, connectors
 from headwater.engines.vllm.config.arguments import VllmSettings, environment
 
@@ -49,8 +52,8 @@ def run(settings: VllmSettings) -> None:
     arguments.api_server_count = 0
     try:
         run_headless(arguments)
-    except (ValueError, OSError, RuntimeError, AssertionError) as error:
-        raise EngineUnavailable(f"vLLM cannot run headless: {error}") from error
+    except Exception as error:  # whatever vLLM raises
+        raise start_failure("vLLM cannot run headless", error) from error
 
 
 def _front_parser() -> Any:

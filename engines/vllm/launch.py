@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import structlog
 
-from headwater.engines.engine import EngineDied, EngineUnavailable
+from headwater.engines.engine import EngineDied, EngineUnavailable, start_failure
 from headwater.engines.kv_events import endpoints
 from headwater.engines.process import first_failure, private_folder
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
@@ -41,7 +41,7 @@ def launch(
     """The started AsyncLLM, and the file with the first cause of its death. Loads for seconds to minutes.
 
     `folder` is private: no other user can listen on its sockets. `complete` changes the arguments of AsyncEngineArgs, after settings and
-    overrides. Raises `EngineUnavailable`.
+    overrides. Raises `EngineUnavailable` and `EngineStartFailed`.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -62,8 +62,9 @@ def launch(
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=stat_loggers,
         )
-    except (ValueError, OSError, RuntimeError) as error:
-        raise EngineUnavailable(f"vLLM cannot start with {settings.model}: {error}") from error
+    except Exception as error:  # whatever vLLM raises while it starts, it did not start
+        cause = first_failure.read(failure_file, ())
+        raise start_failure(f"vLLM cannot start with {settings.model}", error, cause) from error
     return engine, failure_file
 
 

@@ -8,12 +8,14 @@ import numpy as np
 import structlog
 
 from headwater.engines.engine import (
+    EngineDied,
     EngineError,
     PauseMode,
     RequestRejected,
 )
 from headwater.engines.handoff_params import unseal
 from headwater.engines.ranked.base import RankedEngineBase
+from headwater.engines.vllm.config import versions
 from headwater.engines.vllm.config.capabilities import POSSIBLE
 from headwater.engines.vllm.config.pooling import VllmPooling
 from headwater.engines.vllm.launch import check_alive
@@ -120,6 +122,10 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
     async def sleep(self, level: int) -> None:
         """See `Engine.sleep`. The cache is empty from then on, before vLLM reports it."""
         self._check_sleep(level)
+        if level == 2 and "lora" in self.capabilities and not versions.reloads_weights_with_lora():
+            raise EngineError(
+                f"vLLM {versions.installed()} cannot read its weights again after sleep level 2 while it serves LoRA adapters: use level 1"
+            )
         async with self._clearing():
             try:
                 await self._engine.sleep(level)
@@ -130,13 +136,16 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
     async def wake(self) -> None:
         """See `Engine.wake`. After level 2 the weights are read from the disk again."""
         self._needs("sleep")
-        if self._asleep == 2:
-            await self._engine.wake_up(tags=["weights"])
-            await self._engine.collective_rpc("reload_weights")
-            await self._engine.wake_up(tags=["kv_cache"])
-            await self._loras.load_again()
-        else:
-            await self._engine.wake_up()
+        try:
+            if self._asleep == 2:
+                await self._engine.wake_up(tags=["weights"])
+                await self._engine.collective_rpc("reload_weights")
+                await self._engine.wake_up(tags=["kv_cache"])
+                await self._loras.load_again()
+            else:
+                await self._engine.wake_up()
+        except Exception as error:  # the boundary to vLLM: with a part of its weights it must not answer
+            raise EngineDied(f"vLLM cannot wake: {type(error).__name__}: {error}") from error
         self._asleep = 0
 
     async def pause(self, mode: PauseMode) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from headwater.actors.runtime.supervisor import Unrecoverable
+from headwater.actors.runtime.supervisor import StartFailed, Unrecoverable
 from headwater.ops.config.setting import ENV_PREFIX
 from headwater.ops.config.sources import CONFIG_VARIABLE, KEY_VARIABLE
 from headwater.ops.config.tree import all_settings
 from headwater.ops.fleet.spawner import SpawnedProcess, Spawner
-from headwater.ops.process.actor import EXIT_UNRECOVERABLE
+from headwater.ops.process.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE
 from headwater.ops.process.signals import die_with_parent
 
 STOP_TIMEOUT_S = 25.0
@@ -107,6 +107,8 @@ class Child:
             return ""
         if code == EXIT_UNRECOVERABLE:
             raise Unrecoverable("it cannot start; its log has the reason")
+        if code == EXIT_START_FAILED:
+            raise StartFailed("it did not start; its log has the reason")
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     async def _start(self) -> asyncio.subprocess.Process | SpawnedProcess:

@@ -25,6 +25,9 @@ from headwater.schemas.subjects import InboxKind
 EXIT_UNRECOVERABLE = 3
 """Exit code of a process that need not be started again: it would fail in the same way."""
 
+EXIT_START_FAILED: Final = 4
+"""Exit code of a process whose actor ended before it was ready, for a reason that may not hold at the next start."""
+
 STOP_CHECK_S: Final = 0.5
 """How often a process that stops looks for the actor that is still to be stopped."""
 
@@ -64,10 +67,12 @@ async def run_one(
     if host.metrics.port:
         metrics.serve(host.metrics, labels, collector, board)
     running: list[Actor] = []
+    started = asyncio.Event()
 
     async def one_life(ports: Ports) -> str:
+        nonlocal started
         actor = await make(ports)
-        running[:] = [actor]
+        running[:], started = [actor], actor.ready
         try:
             if stop.is_set():
                 actor.stop()
@@ -95,9 +100,10 @@ async def run_one(
                 return 1
             except Unrecoverable:
                 return EXIT_UNRECOVERABLE
-            if reason:
-                _log.error("actor_ended", reason=reason)
-            return 1 if reason else 0
+            if not reason:
+                return 0
+            _log.error("actor_ended", reason=reason)
+            return 1 if started.is_set() else EXIT_START_FAILED
 
     return await _until_stopped(serve(), running, stop)
 

@@ -28,7 +28,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.nats.connect import open_connection
 from headwater.ops.process import signals
-from headwater.ops.process.actor import EXIT_UNRECOVERABLE
+from headwater.ops.process.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE
 from headwater.ops.process.kernels import compile_kernels
 from headwater.ops.process.revoke_lease import revoke_leases_of
 from headwater.ops.worker import engine, make_engine, preflight
@@ -143,7 +143,7 @@ class _Host:
             if delay is None:
                 _log.error("process_abandoned", child=name, exit_code=code)
                 if not self._is_any_steady(now):
-                    self._stop(EXIT_UNRECOVERABLE)
+                    self._stop(code if code == EXIT_START_FAILED else EXIT_UNRECOVERABLE)
                 continue
             _log.warning("child_restarting", child=name, exit_code=code, delay_s=delay)
             self._again[name] = now + delay
@@ -151,6 +151,10 @@ class _Host:
     def _delay_s(self, name: str, code: int, now: float) -> float | None:
         """Seconds until a worker that ended with `code` is started again, None for never."""
         ran_s = now - self._started_s[name]
+        if code == EXIT_START_FAILED:
+            backoff, kept = self._backoff[name], bool(self._steady) or self._is_any_steady(now)
+            start_s = backoff.next_start_s()
+            return start_s if kept or backoff.starts_failed < DEFAULT_POLICY.starts_max else None
         delay = self._backoff[name].next_delay_s(now, ran_s)
         if ran_s >= DEFAULT_POLICY.steady_s:
             self._steady.add(name)

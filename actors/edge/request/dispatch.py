@@ -9,7 +9,7 @@ import structlog
 
 from headwater.actors.bus.port import BusError, NoResponder
 from headwater.actors.edge.clients.workers import WorkerRegistry
-from headwater.actors.edge.request.placement import PLACE_S_MAX, Placement
+from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX, Placement
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import RoutingHints
 from headwater.actors.edge.request.saga_types import (
@@ -114,7 +114,8 @@ class Dispatcher:
     ) -> T:
         """`send` a message, under the name of the attempt, to one worker after the other until one answers it.
 
-        `send` raises `BusError` if the worker does not reply, and `WorkerDied`. Raises `ApiError`.
+        `send` raises `BusError` if the worker does not reply, and `WorkerDied`. A search after the loss of a worker lasts as long as one
+        that moves an answer: the only worker may have to start again. Raises `ApiError`.
         """
         clock = self.clock
         placement = Placement(clock.monotonic_s() + PLACE_S_MAX)
@@ -146,7 +147,7 @@ class Dispatcher:
                 continue
             was_routed = True
             record.routed(message.number, attempt, reply.worker, reply.epoch)
-            sent_s = clock.monotonic_s()
+            sent_s, lost_before = clock.monotonic_s(), lost
             try:
                 answer = await send(reply, attempt)
             except BusError as failed:
@@ -171,6 +172,8 @@ class Dispatcher:
                 raise ended_workers(lost, answer.reason)
             # What a worker computed before it died does not count as part of the search.
             placement = placement.extend(clock.monotonic_s() - sent_s)
+            if lost > lost_before:
+                placement = placement.restart(clock.monotonic_s() + MOVE_S_MAX)
             placement = placement.refused_by_worker(
                 reply.worker, reply.epoch, answer.reason, gone=answer.gone
             )

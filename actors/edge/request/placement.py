@@ -51,6 +51,10 @@ class Placement(msgspec.Struct, frozen=True):
         """Add the time that the query spent in the router's queue."""
         return msgspec.structs.replace(self, deadline_s=self.deadline_s + waited_s) if waited_s else self
 
+    def restart(self, deadline_s: float) -> Self:
+        """Search until a later deadline."""
+        return msgspec.structs.replace(self, deadline_s=max(self.deadline_s, deadline_s))
+
     def refused_by_router(self, refusal: RouteRefused) -> Self:
         """Retry all workers. The reason of a worker that refused says more than "no other worker", so it is kept."""
         if self.pinned:

@@ -159,7 +159,13 @@ def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effe
     elif event.refusal.for_good:
         return _not_placed(saga, errors.refused_by_router(event.refusal), effects)
     else:
+        is_last = not placement.exclude
         placement = placement.refused_by_router(event.refusal)
+        if is_last and saga.state == "handoff" and placement.expired(event.now_s) is None:
+            # No worker decodes now. Another may compute the prompt again, which takes less than to wait for one that decodes.
+            reason = f"no worker can decode the prefilled prompt: {event.refusal.reason}"
+            saga = _drop_handoff(replace(saga, placement=placement), "spent", reason, effects)
+            return _ask_router(saga, event.now_s, effects)
     error = placement.expired(event.now_s)
     if error is not None:
         return _not_placed(saga, error, effects)

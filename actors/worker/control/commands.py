@@ -26,7 +26,7 @@ from headwater.actors.worker.control.arguments import (
     UnloadLora,
 )
 from headwater.actors.worker.control.context import LoraOperations, WorkerContext
-from headwater.engines.engine import EngineDied, EngineError, NotSupported
+from headwater.engines.engine import EngineDied, EngineError, NotSupported, RequestRejected
 from headwater.schemas.events.fleet import WorkerState
 from headwater.schemas.messages.control import Command, ControlReply
 from headwater.schemas.tables.capability import Capability
@@ -74,8 +74,15 @@ class Commands:
         }
 
     async def execute(self, command: Command, arguments: Arguments) -> ControlReply:
-        """Execute a command. Raises `CommandRefused`, `EngineError`, TimeoutError, and what an engine raises."""
-        return await self._all[command](arguments)
+        """Execute a command. Raises `CommandRefused`, `EngineError`, TimeoutError, and what an engine raises.
+
+        Where that shows that the engine is dead, the worker ends after its reply.
+        """
+        try:
+            return await self._all[command](arguments)
+        except EngineDied as error:
+            self._worker.status.note_engine_death(str(error))
+            raise
 
     async def _status(self, _: Arguments) -> ControlReply:
         worker = self._worker
@@ -116,7 +123,7 @@ class Commands:
         with self._restored_on_failure(before):
             self._set_state("draining")
             migrated = await self._drain_requests(wanted.within_s)
-            async with worker.health.suspended(), _engine_limit("sleep"):
+            async with worker.health.suspended(), self._awake_on_failure(), _engine_limit("sleep"):
                 if "clear_kv" in worker.engine.capabilities:
                     # An engine may keep the hashes of blocks over a sleep: they would be hits on invalid data.
                     await worker.engine.clear_kv()
@@ -131,9 +138,13 @@ class Commands:
         worker = self._worker
         if self._state != "sleeping":
             raise CommandRefused(409, f"it is {self._state}, not asleep")
-        async with worker.health.suspended(), _engine_limit("wake"):
-            await worker.engine.wake()
-            await worker.health.canary(worker.info, ENGINE_S_MAX)
+        try:
+            async with worker.health.suspended(), _engine_limit("wake"):
+                await worker.engine.wake()
+                await worker.health.canary(worker.info, ENGINE_S_MAX)
+        except Exception as error:
+            # It would sleep for good: only a new start brings it back.
+            raise EngineDied(f"the engine did not wake: {error}") from error
         self._sleep_level = 0
         self._set_state("ready")
         self._announce()
@@ -276,6 +287,20 @@ class Commands:
             raise
         except BaseException:
             self._set_state(before)
+            raise
+
+    @asynccontextmanager
+    async def _awake_on_failure(self) -> AsyncIterator[None]:
+        """Around a call that puts the engine to sleep: one that failed must have left it awake. Raises `EngineDied`."""
+        try:
+            yield
+        except EngineDied:
+            raise
+        except Exception as error:
+            try:
+                await self._worker.health.canary(self._worker.info, ENGINE_S_MAX)
+            except RequestRejected as rejected:
+                raise EngineDied(f"the engine is neither asleep nor awake: {rejected}") from error
             raise
 
     async def _drain_requests(self, within_s: float | None) -> int:

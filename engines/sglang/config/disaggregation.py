@@ -11,7 +11,9 @@ Mode = Literal["prefill", "decode"]
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     # SGLang's default, 5 s, twice: a dead prefill engine is noticed after 10 s. 2 s is the least that it takes.
-    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+    # Else UCX keeps the GPU memory of a dead prefill engine mapped, and it could not start again.
+    "UCX_CUDA_IPC_CACHE": "n",
 }
 CPU_ENVIRONMENT: Final[Mapping[str, str]] = {
     # It uses CUDA events, also without CUDA.

@@ -6,7 +6,7 @@ hundreds of cores.
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
 from headwater.engines.engine import EngineUnavailable
@@ -52,8 +52,15 @@ class VllmSettings(NamedTuple):
     overrides: Mapping[str, Any] = {}
 
 
+KEPT_MAPPINGS: Final = "UCX_CUDA_IPC_CACHE"
+"""UCX keeps mappings of GPU memory of other processes, and so the memory of dead ones: a prefill worker could not start again until its
+decode workers had ended."""
+
+
 def environment(settings: VllmSettings) -> None:
-    """Set what vLLM reads only from the environment. Call before the engine is created."""
+    """Set what vLLM, and UCX below NIXL, read only from the environment. Call before the engine is created."""
+    if connectors.hands_over(settings.connectors) or cli_arguments.has(settings.native, "kv_transfer_config"):
+        os.environ.setdefault(KEPT_MAPPINGS, "n")
     # In the environment it is in whole GiB, and would override the argument.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if settings.nixl_port:

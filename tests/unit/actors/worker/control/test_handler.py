@@ -154,7 +154,6 @@ def test_blocks_are_gone_from_the_log_even_if_the_engine_keeps_them_in_its_books
     ("call", "command", "arguments", "first"),
     [
         ("sleep 1", "sleep", {}, None),
-        ("wake", "wake", {}, "sleep"),
         ("pause keep", "pause", {"mode": "keep"}, None),
         ("resume", "resume", {}, "pause"),
         ("profile True", "profile-start", {}, None),

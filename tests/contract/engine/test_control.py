@@ -38,10 +38,6 @@ POOLING = [one for one in control.CHECKS if not {"generate", "pause", "sleep"} &
 
 @parametrized(GENERATING, "one")
 async def test_control(full_case: EngineCase, one: Check) -> None:
-    if full_case.engine.name in ("vllm", "sglang") and "sleep" not in full_case.engine.capabilities:
-        # On CPU they keep their memory, and the configuration that says sleep is refused; the rest is the same.
-        full_case.engine.capabilities |= {"sleep"}
-        full_case.engine.__dict__["_keeps_weights"] = True
     await hold(one, full_case)
 
 

@@ -129,3 +129,23 @@ def test_with_the_log_gone_nobody_waits() -> None:
         (await parked(stage, edge, "c")).cancel()
 
     play(run)
+
+
+def test_a_batch_request_that_makes_room_is_told_at_once() -> None:
+    """Its edge hears before it would have asked again for long; the urgent one waits in its place."""
+
+    async def run(stage: Stage) -> None:
+        edge, _ = await crowded(stage)
+        batch = [await parked(stage, edge, f"batch-{number}", priority=10) for number in range(3)]
+        urgent = edge.ask("urgent", priority=-10)
+        await until(batch[-1].done, HOLD_S)
+        told = batch[-1].result()
+        assert isinstance(told, RouteRefused)
+        assert (told.status, told.code) == (503, "overloaded")
+        assert waiting(stage) == 3
+        assert not urgent.done()
+        for asking in (*batch[:2], urgent):
+            assert not asking.done()
+            asking.cancel()
+
+    play(run)

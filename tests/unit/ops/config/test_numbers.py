@@ -1,0 +1,119 @@
+"""Settings with a decimal point: each has a range, and none takes what is no finite number."""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from headwater.ops.commands.reference import commands
+from headwater.ops.config.command import Command, _options_of
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.router import RouterSettings, weights_of
+from headwater.ops.config.setting import Prefix, Setting, base_of, description_of, is_section, setting_of
+from headwater.ops.config.tree import all_settings
+from headwater.schemas.events.route import Weights
+from tests.support.processes.line import settings_of
+
+NO_NUMBERS = ("nan", "NaN", "inf", "-inf", "Infinity", "1e999")
+WEIGHTS = tuple(field.name for field in msgspec.structs.fields(Weights) if base_of(field.type) is float)
+
+
+def is_float(one: Setting) -> bool:
+    """Does it take a number with a decimal point, or several?"""
+    kind = get_args(one.base)[0] if one.repeatable else one.base
+    return base_of(kind) is float
+
+
+def every_command() -> Iterator[tuple[str, Command]]:
+    """All commands, those below others too."""
+    for _, name, one in commands():
+        if isinstance(one, Command):
+            yield name, one
+            continue
+        for below in one:
+            if isinstance(inner := one[below].default_command, Command):
+                yield f"{name} {below}", inner
+
+
+def own_options(one: Command) -> Iterator[Setting]:
+    """The options that a command has besides settings."""
+    for name, kind in get_type_hints(one.function, include_extras=True).items():
+        if described := _options_of(kind):
+            yield from described
+        elif description_of(kind) and not is_section(base_of(kind)):
+            yield setting_of(name, kind, None, key="", group="", how=Prefix(), path=(name,))
+
+
+FLOATS = {
+    f"{name} {one.flag}": one for name, told in every_command() for one in own_options(told) if is_float(one)
+}
+FLOATS |= {one.flag: one for one in all_settings().values() if is_float(one)}
+
+
+def test_there_are_such_settings() -> None:
+    """Of the tree and of commands."""
+    assert {"--queue-wait-s", "--busy-kv", "--drain-timeout", "ctl --drain-timeout", "ctl --timeout"} <= {
+        *FLOATS
+    }
+    assert any(name.startswith("whatif ") for name in FLOATS)
+
+
+def taken(one: Setting, texts: Iterable[str]) -> list[str]:
+    """Those of the texts that it takes, or refuses without the flag and the text in front of the error."""
+    found = []
+    for text in texts:
+        try:
+            one.read([text], f"{one.flag} ")
+        except ConfigError as error:
+            told = f"{error}".startswith(f"{one.flag} {text}: ")
+        else:
+            told = False
+        found += [] if told else [text]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(FLOATS))
+def test_a_float_setting_takes_finite_numbers_that_are_not_negative(name: str) -> None:
+    """They are seconds, shares, rates and sizes."""
+    assert taken(FLOATS[name], (*NO_NUMBERS, "-1", "-0.001")) == []
+
+
+@pytest.mark.parametrize("key", sorted(key for key, one in all_settings().items() if is_float(one)))
+def test_a_file_is_read_with_the_same_ranges(key: str, tmp_path: Path) -> None:
+    """TOML has words for these numbers."""
+    section, _, name = key.rpartition(".")
+    file = tmp_path / "headwater.toml"
+    for value in ("nan", "inf", "-inf", "-1.0"):
+        file.write_text(f"[{section}]\n{name} = {value}\n" if section else f"{name} = {value}\n")
+        with pytest.raises(ConfigError, match=name):
+            settings_of("up", "--config", str(file))
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_weight_of_a_router_has_a_range(name: str) -> None:
+    """Where it comes as text and where it comes from a file: a cost has to stay a finite number."""
+    setting = all_settings()["router.weights"]
+    assert taken(setting, [f"{name}={text}" for text in (*NO_NUMBERS, "-1", "1e300")]) == []
+    for value in (math.nan, math.inf, -math.inf, -1.0, 1e300):
+        with pytest.raises(ConfigError, match=name):
+            weights_of(RouterSettings(weights={name: value}))
+
+
+@pytest.mark.parametrize("value", [-1, "-1"])
+def test_a_number_of_tokens_among_the_weights_is_not_negative(value: Any) -> None:
+    """The one weight that is a whole number."""
+    with pytest.raises(ConfigError, match="local_tokens"):
+        weights_of(RouterSettings(weights={"local_tokens": value}))
+
+
+def test_the_weights_that_were_good_are_good() -> None:
+    """Defaults, zeros, and what `headwater tune` finds."""
+    for values in ({}, dict.fromkeys(WEIGHTS, 0.0), {"crowding": 0.25, "memory": 400.0, "arrivals": 40.0}):
+        weights_of(RouterSettings(weights=values))
+    text = ",".join(f"{name}={getattr(Weights(), name)}" for name in WEIGHTS)
+    assert all_settings()["router.weights"].read([text], "--router-weights ") == {
+        name: getattr(Weights(), name) for name in WEIGHTS
+    }

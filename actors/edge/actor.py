@@ -21,6 +21,7 @@ On stop
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 from headwater.actors.bus.port import Subscription
@@ -44,10 +45,13 @@ from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.engines.transfer.port import OpenTransfer
+from headwater.events.errors import LogError
+from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
 from headwater.schemas.events.request import EncodeLegs
 
 ANSWER_S_MAX = 2.0
+RELEASE_S_MAX = 1.0
 """Seconds that clients of a failed actor have to read their errors."""
 
 
@@ -115,6 +119,11 @@ class EdgeActor(Actor):
         return self._workers.workers(pool)
 
     @property
+    def lease_epoch(self) -> int:
+        """The epoch of its lease; 0 before it has one."""
+        return self._lease.epoch if self._lease is not None else 0
+
+    @property
     def media_held(self) -> int:
         """Items of media that are kept for workers, for requests in flight."""
         return len(self._workers.media)
@@ -177,16 +186,30 @@ class EdgeActor(Actor):
         self.log.info("edge_listening", url=self._server.url)
 
     async def _hold(self) -> None:
-        """Hold the lease. If another edge takes it, continue to serve and wait until it is free."""
+        """Hold the lease. If another edge takes it, continue to serve and wait until it is free.
+
+        Raises `WriterFenced` if the other one has written to the log: then this one cannot any more, and must accept no request.
+        """
         while self._lease is not None:
             reason = await self._lease.hold()
             self.log.warning("lease_lost", reason=reason)
-            self._lease = await self._take_lease()
+            held = await self._take_lease()
+            # Where the log does not answer, the next append is fenced.
+            with contextlib.suppress(LogError):
+                if await self._newest_epoch() > self._workers.epoch:
+                    await held.release()
+                    raise WriterFenced(f"another edge has written as {self.name}")
+            self._lease = held
+
+    async def _newest_epoch(self) -> int:
+        ports = self.ports
+        return await lease.newest_epoch(ports.requests, subjects.request_subject(ports.ns, self.name))()
 
     async def _take_lease(self) -> lease.LeaseHandle:
         ports = self.ports
-        newest = lease.newest_epoch(ports.requests, subjects.request_subject(ports.ns, self.name))
-        held = await lease.take(ports.leases, "edge", self.name, ports.clock, ids=ports.ids(), newest=newest)
+        held = await lease.take(
+            ports.leases, "edge", self.name, ports.clock, ids=ports.ids(), newest=self._newest_epoch
+        )
         held.persistence = self._persistence
         self._persistence.watch("lease store", held)
         return held
@@ -230,3 +253,8 @@ class EdgeActor(Actor):
             await self.ports.clock.sleep(0.02)
         await self._workers.media.close()
         self._server.close()
+        if self._lease is not None:
+            # After a failure the next start would else wait until it lapses.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_S_MAX):
+                    await self._lease.release()

@@ -70,7 +70,15 @@ class LeaseHandle:
     reported at the next renewal, or by `publish`.
     """
 
-    def __init__(self, table: Table, key: str, lease: Lease, revision: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        table: Table,
+        key: str,
+        lease: Lease,
+        revision: int,
+        clock: Clock,
+        newest: NewestEpoch | None = None,
+    ) -> None:
         self.epoch = lease.epoch
         self.name = lease.name
         self.pool = lease.pool
@@ -84,6 +92,7 @@ class LeaseHandle:
         self._lease = lease
         self._revision = revision
         self._clock = clock
+        self._newest = newest or _no_log
         self._released = False
         # A renewal in progress must not store the lease again after it was released.
         self._renewing = asyncio.Lock()
@@ -151,10 +160,13 @@ class LeaseHandle:
         """After a rejected renewal, the revision to continue with; None if another incarnation holds the lease.
 
         An earlier renewal may have been stored although its reply was lost. A lease that lapsed while the store was
-        unreachable, or was deleted with its bucket, is stored again.
+        unreachable, or was deleted with its bucket, is stored again, unless another incarnation has written to the log since.
         """
         entry = await self._table.get(self._key)
         if entry is None:
+            if await self._newest() > self.epoch:
+                # Another incarnation had it, wrote to the log, and is gone: this one cannot write any more.
+                return None
             revision = await self._table.create(self._key, self._value, ttl_s=TTL_S)
             if revision is not None:
                 _log.warning("lease_reclaimed", key=self._key, epoch=self.epoch)
@@ -204,7 +216,7 @@ async def take(
             _log.warning("lease_take_failed", key=key, reason=str(error))
             held = None
         if held is not None:
-            return LeaseHandle(table, key, *held, clock)
+            return LeaseHandle(table, key, *held, clock, newest)
         if waited and waited % 5 < RETRY_S:
             _log.warning("lease_held_by_another", key=key, waited_s=round(waited, 1))
         await clock.sleep(RETRY_S)

@@ -1,6 +1,6 @@
 """Settings of routers: how they choose a worker."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -10,20 +10,35 @@ from headwater.ops.config.setting import Flag, Text
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
 
+WEIGHT_MAX: Final = 1e9
+"""Above it costs stop being numbers that can be told apart."""
+
 
 def read_weights(text: str) -> dict[str, Any]:
     """Weights by name from NAME=VALUE,…; the message of a `ValueError` names the part that cannot be used."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(Weights)}
+    fields = [field.name for field in msgspec.structs.fields(Weights)]
     values: dict[str, Any] = {}
     for part in filter(None, text.replace(" ", ",").split(",")):
         name, equals, value = part.partition("=")
         if not equals or name not in fields:
             raise ValueError(f"{part}: give NAME=VALUE; names are {', '.join(fields)}")
         try:
-            values[name] = msgspec.convert(value, fields[name], strict=False)
-        except msgspec.ValidationError as error:
+            values[name] = _weight(name, value)
+        except ValueError as error:
             raise ValueError(f"{part}: {error}") from error
     return values
+
+
+def _weight(name: str, value: Any) -> Any:
+    """One weight. Not as annotations of `Weights`: decisions in a log have them, and must be readable whatever the range is now.
+
+    Raises `ValueError`.
+    """
+    kind = type(getattr(Weights(), name))
+    converted = msgspec.convert(value, kind, strict=False)
+    if kind is not bool and not 0 <= converted <= WEIGHT_MAX:
+        raise ValueError(f"expected a number from 0 to {WEIGHT_MAX:g}")
+    return converted
 
 
 def write_weights(values: dict[str, Any]) -> str:
@@ -86,11 +101,8 @@ def replaced(base: Weights, values: dict[str, Any], option: str) -> Weights:
         known = msgspec.structs.asdict(base) | values
         return msgspec.structs.replace(
             base,
-            **{
-                name: msgspec.convert(value, type(getattr(base, name)), strict=False)
-                for name, value in known.items()
-            },
+            **{name: _weight(name, value) for name, value in known.items()},
         )
-    except (AttributeError, msgspec.ValidationError) as error:
+    except (AttributeError, ValueError) as error:
         names = ", ".join(field.name for field in msgspec.structs.fields(Weights))
         raise ConfigError(f"{option} {write_weights(values)}: {error}; names are {names}") from error

@@ -10,6 +10,7 @@ A section is a `NamedTuple`; its fields are settings:
 `Meta` has the description and the constraints. `Flag`, `Prefix` and `Text` change what follows from the names.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -145,7 +146,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """
         shown = ",".join(given) if all(isinstance(one, str) for one in given) else given[-1]
         try:
-            return self._convert(given)
+            return checked_finite(self._convert(given))
         except msgspec.MsgspecError as error:
             reason = f"{error}"[:1].lower() + f"{error}"[1:]
             raise ConfigError(f"{source}{shown}: {reason}") from error
@@ -185,6 +186,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         text = self.write(value)
         # One word where the text could be taken for a flag or for nothing.
         return [f"{self.flag}={text}"] if not text or text.startswith("-") else [self.flag, text]
+
+
+def checked_finite(value: T) -> T:
+    """`value`, if each number in it is finite. Raises `ValueError`: every comparison with NaN is false, so no range excludes it."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(one, float) and not math.isfinite(one) for one in numbers):
+        raise ValueError("expected a finite number")
+    return value
 
 
 def base_of(kind: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.runtime.tables import decode_lease
 from headwater.events.memory.log import MemoryLog
 from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import Clients
@@ -27,6 +28,7 @@ from headwater.ops.sim.load_profile import crowded
 from headwater.ops.sim.loop import Deadlock, VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.subjects import lease_key
 
 ENGINES: Final = 8
 ROUTERS: Final = 2
@@ -197,14 +199,14 @@ async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> li
     await asyncio.sleep(SHOWS_S)
     unhealthy = ["not checked yet"]
     while clock.time() < deadline:
-        unhealthy = _unhealthy(fleet)
+        unhealthy = await _unhealthy(fleet)
         if not unhealthy:
             return []
         await asyncio.sleep(0.25)
     return [f"{QUIET_S:.0f} s after the last fault: {one}" for one in unhealthy]
 
 
-def _unhealthy(fleet: SimFleet) -> list[str]:
+async def _unhealthy(fleet: SimFleet) -> list[str]:
     found = []
     for name in fleet.routers:
         if name not in fleet.actors:
@@ -220,6 +222,12 @@ def _unhealthy(fleet: SimFleet) -> list[str]:
         ready = isinstance(actor, EdgeActor) and actor.ready.is_set() and actor.stats()["state"] == "ready"
         if not ready or fleet.edge(name).workers(POOL) != len(fleet.workers):
             found.append(f"{name}: not ready, or it does not see every worker")
+            continue
+        entry = await fleet.store.leases.get(lease_key("edge", name))
+        held = decode_lease(entry) if entry is not None else None
+        if held is None or held.epoch != fleet.edge(name).lease_epoch:
+            # A process that was suspended may have taken the name meanwhile: this one learns of it later.
+            found.append(f"{name}: its lease is not its own")
     return found
 
 

@@ -235,14 +235,14 @@ def _allowed(
 
 
 def _excluded(columns: WorkerColumns, wanted: Constraints) -> list[int]:
-    """The rows of the workers that the query leaves out by name."""
-    rows: list[int] = []
+    """The rows of the workers that the query leaves out by name, each once: the edge may name one that is saturated as well."""
+    rows: dict[int, None] = {}
     for incarnation in wanted.exclude:
         name, _, epoch = incarnation.rpartition(".")
         row = columns.rows.get(name)
         if row is not None and str(columns.workers[row].epoch) == epoch:
-            rows.append(row)
-    return rows
+            rows[row] = None
+    return list(rows)
 
 
 def _slot_changes(traits: Traits, lora_name: str) -> int:

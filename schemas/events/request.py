@@ -41,7 +41,8 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
 
     `media` are the items of its prompt, in order. `images` are what earlier releases wrote of them: id, first token and tokens of each
-    image; `places` reads both. A recording that is transcribed has no tokens in a prompt and is not among them.
+    image; `places` reads both. A recording that is transcribed has no tokens in a prompt and is not among them. `trace` is the W3C trace id
+    that the client sent, "" without one.
     """
 
     request: str
@@ -55,6 +56,7 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     body: bytes = b""
     images: tuple[tuple[str, int, int], ...] = ()
     media: tuple[MediaPlace, ...] = ()
+    trace: str = ""
 
     @property
     def places(self) -> tuple[MediaPlace, ...]:

@@ -87,6 +87,7 @@ class RequestLogWriter:
                         if item.kind != "recording"
                     ]
                 ),
+                trace=self._trace,
             )
         )
 

@@ -6,6 +6,9 @@
 The worker publishes its loaded adapters in its status, so routers prefer it for their requests. The card of an adapter
 makes it a model at the edges. The card remains when one worker unloads the adapter, so that others still serve or load
 it; it is deleted when the adapter is forgotten, and then every worker unloads it.
+
+What an operator loaded is wanted until the operator unloads or forgets it, also by the next process of this worker. What is wanted and
+not loaded, because its source or the engine failed, is tried again, and listed as "wanted".
 """
 
 import asyncio
@@ -28,6 +31,9 @@ from headwater.schemas.tables.card import LoraCard
 
 NAME_CHARACTERS_MAX = 200
 
+TRY_S, TRY_S_MAX = 1.0, 60.0
+"""Pauses between two tries to load what is wanted, doubled from the first value to the last while one fails."""
+
 _log = structlog.get_logger("headwater.lora")
 
 
@@ -35,7 +41,7 @@ class LoraSettings(NamedTuple):
     """How a worker handles LoRA adapters.
 
     `files` fetches them; None: none can be loaded. Unloading waits `unload_s` for requests that still use the adapter.
-    `restart_list` keeps the names of loaded adapters over a restart.
+    `restart_list` keeps the names of wanted adapters over a restart.
     """
 
     files: LoraCache | None = None
@@ -67,8 +73,8 @@ class LoraManager:
         self._models = models
         self._status = status
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._listed: tuple[str, ...] = ()
-        """What the restart list contains."""
+        self._wanted: dict[str, str] = {}
+        """Names of the adapters that an operator loaded, each with the reason why it is not loaded now, if it is not."""
 
     @property
     def able(self) -> bool:
@@ -81,16 +87,21 @@ class LoraManager:
         return self.able and self._settings.loading.on_demand and self._settings.files is not None
 
     async def run(self) -> None:
-        """Restore the adapters loaded before a restart; unload those whose card is deleted. Does not return."""
+        """Load the adapters that are wanted; unload those whose card is deleted. Does not return."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registry.watch(), name="LoRA cards")
-            group.create_task(self._restore(), name="LoRA restart list")
+            group.create_task(self._load_wanted(), name="LoRA adapters that are wanted")
             while True:
                 await self._unload_deleted(await self.registry.deleted.get())
 
     async def list(self) -> list[dict[str, Any]]:
-        """The loaded adapters, plain JSON types, by name."""
-        return [
+        """The loaded adapters and those that are wanted, plain JSON types, by name."""
+        missing = [
+            {"name": name, "state": "wanted", "reason": reason}
+            for name, reason in self._wanted.items()
+            if name not in self.slots.loaded
+        ]
+        loaded = [
             {
                 "name": name,
                 "source": loaded.card.source,
@@ -100,8 +111,9 @@ class LoraManager:
                 "state": "unloading" if loaded.unloading else "loaded",
                 "on_demand": not loaded.pinned,
             }
-            for name, loaded in sorted(self.slots.loaded.items())
+            for name, loaded in self.slots.loaded.items()
         ]
+        return sorted([*loaded, *missing], key=lambda one: str(one["name"]))
 
     async def load(self, name: str, source: str) -> None:
         """Fetch an adapter and serve it. Again with the same weights is fine.
@@ -114,6 +126,7 @@ class LoraManager:
             raise LoraError(400, f"{name[:NAME_CHARACTERS_MAX]!r} is not a usable name for an adapter")
         async with self._lock(name):
             await self._load(name, source, None, pinned=True)
+            self._want(name)
 
     async def unload(self, name: str, *, forget: bool = False) -> None:
         """Stop serving an adapter here, once the requests that use it have ended; `forget`: on all workers. Again is fine.
@@ -122,12 +135,17 @@ class LoraManager:
         """
         self._require_able()
         if forget or name not in self.slots.loaded:
-            if await self.registry.read_card(name) is None and name not in self.slots.loaded:
+            known_here = name in self.slots.loaded or name in self._wanted
+            if not known_here and await self.registry.read_card(name) is None:
                 known = ", ".join(self.registry.names()) or "none"
                 raise LoraError(404, f"there is no adapter {name}; there are: {known}")
             if forget:
                 await self.registry.delete_card(name)
+        if name not in self.slots.loaded:
+            # Before it waits for a load that is in progress.
+            self._want(name, wanted=False)
         await self._unload(name)
+        self._want(name, wanted=False)
 
     async def acquire(self, identity: str) -> None:
         """Load the adapter that a request names, from its card's source, and count the request. Raises `EngineError`."""
@@ -189,23 +207,54 @@ class LoraManager:
 
     async def _unload_deleted(self, card: LoraCard) -> None:
         loaded = self.slots.loaded.get(card.name)
+        if loaded is None:
+            self._want(card.name, wanted=False)
         if loaded is None or loaded.card.identity != card.identity:
             return
+        self._want(card.name, wanted=False)
         try:
             await self._unload(card.name)
         except EngineError as error:
             _log.warning("lora_unload_failed", lora=card.identity, reason=str(error))
 
-    async def _restore(self) -> None:
-        """Load what this worker had loaded before it was restarted, as far as the fleet still serves it."""
-        for name in self._settings.restart_list.read_names():
-            try:
-                card = await self.registry.read_card(name)
-                if card is not None:
-                    async with self._lock(name):
-                        await self._load(name, card.source, card, pinned=True)
-            except EngineError as error:
+    def _want(self, name: str, *, wanted: bool = True) -> None:
+        """Note what an operator wants, for this process and the next one of this worker."""
+        if wanted == (name in self._wanted):
+            return
+        if wanted:
+            self._wanted[name] = ""
+        else:
+            del self._wanted[name]
+        self._settings.restart_list.write_names(tuple(sorted(self._wanted)))
+
+    async def _load_wanted(self) -> None:
+        """Load what an operator had this worker load, as far as the fleet still serves it, until it is loaded. Does not return."""
+        self._wanted |= dict.fromkeys(self._settings.restart_list.read_names(), "")
+        pause_s = TRY_S
+        while True:
+            missing = [name for name in self._wanted if name not in self.slots.loaded]
+            failed = [name for name in missing if not await self._try_wanted(name)]
+            pause_s = min(2 * pause_s, TRY_S_MAX) if failed else TRY_S
+            await self._clock.sleep(pause_s)
+
+    async def _try_wanted(self, name: str) -> bool:
+        """Load one that is wanted, if a slot is free. False: to be tried again."""
+        try:
+            card = await self.registry.read_card(name)
+            if card is None:
+                self._want(name, wanted=False)
+                return True
+            async with self._lock(name):
+                if name in self._wanted and name not in self.slots.loaded:
+                    await self._load(name, card.source, card, pinned=True)
+        except EngineError as error:
+            if self._wanted.get(name, str(error)) != str(error):
                 _log.warning("lora_restore_failed", lora=name, reason=str(error))
+                self._wanted[name] = str(error)
+            return False
+        if name in self._wanted:
+            self._wanted[name] = ""
+        return True
 
     def _make_card(self, name: str, source: str, found: LoraFolder) -> LoraCard:
         """The card of a fetched adapter. Raises `LoraError` 400 if this worker cannot serve it."""
@@ -233,10 +282,6 @@ class LoraManager:
         """See `SlotObserver`."""
         loaded = self.slots.loaded.values()
         self._status.set_loras(tuple(sorted(one.card.identity for one in loaded if not one.unloading)))
-        names = tuple(sorted(self.slots.loaded))
-        if names != self._listed:
-            self._listed = names
-            self._settings.restart_list.write_names(names)
 
     def on_lora_unloaded(self, card: LoraCard) -> None:
         """See `SlotObserver`."""

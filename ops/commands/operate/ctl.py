@@ -48,9 +48,9 @@ def ctl(
     ] = None,
     mode: Annotated[str | None, Meta(description="pause: abort, wait or keep in-flight requests")] = None,
     drain_timeout: Annotated[
-        float | None,
+        Annotated[float, Meta(ge=0)] | None,
         Meta(
-            description="sleep, pause, drain, stop: seconds that in-flight requests have to finish; then they migrate"
+            description="sleep, pause, drain, stop: seconds that in-flight requests have to finish; then they migrate",
         ),
     ] = None,
     forget: Annotated[

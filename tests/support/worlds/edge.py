@@ -31,7 +31,7 @@ from headwater.ops.operator.keys import WantedKey, new_key
 from headwater.ops.process.kernels import compile_kernels
 from headwater.schemas import subjects
 from headwater.schemas.events.request import PayloadKind
-from headwater.schemas.events.route import RouteQuery, RouteRefused
+from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.messages.inference import (
     Accepted,
@@ -312,6 +312,7 @@ class EdgeWorld:
         # The only worker takes every request, whatever its hints.
         anybody = changed(query, tier="", policy="", temperature=-1.0)
         decision = decided(self._state, anybody, 1, 0)
+        assert isinstance(decision, Decision)
         await self.world.bus.publish(message.reply, _encode(decision))
 
     async def _on_generate(self, message: Message) -> None:

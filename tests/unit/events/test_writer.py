@@ -299,20 +299,6 @@ async def test_events_of_one_trace_carry_it() -> None:
     assert [given.trace for given in log.given] == ["a", ""]
 
 
-async def test_each_event_keeps_its_trace_in_a_message_of_several() -> None:
-    """Requests that come at once share messages: the trace of each event can still be read."""
-    clock = ManualClock()
-    log = FaultyLog(clock)
-    one = writer(log, clock)
-    offered = [(KvGap(number), trace) for number, trace in enumerate(("a", "b", "", "a", "b", "b"))]
-    async with running(one.run()):
-        for event, trace in offered:
-            one.offer(event, trace)
-        await clock.advance(DELAY_S)
-    batches = [record.batch for record in await read(log)]
-    assert [pair for batch in batches for pair in zip(batch.events, batch.traces, strict=True)] == offered
-
-
 async def test_a_stamp_sees_and_follows_the_events_of_its_message() -> None:
     """The stamp is made with the message, once, also when the message is tried again."""
     clock = SkippingClock()

@@ -182,8 +182,11 @@ PINNED_NOW = {
     **json.loads((GOLDEN / "events-v2-lengths.json").read_text()),
     **json.loads((GOLDEN / "events-v2-processors.json").read_text()),
     **json.loads((GOLDEN / "events-v2-spare.json").read_text()),
+    **json.loads((GOLDEN / "events-v2-trace.json").read_text()),
 }
 """All fields of today."""
+PINNED_MEDIA = json.loads((GOLDEN / "events-v2-media.json").read_text())
+"""Without the trace ids of requests."""
 PINNED_ENCODING = json.loads((GOLDEN / "events-v2-encoding.json").read_text())
 PINNED_LENGTHS = json.loads((GOLDEN / "events-v2-lengths.json").read_text())
 PINNED_PULLS = json.loads((GOLDEN / "events-v2-pulls.json").read_text())
@@ -218,6 +221,7 @@ EARLIER = {
     "queued": PINNED_QUEUED,
     "encoding": PINNED_ENCODING,
     "lengths": PINNED_LENGTHS,
+    "media": PINNED_MEDIA,
 }
 
 

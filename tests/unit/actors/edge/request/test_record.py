@@ -208,6 +208,18 @@ def test_the_trace_of_the_request_is_on_its_messages(value: str) -> None:
         assert {one.batch.trace for one in records} == {TRACE if value in SOUND else ""}
 
 
+def test_requests_that_share_a_message_keep_their_traces() -> None:
+    """The message can have one trace id only; each request has its own."""
+    with EdgeWorld() as edge:
+        for trace in ("a" * 32, "b" * 32, ""):
+            headers = [(b"traceparent", f"00-{trace}-{PARENT}-01".encode())] if trace else []
+            body = {"model": "m", "prompt": SECRET, "max_tokens": 5}
+            assert edge.ask(COMPLETIONS, body, headers=headers).status == 200
+        events = [event for record in edge.recorded() for event in record.batch.events]
+        traces = [event.trace for event in events if isinstance(event, RequestAccepted)]
+        assert traces == ["a" * 32, "b" * 32, ""]
+
+
 def test_requests_are_refused_while_the_log_is_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 with Retry-After before anything is accepted; the rest of the queue is for the ends of what runs."""
     bound = 500

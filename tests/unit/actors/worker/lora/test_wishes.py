@@ -45,6 +45,7 @@ class Trouble:
         self.over = False
         files, source = worker.settings.files, str(worker.sources / "a")
         assert files is not None
+        where: Any
         match how:
             case "source":
                 where, method, mine = files, "fetch", lambda fetched: fetched == source

@@ -126,3 +126,23 @@ async def test_workers_with_roles_each_tell_theirs(tmp_path: Path) -> None:
             )
             for label in (f'worker="{worker}"', f'role="{role}"', 'pool="sim-b16"'):
                 assert label in sample
+
+
+async def test_a_data_folder_serves_whatever_is_asked_of_it_now(tmp_path: Path) -> None:
+    """Another model name, another block size, and what it served at first: each is ready, and the names of before are unknown."""
+    runs = (("sim", "16"), ("another", "16"), ("another", "32"), ("sim", "16"))
+    for model, block_size in runs:
+        flags = ("--engine", "sim", "--served-model-name", model, "--block-size", block_size)
+        async with fleet(tmp_path, *flags, ready_s=30) as up, up.client() as client:
+            for name in ("sim", "another"):
+                body = {"model": name, "prompt": "hello", "max_tokens": 4}
+                answer = await client.post("/v1/completions", json=body)
+                # A model of before may be on its way out: then no request to it can be served, but it is never answered by another.
+                assert answer.status_code == 200 if name == model else answer.status_code in (404, 503), answer.text
+            assert sum((await client.get("/health")).json()["workers"].values()) == 2
+            listed = [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
+            assert listed == [model]
+            greeting = await client.get(f"/v1/models/{model}")
+            assert greeting.json()["limits"]["block_tokens"] == int(block_size)
+            code, output = await up.command("log")
+            assert code == 0, output

@@ -296,3 +296,20 @@ async def test_a_table_may_be_replaced_again_and_again(case: TableCase) -> None:
 
 def _holds(watcher: Watcher, state: dict[str, bytes]) -> bool:
     return watcher.state() == state
+
+
+async def test_a_watcher_knows_a_lost_table_from_a_deleted_key(case: TableCase) -> None:
+    """What somebody deleted is to stay so; what was lost with its table its owner writes again."""
+    for key in ("deleted", "lost", "held"):
+        assert await case.table.create(key, b"1") is not None
+    async with watching(case.other) as watcher:
+        await case.table.delete("deleted")
+        await eventually(partial(_holds, watcher, {"lost": b"1", "held": b"1"}))
+        await case.replace()
+        await case.table.create("held", b"1")
+        await eventually(partial(_holds, watcher, {"held": b"1"}))
+        gone = {entry.key: entry.lost for entry in watcher.entries if entry.value is None}
+        assert (gone["deleted"], gone["lost"]) == (False, True)
+        await case.table.delete("held")
+        await eventually(partial(_holds, watcher, {}))
+        assert not watcher.entries[-1].lost

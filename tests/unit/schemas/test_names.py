@@ -123,6 +123,50 @@ def test_any_text_can_be_made_a_name(text: str, block_size: int) -> None:
 
 def test_a_pool_is_one_model_and_one_block_size() -> None:
     """Blocks of another size are not interchangeable, so they are another pool."""
-    assert pool_name("meta-llama/Llama-3.1-8B", 16) == "meta-llama-llama-3-1-8b-b16"
+    assert re.fullmatch(r"meta-llama-llama-3-1-8b-[0-9a-f]{8}-b16", pool_name("meta-llama/Llama-3.1-8B", 16))
     assert pool_name("m", 16) != pool_name("m", 32)
     assert pool_name("a", 16) != pool_name("b", 16)
+
+
+@pytest.mark.parametrize("name", ["sim", "m", "smollm2-135m-instruct", "qwen_3-8b", "7b", "a" * 47])
+def test_a_name_that_is_a_token_already_is_its_pools_name(name: str) -> None:
+    """Nothing is added to it: people type it."""
+    assert pool_name(name, 16) == f"{name}-b16"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("acme/sim.v1", "Acme-Sim-v1"),
+        ("acme/sim.v1", "acme-sim-v1"),
+        ("Sim", "sim"),
+        ("sim", " sim"),
+        ("sim", "-sim-"),
+        ("sim-", "sim"),
+        ("", "unnamed"),
+        ("模型一", "模型二"),
+        ("a..b", "a.b"),
+        ("x" * 56 + "-instruct", "x" * 56 + "-base"),
+        ("x" * 47, "x" * 48),
+        ("x" * 63, "x" * 64),
+    ],
+)
+def test_two_models_never_share_a_pool(one: str, other: str) -> None:
+    """Even if their names differ only in what no token may have, or only at their ends."""
+    assert pool_name(one, 16) != pool_name(other, 16)
+    for name in (one, other):
+        assert VALID.fullmatch(pool_name(name, 65_536))
+
+
+@given(st.text("aA-_./ é", max_size=8), st.text("aA-_./ é", max_size=8))
+def test_pool_names_are_unique(one: str, other: str) -> None:
+    """Names that are spelled alike are where two could become one."""
+    assert (pool_name(one, 16) == pool_name(other, 16)) == (one == other)
+
+
+def test_no_name_is_spelled_like_the_pool_of_another() -> None:
+    """A model may be called as another one's pool is, but for the block size."""
+    for name in ("acme/sim.v1", "x" * 80, "", "sim"):
+        pool = pool_name(name, 16)
+        assert pool_name(pool.removesuffix("-b16"), 16) != pool or name == "sim"
+        assert pool_name(pool, 16) != pool

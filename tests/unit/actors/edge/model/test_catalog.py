@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from headwater.actors.edge.model.catalog import ModelCatalog
+from headwater.actors.edge.model.catalog import REMOVE_AFTER_S, RETRY_S, ModelCatalog
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable
@@ -78,21 +78,57 @@ async def test_without_models_the_edge_says_that_no_worker_joined() -> None:
 
 
 async def test_a_card_that_is_deleted_ends_the_model() -> None:
-    """Cards are followed, not read once."""
-    world = memory_world(ManualClock())
+    """Cards are followed, not read once. Not at once: its workers may write it again."""
+    clock = ManualClock()
+    world = memory_world(clock)
     pool = await serve_model(world, "m")
     async with following(world) as models:
         assert names(models) == ["m"]
         await world.cards.delete(subjects.card_key(pool))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await clock.advance(REMOVE_AFTER_S - 0.1)
+        assert models.get("m").card.pool == pool
+        await clock.advance(0.2)
         assert names(models) == []
+        with pytest.raises(ApiError, match="no worker has joined"):
+            models.get("m")
 
 
-async def until_served(models: ModelCatalog, name: str, served: bool) -> None:
+async def test_a_card_that_is_written_again_was_never_gone() -> None:
+    """The table was lost and its workers wrote the cards again: requests find the model all the while, with what is new of it."""
+    clock = ManualClock()
+    world = memory_world(clock)
+    pool = await serve_model(world, "m")
+    async with following(world) as models:
+        for context in (4096, 8192):
+            await world.cards.delete(subjects.card_key(pool))
+            await clock.advance(REMOVE_AFTER_S / 2)
+            assert models.get("m").card.pool == pool
+            await serve_model(world, "m", context=context)
+            await clock.advance(2 * REMOVE_AFTER_S)
+            assert models.get("m").card.context_length == context
+
+
+async def test_a_model_whose_files_were_lost_is_served_once_they_are_back() -> None:
+    """Its workers store them again; nobody restarts the edge, which serves the others meanwhile."""
+    clock = ManualClock()
+    world = memory_world(clock)
+    await serve_model(world, "lost", files(chat_template="{{ messages }}"))
+    for name in await world.blobs.names("artifact/"):
+        await world.blobs.delete(name)
+    await serve_model(world, "good")
+    async with following(world) as models:
+        assert names(models) == ["good"]
+        await serve_model(world, "lost", files(chat_template="{{ messages }}"))
+        async with asyncio.timeout(20):
+            while names(models) != ["good", "lost"]:
+                await clock.advance(RETRY_S)
+
+
+async def until_served(models: ModelCatalog, name: str, served: bool, clock: ManualClock) -> None:
     """Wait until a name is served, or is no more, asking as requests do."""
     async with asyncio.timeout(20):
         while True:
+            await clock.advance(REMOVE_AFTER_S)
             with contextlib.suppress(ApiError):
                 if models.get(name) and served:
                     return
@@ -105,7 +141,8 @@ async def until_served(models: ModelCatalog, name: str, served: bool) -> None:
 
 async def test_names_are_found_as_long_as_their_cards_are_there() -> None:
     """A name that was asked for before is found once it is served, and not after it ended; so is an adapter's."""
-    world = memory_world(ManualClock())
+    clock = ManualClock()
+    world = memory_world(clock)
     first = await serve_model(world, "first")
     cards = CardTable(world.cards)
     async with following(world) as models:
@@ -113,15 +150,15 @@ async def test_names_are_found_as_long_as_their_cards_are_there() -> None:
         with pytest.raises(ApiError):
             models.get("second")
         second = await serve_model(world, "second")
-        await until_served(models, "second", True)
+        await until_served(models, "second", True, clock)
         adapter = LoraCard(name="a", pool=second, source="/a", digest="d", rank=8, created_s=1)
         await cards.create_lora(adapter)
-        await until_served(models, "a", True)
+        await until_served(models, "a", True, clock)
         assert models.get("a").parent == "second"
         await cards.delete_lora(second, "a")
-        await until_served(models, "a", False)
+        await until_served(models, "a", False, clock)
         await world.cards.delete(subjects.card_key(second))
-        await until_served(models, "second", False)
+        await until_served(models, "second", False, clock)
         assert models.get("first").card.pool == first
 
 

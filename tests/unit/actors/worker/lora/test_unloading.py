@@ -7,6 +7,7 @@ import pytest
 
 from headwater.engines.engine import EngineError
 from headwater.engines.lora_files import LoraError
+from headwater.events.memory.stores import MemoryTable
 from tests.support.worlds.clock import ManualClock, running, settle
 from tests.support.worlds.lora import Worker, eventually
 from tests.support.worlds.memory import memory_world
@@ -99,3 +100,26 @@ async def test_a_worker_that_starts_again_loads_what_it_held(tmp_path: Path) -> 
     async with running(again.adapters.run()):
         await settle()
         assert await again.held() == []
+
+
+async def test_an_adapter_whose_card_was_lost_stays_loaded_and_is_published_again(tmp_path: Path) -> None:
+    """The table of cards was deleted as a whole: nobody forgot the adapter. One that somebody forgets is still unloaded."""
+    clock = ManualClock()
+    world = memory_world(clock)
+    table = world.cards
+    assert isinstance(table, MemoryTable)
+    one = await Worker(world, tmp_path, "w1").start()
+    two = await Worker(world, tmp_path, "w2").start()
+    async with running(one.adapters.run()), running(two.adapters.run()):
+        for worker in (one, two):
+            await worker.load("a", "b")
+        cards = [await one.card(name) for name in ("a", "b")]
+        table.replace()
+        await clock.advance(10.0)
+        assert [await one.card(name) for name in ("a", "b")] == cards
+        for worker in (one, two):
+            assert await worker.held() == ["a", "b"]
+        await one.adapters.unload("a", forget=True)
+        await clock.advance(10.0)
+        assert await one.card("a") is None
+        assert await two.held() == ["b"]

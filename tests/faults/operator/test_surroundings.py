@@ -46,7 +46,7 @@ EMPTY = {
 }
 """As a template writes variables for which no value was given."""
 
-ASCII = {
+ASCII: dict[str | bytes, str | bytes | None] = {
     "LC_ALL": "POSIX",
     "PYTHONUTF8": "0",
     "PYTHONCOERCECLOCALE": "0",
@@ -54,7 +54,9 @@ ASCII = {
     b"JUNK": b"\xff\xfe",
 }
 
-namespaces = pytest.mark.skipif(not has_namespaces(), reason="needs mounts of its own, and to become another user")
+namespaces = pytest.mark.skipif(
+    not has_namespaces(), reason="needs mounts of its own, and to become another user"
+)
 
 SURROUNDINGS = {
     "as usual": lambda folder: Surrounding(),
@@ -100,7 +102,7 @@ STARTS: dict[str, list[Start]] = {
     "keys": [Start(("list", *CLIENT))],
     "streams": [Start(CLIENT, says="default")],
     "pools": [Start(CLIENT, says="sim-b16")],
-    "nats-config": [Start((), says="jetstream"), Start(("--out", "FOLDER/keys"))],
+    "nats-config": [Start((), says="jetstream"), Start(("--out", "FOLDER/keys", "--store", "FOLDER/store"))],
     "config": [Start(("show", "--config", "FILE"), says="sim-f"), Start(("reference",), says="http.port")],
     "completion": [Start(("bash",), says="complete")],
     "warm": [Start((), says="compiled")],

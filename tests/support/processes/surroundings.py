@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tests
 from headwater.ops.fleet.child import child_environment
@@ -36,7 +36,9 @@ CONTAINER = (
 )
 """A host name $1, process ids, 256 descriptors and a read-only root of its own, in which the folder $0 alone can be written."""
 
-Variables = Mapping[str | bytes, str | bytes | None]
+Variables = Mapping[Any, str | bytes | None]
+
+NO_VARIABLES: Variables = {}
 
 
 class Surrounding(NamedTuple):
@@ -46,7 +48,7 @@ class Surrounding(NamedTuple):
     starts without. `deleted`: its working folder is. `descriptors`: the most that it may have.
     """
 
-    environ: Variables = {}
+    environ: Variables = NO_VARIABLES
     prefix: tuple[str, ...] = ()
     closed: tuple[int, ...] = ()
     deleted: bool = False

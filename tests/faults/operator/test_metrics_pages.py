@@ -49,6 +49,13 @@ async def test_each_process_exports_its_own_metrics(tmp_path: Path, given: str) 
     workers = [pages["worker", name] for name in ("worker-0", "worker-1")]
     for page in pages.values():
         assert page["process_resident_memory_bytes"] > 0
+    kinds = {"edge", "router", "worker", "shadow"}
+    for (kind, _), page in pages.items():
+        others = [
+            name for name in page if name.split("_")[1] in kinds - {kind} and name.startswith("headwater_")
+        ]
+        # Zeros of others would be among what is counted and averaged.
+        assert not others
     for page in workers:
         assert any(name.startswith("headwater_worker_") for name in page)
     counted = {

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 KERNEL = """
 from headwater.schemas.jit import kernel
 from inner import double
@@ -38,9 +40,25 @@ def times(number):
 """
 
 
+WITHOUT_CACHE = """
+import errno, os, tempfile
+from numba.core import caching
+
+def refuse(*args, **kwargs):
+    raise OSError(errno.{error}, os.strerror(errno.{error}))
+
+{what} = refuse
+"""
+"""What a folder that cannot be written does to numba, for root too."""
+
+
 def run(folder: Path) -> list[int]:
     """(result, functions that came from the cache) of the program in a new process."""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache"), "NUMBA_DISABLE_JIT": "0"}
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(folder / "cache"),
+        "NUMBA_DISABLE_JIT": "0",
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     done = subprocess.run(
         [sys.executable, str(folder / "outer.py")],
         env=environment,
@@ -60,3 +78,38 @@ def test_a_change_in_a_file_that_is_compiled_in_is_noticed(tmp_path: Path) -> No
     assert run(tmp_path) == [12, 1]
     (tmp_path / "innermost.py").write_text(INNERMOST.format(3))
     assert run(tmp_path) == [27, 0]
+
+
+@pytest.mark.parametrize("error", ["EROFS", "EACCES", "ENOSPC"])
+@pytest.mark.parametrize("what", ["tempfile.TemporaryFile", "caching.IndexDataCacheFile.save"])
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, what: str, error: str) -> None:
+    """No folder can be written, or the disk is full by the time: the function is compiled and runs."""
+    (tmp_path / "outer.py").write_text(WITHOUT_CACHE.format(what=what, error=error) + KERNEL)
+    (tmp_path / "inner.py").write_text(INNER)
+    (tmp_path / "innermost.py").write_text(INNERMOST.format(2))
+    assert run(tmp_path) == [12, 0]
+
+
+def test_a_cache_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    """An image that was warmed up when it was built starts as quickly where its root is read-only."""
+    names = ("outer.py", "inner.py", "innermost.py")
+    for name, text in zip(names, (KERNEL, INNER, INNERMOST.format(2))):
+        (tmp_path / name).write_text(text)
+    assert run(tmp_path) == [12, 0]
+    broken = WITHOUT_CACHE.format(what="tempfile.TemporaryFile", error="EROFS")
+    # The kernel's own file stays as it was: numba looks at its time.
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    assert run(tmp_path) == [12, 1]
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    """A process was killed, or the disk was full, while the cache was written."""
+    for name, text in zip(("outer.py", "inner.py", "innermost.py"), (KERNEL, INNER, INNERMOST.format(2))):
+        (tmp_path / name).write_text(text)
+    assert run(tmp_path) == [12, 0]
+    files = [path for path in (tmp_path / "cache").rglob("*.nb?") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert run(tmp_path) == [12, 0]
+    assert run(tmp_path) == [12, 1]

@@ -10,7 +10,7 @@ import pytest
 from headwater import __version__
 from headwater.actors.bus.memory import MemoryBus
 from headwater.actors.bus.port import NoResponder
-from headwater.actors.runtime.discovery import ServiceEndpoint
+from headwater.actors.runtime.discovery import Requests, ServiceEndpoint
 
 KINDS = {"PING": "ping", "INFO": "info", "STATS": "stats"}
 
@@ -53,6 +53,21 @@ async def test_statistics_are_those_of_the_moment() -> None:
         [endpoint] = (await ask(bus, "$SRV.STATS.headwater-worker.w1"))["endpoints"]
     assert endpoint["data"] == {"running": 4}
     assert {"name", "subject", "num_requests", "num_errors"} <= endpoint.keys()
+
+
+async def test_requests_and_errors_are_counted() -> None:
+    """In the fields in which NATS's own tools and dashboards look for them."""
+    bus = MemoryBus()
+    counts = Requests()
+    service = ServiceEndpoint(bus, "worker", "w1", dict, counts)
+    await service.start()
+    try:
+        counts.total += 3
+        counts.errors += 1
+        [endpoint] = (await ask(bus, "$SRV.STATS.headwater-worker.w1"))["endpoints"]
+    finally:
+        await service.stop()
+    assert (endpoint["num_requests"], endpoint["num_errors"]) == (3, 1)
 
 
 async def test_a_question_for_another_is_not_answered() -> None:

@@ -29,10 +29,11 @@ ACCEPTED_WITH_IMAGES = (
 
 
 def test_media_of_a_request_are_written_with_their_kinds() -> None:
-    """These bytes, and the places that were meant."""
+    """These bytes, of a release without trace ids, and the places that were meant."""
     event = RequestAccepted("r", "m", "chat", 100, 20, True, media=MEDIA)
     written = Batch(2, "w1", 4, 7, 1_800_000_000_000_000_000, (event,), trace="t", previous=b"12345678")
-    assert encode_batch(written).hex() == ACCEPTED_WITH_MEDIA
+    [read_again] = decode_batch(encode_batch(written)).events
+    assert read_again == event
     [read] = decode_batch(bytes.fromhex(ACCEPTED_WITH_MEDIA)).events
     assert read == event
     assert event.places == MEDIA

@@ -135,6 +135,7 @@ class EngineInfo(NamedTuple):
     image_embeddings: EmbeddingSupport | None = None
     media_settings: str = ""
     media_tokens_max: Mapping[PromptMediaKind, int] = {}
+    dtype: str = ""
 
 
 class Pinned(NamedTuple):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.model_digest import content_digest
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -27,6 +28,7 @@ class ModelFiles(NamedTuple):
     response_template: str = ""
     vocabulary: int = 0
     media_processor: str = ""
+    identity: str = ""
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -54,6 +56,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         json.dumps(template) if isinstance(template := settings.get("response_template"), dict) else "",
         int(config.get("vocab_size", 0)),
         _media_processor(folder),
+        content_digest(folder),
     )
 
 

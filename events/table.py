@@ -20,11 +20,12 @@ class KeySize(NamedTuple):
 
 
 class TableEntry(NamedTuple):
-    """One key's state. `value` is None after deletion or expiry."""
+    """One key's state. `value` is None after deletion or expiry, or, `lost`, where the whole table was deleted and made again."""
 
     key: str
     value: bytes | None
     revision: int
+    lost: bool = False
 
 
 class Table(Protocol):

@@ -1,19 +1,21 @@
 """Compilation of hot loops: numba, with types preserved and machine code cached on disk."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba import njit
+from numba.core import caching
 from numba.extending import register_jitable
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 CACHE = Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}"
-"""Machine code, one folder for each version of numba. If it is not writable, numba uses the user's cache folder.
+"""Machine code, one folder for each version of numba. If it is not writable, what is in it is still used, and else the user's cache folder;
+where that is not writable either, each process compiles for itself.
 
 numba discards a function's whole cache when another version of it wrote it. Environments that share this source tree, as those
 of two engines do, would compile everything again each time the other had run: for 20 seconds, in any process.
@@ -24,14 +26,51 @@ _compiled: set[Callable[..., Any]] = set()
 """The kernels and `jitable` functions of this process, as plain functions."""
 
 
+class _ReadableLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
+    """A cache folder that can be read, though perhaps not written: one that was compiled into an image."""
+
+    def ensure_cache_path(self) -> None:
+        try:
+            super().ensure_cache_path()
+        except OSError:
+            if not Path(self.get_cache_path()).is_dir():
+                raise
+
+
+class _OptionalImplementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_ReadableLocator, caching.UserWideCacheLocator)
+
+
+class _OptionalCache(caching.FunctionCache):  # type: ignore[misc]
+    """A cache whose loss costs a compilation: what cannot be read is made again, what cannot be written is done without."""
+
+    _impl_class = _OptionalImplementation
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # unpickling a damaged file raises anything
+            with suppress(OSError):
+                # Else it would be found damaged by every process.
+                self._cache_file.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(sig, data)
+
+
 def kernel(function: FunctionT) -> FunctionT:
-    """Compile `function` on first call (machine code is cached in `CACHE`, or where NUMBA_CACHE_DIR says) without the GIL.
+    """Compile `function` on first call (machine code is cached in `CACHE`, or where NUMBA_CACHE_DIR says, if possible) without the GIL.
 
     With NUMBA_DISABLE_JIT=1 in the environment the same function runs as plain Python, which is slow but debuggable.
     """
     _compiled.add(function)
-    with _cache_of(function):
-        return cast(FunctionT, njit(cache=True, nogil=True)(function))
+    made = njit(nogil=True)(function)
+    with _cache_of(function), suppress(RuntimeError):
+        # Numba's own `cache=True` fails where no folder can be written.
+        made._cache = _OptionalCache(function)
+    return cast(FunctionT, made)
 
 
 def jitable(function: FunctionT) -> FunctionT:

@@ -1,8 +1,13 @@
 """Validation of names that become subject tokens, stream names and keys."""
 
 import re
+from hashlib import blake2b
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_DIGEST_END = re.compile(r"-[0-9a-f]{8}\Z")
+POOL_NAME_MAX = 56
+"""Characters of a pool's name without its block size."""
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -31,5 +36,12 @@ def slug(text: str) -> str:
 
 
 def pool_name(model: str, block_size: int) -> str:
-    """The pool of workers whose KV blocks are interchangeable: one base model, one block size."""
-    return f"{slug(model)[:56].rstrip('-')}-b{block_size}"
+    """The pool of workers whose KV blocks are interchangeable: one base model, one block size.
+
+    A name that is a short lower-case token stays as it is; any other one gets a digest of the whole name, so that no two share a pool.
+    """
+    plain = slug(model)
+    if plain != model or len(plain) > POOL_NAME_MAX or _DIGEST_END.search(plain):
+        digest = blake2b(model.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+        plain = f"{plain[: POOL_NAME_MAX - 9].rstrip('-')}-{digest}"
+    return f"{plain}-b{block_size}"

@@ -184,8 +184,9 @@ def _worker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             # This grants no more than the bucket's subjects do: a roll-up header deletes as well.
             _purge(streams.blobs),
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            # A worker follows the cards: a LoRA adapter that is removed is removed on all workers.
-            *_read(streams.cards),
+            # A worker follows the cards: a LoRA adapter that is removed is removed on all workers. And it compares its model with those of
+            # the pools that have workers.
+            *_read(streams.leases, streams.cards),
             *_exist(streams.requests, *streams.edges_only),
         ),
         subscribe=(

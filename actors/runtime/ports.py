@@ -17,7 +17,8 @@ class Ports(NamedTuple):
     `api_keys` and `secrets` are tables of edges: of other processes only an operator's may write them. `stored` is
     the table of stored responses, `videos` that of video jobs; only edges use these.
     `pool_log` opens the log of a pool and creates it where it is missing; `ids` makes short unique names. `cache`
-    is this machine's copy of the newest snapshot's bulk data, None for none.
+    is this machine's copy of the newest snapshot's bulk data, None for none. `pool_logs` lists the pools that have a log, also those
+    whose model is no longer served.
     """
 
     ns: str
@@ -34,3 +35,4 @@ class Ports(NamedTuple):
     clock: Clock
     ids: Callable[[], str]
     cache: SnapshotCache | None = None
+    pool_logs: Callable[[], Awaitable[list[str]]] | None = None

@@ -38,10 +38,11 @@ class ModelCardChange(NamedTuple):
 
 
 class LoraCardChange(NamedTuple):
-    """A change of one LoRA card. `card` is None where it was deleted."""
+    """A change of one LoRA card. `card` is None where it was deleted, or, `lost`, where the table was."""
 
     key: str
     card: LoraCard | None
+    lost: bool = False
 
 
 class ApiKeyChange(NamedTuple):
@@ -140,6 +141,20 @@ class CardTable:
             return None
         return msgspec.json.decode(entry.value, type=ModelCard)
 
+    async def get_model_entry(self, pool: str) -> tuple[ModelCard, int] | None:
+        """A pool's model card with its revision. Raises `DecodeError`."""
+        entry = await self._table.get(subjects.card_key(pool))
+        if entry is None or entry.value is None:
+            return None
+        return msgspec.json.decode(entry.value, type=ModelCard), entry.revision
+
+    async def write_model(self, card: ModelCard, revision: int | None, ttl_s: int) -> int | None:
+        """Write a pool's model card if the present one has this revision, None: if there is none."""
+        key, value = subjects.card_key(card.pool), msgspec.json.encode(card)
+        if revision is None:
+            return await self._table.create(key, value, ttl_s=ttl_s)
+        return await self._table.update(key, value, revision=revision, ttl_s=ttl_s)
+
     async def put_model(self, card: ModelCard) -> None:
         """Write a pool's model card, whatever is there."""
         await self._table.put(subjects.card_key(card.pool), msgspec.json.encode(card))
@@ -214,7 +229,7 @@ def _card_change(entry: TableEntry) -> CardChange:
         card = None if entry.value is None else msgspec.json.decode(entry.value, type=ModelCard)
         return ModelCardChange(pool, card)
     lora = None if entry.value is None else msgspec.json.decode(entry.value, type=LoraCard)
-    return LoraCardChange(entry.key, lora)
+    return LoraCardChange(entry.key, lora, entry.lost)
 
 
 async def _first(watch: AsyncIterator[list[T]]) -> list[T]:

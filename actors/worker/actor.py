@@ -43,7 +43,7 @@ from headwater.actors.worker.encoding.encode_requests import EncodeRequests
 from headwater.actors.worker.lifecycle.audit import CommandAudit
 from headwater.actors.worker.lifecycle.health import EngineHealth
 from headwater.actors.worker.lifecycle.incarnation import Incarnation, written_subjects
-from headwater.actors.worker.lifecycle.model_card import Served, media_processor, publish_card
+from headwater.actors.worker.lifecycle.model_card import CardKeeper, Served, media_processor
 from headwater.actors.worker.lora.gate import LoraGate
 from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
 from headwater.actors.worker.serving.embeddings import Embeddings
@@ -172,13 +172,16 @@ class WorkerActor(Actor):
         info = await self.engine.start()
         await self.health.check_started(info, self.status.role)
         self._info = info
-        self._pool = pool_name(info.model, info.block_size)
+        self._pool = pool_name(self._served.name, info.block_size)
         self.log = self.log.bind(pool=self._pool)
         await self._start_transfer()
         self.status.media_processor = media_processor(self._served.files, info)
-        if self.status.role != "encode":
-            card = await publish_card(self.ports, self._served, self.engine, info)
-            self.status.tokenizer = card.tokenizer
+        keeper = CardKeeper(self.ports, self._served, self.engine, info, self.name)
+        if self.status.role == "encode":
+            await keeper.check()
+        else:
+            self.status.tokenizer = (await keeper.publish()).tokenizer
+            self.spawn(self._published_failure(keeper.run()), "model card")
         self._start_lora(info)
         self.spawn(self._persistence.run(), "persistence")
         self.spawn(self.intake.frames.run(), "frames")

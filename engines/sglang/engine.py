@@ -148,6 +148,7 @@ class SglangEngine(SglangControl):
             await self._running_max(),
             self._context_length,
             version=version,
+            dtype=str(self._manager.model_config.dtype).removeprefix("torch."),
             pairs_with=handoff.pairs_with(mode, version, self._settings.name, config),
             lora_slots=slots,
             lora_rank_max=rank_max,

@@ -1,5 +1,7 @@
 """The simulated engine's own model: a byte tokenizer, a chat template, and the text it answers with."""
 
+import hashlib
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.engines.model_files import ModelFiles
@@ -54,6 +56,7 @@ def sim_model_files(name: str) -> ModelFiles:
         tuple(number for text in (EOS,) if (number := made.token_to_id(text)) is not None),
         CONTEXT_LENGTH,
         name,
+        identity=hashlib.sha256(made.to_str().encode()).hexdigest(),
     )
 
 

@@ -109,6 +109,7 @@ class VllmEngine(VllmControl):
             int(config.scheduler_config.max_num_seqs),
             self._context_length,
             version=version,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
             pairs_with=handoff.pairs_with(config, self._settings.name, version),
             lora_slots=self._loras.slots,
             lora_rank_max=self._loras.rank_max,

@@ -11,9 +11,10 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused, LogUnavailable, StreamMissing
+from headwater.events.errors import LogError, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import (
     REQUEST_DEADLINE_S,
+    api,
     last_message,
     publish,
 )
@@ -34,6 +35,18 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _TTL = "Nats-TTL"
 _SIZE = "Nats-Msg-Size"
 _MARKERS = ("KV-Operation", "Nats-Marker-Reason")
+
+
+class _Watched:
+    """The bucket that is watched, known by the time at which it was made; "" where that is not known."""
+
+    def __init__(self, created: str) -> None:
+        self._created = created
+
+    def is_replaced(self, created: str) -> bool:
+        """Is it another one now?"""
+        before, self._created = self._created, created or self._created
+        return bool(before and created) and before != created
 
 
 class JetStreamTable:
@@ -120,10 +133,11 @@ class JetStreamTable:
         is waited for; after it is re-created its revisions start at 1.
         """
         known: dict[str, TableEntry] = {}
+        watched = _Watched(await self._created())
         while True:
             cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
             try:
-                async for entries in self._follow(cursor, known):
+                async for entries in self._follow(cursor, known, watched):
                     yield entries
             except StreamMissing as error:
                 _log.warning("bucket_missing", bucket=self._prefix, reason=str(error))
@@ -132,7 +146,7 @@ class JetStreamTable:
             await asyncio.sleep(MISSING_S)
 
     async def _follow(
-        self, cursor: Cursor, known: dict[str, TableEntry]
+        self, cursor: Cursor, known: dict[str, TableEntry], watched: "_Watched"
     ) -> AsyncGenerator[list[TableEntry], None]:
         present: dict[str, TableEntry] | None = None
         opened = 0
@@ -148,14 +162,24 @@ class JetStreamTable:
             if batch and batch[-1].pending:
                 continue
             held = {key: entry for key, entry in present.items() if entry.value is not None}
+            is_other = watched.is_replaced(await self._created())
             lost = [
-                TableEntry(key, None, known[key].revision + 1) for key in sorted(known.keys() - held.keys())
+                TableEntry(key, None, known[key].revision + 1, is_other)
+                for key in sorted(known.keys() - held.keys())
             ]
             fresh = [entry for key, entry in held.items() if known.get(key) != entry]
             known.clear()
             known.update(held)
             present = None
             yield [*fresh, *lost]
+
+    async def _created(self) -> str:
+        """When the bucket was made: another one of the same name has lost what was in this one. "" where that is not known."""
+        try:
+            return str((await api(self._client, f"STREAM.INFO.{self._stream}"))["created"])
+        except LogError as error:
+            _log.debug("bucket_not_identified", bucket=self._prefix, reason=str(error))
+            return ""
 
     def _entry(self, raw: RawMessage) -> TableEntry:
         gone = raw.headers and any(marker in raw.headers for marker in _MARKERS)

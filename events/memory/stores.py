@@ -73,7 +73,7 @@ class MemoryTable:
         self.expire()
         for key in [*self._entries]:
             self._revision = self._entries.pop(key)[1]
-            self._note(key, None)
+            self._note(key, None, lost=True)
         self._revision = 0
 
     def expire(self) -> None:
@@ -89,9 +89,9 @@ class MemoryTable:
         self._note(key, value)
         return self._revision
 
-    def _note(self, key: str, value: bytes | None) -> None:
+    def _note(self, key: str, value: bytes | None, *, lost: bool = False) -> None:
         self._revision += 1
-        self._changes.append(TableEntry(key, value, self._revision))
+        self._changes.append(TableEntry(key, value, self._revision, lost))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

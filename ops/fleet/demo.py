@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.tables import CardTable
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import LocalFleetSettings
 from headwater.ops.fleet.up import LocalFleet
 from headwater.ops.nats.connect import operator_ports
+from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator import explain, log
 
 SYSTEM = (
@@ -111,7 +111,7 @@ async def _ask(url: str, model: str, question: str) -> str:
 async def _explain(nats: NatsSettings, requests: list[str]) -> int:
     """Why each went where it went, from the log, and what the log holds."""
     async with operator_ports(nats, "demo") as ports:
-        pool = (await CardTable(ports.cards).pools())[0]
+        pool = await choose_pool(ports, "")
         pool_log = await ports.pool_log(pool)
         found: list[str] = []
         for request in requests:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import structlog
 
-from headwater.actors.runtime.tables import CardTable
+from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.runtime.tasks import cancel_all
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
@@ -300,10 +300,14 @@ class LocalFleet:
         return self._children.failure
 
     async def model(self) -> ModelCard:
-        """The card of a served model."""
+        """The card of a model that its workers serve: earlier runs may have left others."""
         assert self._client is not None
         cards = CardTable(JetStreamTable(self._client, subjects.card_bucket(self.nats.namespace)))
-        return min(await cards.models(), key=lambda card: card.name)
+        leases = await LeaseTable(
+            JetStreamTable(self._client, subjects.lease_bucket(self.nats.namespace))
+        ).read_all()
+        live = {one.pool for one in leases if one.kind == "worker"}
+        return min(await cards.models(), key=lambda card: (card.pool not in live, card.name))
 
     @property
     def probe_url(self) -> str:

@@ -26,11 +26,6 @@ def credentials(nats: NatsSettings, kind: InboxKind, name: str) -> Credentials:
     )
 
 
-def has_own_key(nats: NatsSettings) -> bool:
-    """Does a process log in with a key of its own kind, which grants only the permissions of that kind?"""
-    return bool("@" in nats.url or nats.keys_dir or nats.nkey_file or nats.creds_file)
-
-
 def reader_kind(nats: NatsSettings) -> InboxKind:
     """The kind of a command that only reads: operator, unless the keys or the URL's user are an observer's."""
     if urlsplit(nats.url).username == "observer":

@@ -20,7 +20,7 @@ from headwater.events.jetstream import (
     JetStreamTable,
     connect,
 )
-from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool
+from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool, stream_names
 from headwater.events.log import Log
 from headwater.events.snapshots.cache import FolderCache
 from headwater.events.table import STORED_BYTES_MAX
@@ -82,6 +82,10 @@ async def open_ports(
                 await ensure_pool(store, ns, pool, replicas=replicas, alter=alter)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
+        async def pool_logs() -> list[str]:
+            prefix = subjects.pool_stream_prefix(ns)
+            return [name.removeprefix(prefix) for name in await stream_names(store, prefix)]
+
         yield Ports(
             ns=ns,
             bus=NatsBus(core),
@@ -97,6 +101,7 @@ async def open_ports(
             clock=SystemClock(),
             ids=unique_ids(),
             cache=FolderCache(cache_dir / ns) if cache_dir else None,
+            pool_logs=pool_logs,
         )
     finally:
         for client in clients:

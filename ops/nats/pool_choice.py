@@ -1,28 +1,64 @@
-"""Which pool a command reads."""
+"""Which pool a command reads, and which one a router without `--pool` serves."""
 
 from headwater.actors.runtime.ports import Ports
-from headwater.actors.runtime.tables import CardTable
+from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.events.errors import LogError
 from headwater.ops.config.errors import ConfigError
 
 
 async def choose_pool(ports: Ports, wanted: str) -> str:
-    """`wanted`, or the only pool. Raises `ConfigError` if there are others and no such one, or none or several to choose from.
+    """`wanted`, or the only pool, or the only one that has workers. Raises `ConfigError` if there is no such one, or several.
 
-    A pool whose workers have all left keeps its model cards, so its log can still be read. Without any card it cannot be said which pools there are.
+    A pool whose workers have all left can still be read: as long as its model card is there, and then as long as its log is. Without any
+    card or log it cannot be said which pools there are.
     """
     found = await CardTable(ports.cards).pools()
-    if wanted:
-        if found and wanted not in found:
-            raise ConfigError(f"--pool {wanted}: there is no such pool; there are: {', '.join(found)}")
+    if wanted in found or (not found and wanted):
         return wanted
-    if len(found) != 1:
-        raise ConfigError(f"--pool: there are {len(found)} pools ({', '.join(found) or 'none'}); name one")
-    return found[0]
+    logs = await _logs(ports) if wanted or not found else []
+    if wanted in logs:
+        return wanted
+    if wanted:
+        known = ", ".join(sorted({*found, *logs}))
+        raise ConfigError(f"--pool {wanted}: there is no such pool; there are: {known}")
+    choices = found or logs
+    if len(choices) > 1:
+        live = await live_pools(ports)
+        served = [pool for pool in choices if pool in live]
+        choices = served if len(served) == 1 else choices
+    if len(choices) != 1:
+        raise ConfigError(
+            f"--pool: there are {len(choices)} pools ({', '.join(choices) or 'none'}); name one"
+        )
+    return choices[0]
+
+
+async def live_pools(ports: Ports) -> set[str]:
+    """The pools that have workers now."""
+    return {one.pool for one in await LeaseTable(ports.leases).read_all() if one.kind == "worker"}
 
 
 async def first_pool(ports: Ports) -> str:
-    """The pool of the first model card; waits for one."""
-    async for pools in CardTable(ports.cards).watch_pools():
-        if pools:
-            return pools[0]
-    raise ConfigError("the card table ended")
+    """The pool of the first worker that takes or renews its lease; waits for one.
+
+    A lease that is merely there may be one that a killed fleet left a moment ago, as cards are of what earlier runs served.
+    """
+    is_first = True
+    async for changes in LeaseTable(ports.leases).watch():
+        pools = [
+            held.pool for kind, _, held in changes if kind == "worker" and held is not None and held.pool
+        ]
+        if pools and not is_first:
+            return min(pools)
+        is_first = False
+    raise ConfigError("the lease table ended")
+
+
+async def _logs(ports: Ports) -> list[str]:
+    """The pools that have a log; none where that may not be asked."""
+    if ports.pool_logs is None:
+        return []
+    try:
+        return await ports.pool_logs()
+    except LogError:
+        return []

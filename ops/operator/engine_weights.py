@@ -13,6 +13,7 @@ from headwater.actors.runtime.tables import CardTable
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.connect import ports_of
+from headwater.ops.nats.pool_choice import live_pools
 from headwater.ops.process.text_table import table
 from headwater.schemas import subjects
 from headwater.schemas.messages.control import ControlReply
@@ -82,6 +83,9 @@ async def pool_of(ports: Ports, model: str) -> str:
     if not found:
         known = ", ".join(sorted({card.name for card in cards})) or "none"
         raise ConfigError(f"there is no model {model!r}; models are: {known}")
+    if len(found) > 1:
+        live = await live_pools(ports)
+        found = [pool for pool in found if pool in live] or found
     if len(found) > 1:
         raise ConfigError(
             f"{model} is served by {len(found)} pools ({', '.join(found)}), each with its own weights: "

@@ -30,13 +30,15 @@ async def keep_namespace(client: Connection, ns: str, replicas: int, stored_byte
 
 
 async def keep_pools(client: Connection, ns: str, replicas: int) -> None:
-    """Create the log of every pool that has a model card. Runs until cancelled."""
+    """Create the log of every pool that has a model card, and again whenever it was deleted. Runs until cancelled."""
     cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
+    known: set[str] = set()
     while True:
         try:
-            async for pools in cards.watch_pools():
-                for pool in pools:
-                    await ensure_pool(client, ns, pool, replicas=replicas)
+            # Asked again and again: nothing tells of a log that was deleted, and the cards may be lost with it.
+            known |= set(await cards.pools())
+            for pool in sorted(known):
+                await ensure_pool(client, ns, pool, replicas=replicas)
         except LogError as error:
             _log.warning("pool_streams_not_made", reason=str(error))
         await asyncio.sleep(RETRY_S)

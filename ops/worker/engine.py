@@ -17,7 +17,6 @@ from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.transfer.opening import media_transfer, open_transfer
 from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.nats.credentials import has_own_key
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
 from headwater.ops.worker import make_engine, preflight
@@ -43,11 +42,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
 
     async def make(ports: Ports, worker: str = name, one: Engine = engine) -> Actor:
         try:
-            if has_own_key(settings.nats):
-                _log.info("fleet_not_compared", reason="this key may not list model cards")
-            else:
-                cpu = make_engine.on_cpu()
-                await preflight.against_fleet(ports, settings, served.files.name, cpu=cpu)
+            await preflight.against_fleet(ports, settings, served.name, cpu=make_engine.on_cpu())
         except EngineUnavailable as error:
             _log.error("engine_cannot_start", reason=str(error))
             raise Unrecoverable(str(error)) from error

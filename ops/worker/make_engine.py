@@ -11,6 +11,7 @@ from headwater.engines import registry
 from headwater.engines.diffusers.folder import pipeline_folder, tokenizer_of
 from headwater.engines.diffusers.options import read_options
 from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.model_digest import content_digest
 from headwater.engines.model_files import ModelFiles, read_model_files
 from headwater.engines.sglang.config import cli_arguments as sglang_arguments
 from headwater.engines.sglang.config.arguments import SglangSettings
@@ -283,7 +284,9 @@ def _pipeline_files(own: WorkerSettings) -> tuple[Path, ModelFiles]:
     folder = pipeline_folder(own.model)
     # It counts prompts only: the pipeline encodes them itself. Without a fast one, by bytes.
     files = sim_model_files(own.served_model_name or folder.name)
-    files = files._replace(chat_template="", special_tokens={}, eos_token_ids=())
+    files = files._replace(
+        chat_template="", special_tokens={}, eos_token_ids=(), identity=content_digest(folder)
+    )
     return folder, files._replace(tokenizer=tokenizer_of(folder) or files.tokenizer)
 
 

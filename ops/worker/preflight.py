@@ -9,6 +9,7 @@ import structlog
 
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.actors.worker.lifecycle.model_card import check_block_size
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sglang.config import cli_arguments as sglang_arguments
 from headwater.engines.sglang.config import versions as sglang_versions
@@ -98,17 +99,20 @@ def known_block_size(settings: EngineProcess, *, cpu: bool) -> int:
 
 
 async def against_fleet(ports: Ports, settings: EngineProcess, model: str, *, cpu: bool) -> None:
-    """Compare with the model cards of pools that have workers now. Raises `EngineUnavailable`."""
+    """Compare with the model cards of pools that have workers now, before a model is loaded; `model` is the name that clients use.
+
+    Raises `EngineUnavailable`.
+    """
     worker, vllm = settings.worker, settings.vllm
     cards = await _read(CardTable(ports.cards).models)
     leases = await _read(LeaseTable(ports.leases).read_all)
-    live = {lease.pool for lease in leases if lease.kind == "worker"}
+    live = {lease.pool: lease.name for lease in leases if lease.kind == "worker"}
     size = known_block_size(settings, cpu=cpu)
     if size:
-        checks.block_size(model, size, cards, live)
+        check_block_size(model, size, cards, live)
     if worker.engine == "vllm":
         allow = vllm.allow_mixed_versions
-        checks.versions(worker.role, versions.installed(), model, cards, live, allow=allow)
+        checks.versions(worker.role, versions.installed(), model, cards, set(live), allow=allow)
 
 
 async def _read(read: Callable[[], Awaitable[list[T]]]) -> list[T]:

@@ -224,6 +224,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of the settings with which media become the model's input, "" for a model without media. It is part of the ids of media."""
     media_tokens_max: dict[str, dict[PromptMediaKind, int]] = {}
     """The tokens that one item of media may have, by engine and kind; without a number only the context limits them."""
+    identity: str = ""
+    """The digest of the model's configuration, tokenizer and weights, "" where it is not known. All workers of the pool have the same."""
+    dtype: str = ""
+    """The type of its activations and KV in the engines of the pool, such as "bfloat16"; "" where they do not say."""
     engines: dict[str, tuple[str, ...]] = {}
     """The capabilities of each engine that has served the pool; `capabilities` are those of any of them."""
 

@@ -138,7 +138,9 @@ async def test_a_data_folder_serves_whatever_is_asked_of_it_now(tmp_path: Path) 
                 body = {"model": name, "prompt": "hello", "max_tokens": 4}
                 answer = await client.post("/v1/completions", json=body)
                 # A model of before may be on its way out: then no request to it can be served, but it is never answered by another.
-                assert answer.status_code == 200 if name == model else answer.status_code in (404, 503), answer.text
+                assert answer.status_code == 200 if name == model else answer.status_code in (404, 503), (
+                    answer.text
+                )
             assert sum((await client.get("/health")).json()["workers"].values()) == 2
             listed = [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
             assert listed == [model]

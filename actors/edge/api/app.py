@@ -87,6 +87,8 @@ class App:
         self._workers = workers
         self.bodies = Bodies(options.bodies)
         self._models = models
+        models.is_live = lambda pool: workers.workers(pool) > 0
+        workers.on_pools_changed = models.refresh
         self._persistence = persistence
         self._access = access or AccessControl()
         self._owner = owner
@@ -271,7 +273,10 @@ class App:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether clients should be sent here, and the body of /health."""
-        workers = {card.name: self._workers.workers(card.pool) for card in self._models.cards()}
+        workers: dict[str, int] = {}
+        for card in self._models.cards():
+            # An earlier run may have left a pool of the same model.
+            workers[card.name] = workers.get(card.name, 0) + self._workers.workers(card.pool)
         stalled: dict[str, float] = self._persistence.stalled() if self._persistence is not None else {}
         others = sorted(self._workers.stalled)
         routable = any(self._workers.is_routable(card.pool) for card in self._models.cards())

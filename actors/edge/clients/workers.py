@@ -1,7 +1,7 @@
 """The workers that an edge sends requests to: messages to them, their frames, their leases."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count
@@ -137,6 +137,8 @@ class WorkerRegistry:
         """Set once the present leases are known."""
         self.epoch = 0
         """The epoch of this edge."""
+        self.on_pools_changed: Callable[[], None] = lambda: None
+        """Called when a worker appears or is gone."""
         self._handles = count(1)
         self._waits: set[int] = set()
         """Handles of requests that are answered as a whole."""
@@ -336,6 +338,8 @@ class WorkerRegistry:
             self.leases_known.set()
 
     def _on_lease(self, name: str, held: Lease | None) -> None:
+        if held is None or name not in self._leases or self._leases[name].pool != held.pool:
+            self.on_pools_changed()
         if held is None:
             ended = self._leases.pop(name, None)
             if ended is not None:

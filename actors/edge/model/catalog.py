@@ -1,11 +1,12 @@
 """The models an edge serves: cards from the card table, tokenizers and templates from the object store.
 
 A LoRA adapter is a model with its base model's tokenizer, template and limits. It is served while both their cards
-exist.
+exist. A card that is gone ends its model after `REMOVE_AFTER_S`: if the table was lost, its workers write it again. Files that are missing
+are asked for again until they are there.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,8 +24,13 @@ from headwater.schemas.subjects import artifact_name
 from headwater.schemas.tables.card import LoraCard, ModelCard
 
 RETRY_S = 0.5
+REMOVE_AFTER_S = 10.0
 
 _log = structlog.get_logger("headwater.models")
+
+
+class FileMissing(Exception):
+    """A file that a card names is not in the object store: its workers store it again."""
 
 
 class Model(NamedTuple):
@@ -57,7 +63,11 @@ def endpoint_of(card: ModelCard) -> str:
 
 
 class ModelCatalog:
-    """All models by name, kept current by `run`. Tokenizers are shared by digest."""
+    """All models by name, kept current by `run`. Tokenizers are shared by digest.
+
+    `is_live` says whether a pool has workers: of several pools with a model of one name, as an earlier run leaves them, one that has is
+    served. `refresh` is to be called when that changes.
+    """
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -67,6 +77,11 @@ class ModelCatalog:
         self._wanted: dict[str, ModelCard] = {}
         self._by_name: dict[str, Model] | None = None
         self._changed = asyncio.Event()
+        self._gone: dict[str, float] = {}
+        """When to remove the models whose card is gone."""
+        self._missing: set[str] = set()
+        """Models that wait for a file."""
+        self.is_live: Callable[[str], bool] = lambda _: True
         self.known = asyncio.Event()
 
     def get(self, name: str) -> Model:
@@ -78,9 +93,16 @@ class ModelCatalog:
             raise no_model(name, [model.card.name for model in self.all()])
         return model
 
+    def refresh(self) -> None:
+        """Other pools have workers now."""
+        self._by_name = None
+
     def all(self) -> list[Model]:
-        """All served models: base models by name, then adapters by name."""
-        bases = sorted(self._by_pool.values(), key=lambda model: model.card.name)
+        """All served models, one of each name: base models by name, then adapters by name."""
+        named: dict[str, Model] = {}
+        for model in sorted(self._by_pool.values(), key=lambda model: not self.is_live(model.card.pool)):
+            named.setdefault(model.card.name, model)
+        bases = sorted(named.values(), key=lambda model: model.card.name)
         taken = {model.card.name for model in bases}
         adapters = [
             _with_adapter(self._by_pool[card.pool], card)
@@ -98,6 +120,7 @@ class ModelCatalog:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(), name="cards")
             group.create_task(self._load_wanted(), name="models")
+            group.create_task(self._remove_gone(), name="models that are gone")
 
     async def _watch(self) -> None:
         async for changes in CardTable(self._ports.cards).watch():
@@ -105,23 +128,33 @@ class ModelCatalog:
                 if isinstance(change, LoraCardChange):
                     self._take_adapter(change)
                 elif change.card is None:
-                    self._remove(change.pool)
                     self._wanted.pop(change.pool, None)
+                    self._gone.setdefault(change.pool, self._ports.clock.monotonic_s() + REMOVE_AFTER_S)
                 else:
+                    self._gone.pop(change.pool, None)
                     self._wanted[change.pool] = change.card
             self._changed.set()
 
     def _take_adapter(self, change: LoraCardChange) -> None:
         """Register an adapter's card: it has no files to fetch."""
-        if change.card is None:
-            self._adapters.pop(change.key, None)
-        else:
+        if change.card is not None:
+            self._gone.pop(change.key, None)
             self._adapters[change.key] = change.card
+        elif change.lost:
+            self._gone.setdefault(change.key, self._ports.clock.monotonic_s() + REMOVE_AFTER_S)
+        else:
+            self._adapters.pop(change.key, None)
         self._by_name = None
 
-    def _remove(self, pool: str) -> None:
-        self._by_pool.pop(pool, None)
-        self._by_name = None
+    async def _remove_gone(self) -> None:
+        while True:
+            await self._ports.clock.sleep(RETRY_S)
+            now_s = self._ports.clock.monotonic_s()
+            for key in [key for key, due_s in self._gone.items() if due_s <= now_s]:
+                del self._gone[key]
+                self._by_pool.pop(key, None)
+                self._adapters.pop(key, None)
+                self._by_name = None
 
     async def _load_wanted(self) -> None:
         while True:
@@ -133,18 +166,22 @@ class ModelCatalog:
                 except LogError as error:
                     _log.warning("model_load_retrying", card=key, reason=str(error))
                     continue
+                except FileMissing as error:
+                    if key not in self._missing:
+                        _log.error("model_not_loaded", card=key, reason=str(error))
+                    self._missing.add(key)
+                    continue
                 except ValueError as error:
                     _log.error("model_not_loaded", card=key, reason=str(error))
-                if key not in self._wanted:
-                    # Removed while it was being loaded.
-                    self._remove(key)
-                elif self._wanted[key] == card:
+                self._missing.discard(key)
+                if self._wanted.get(key) == card:
                     del self._wanted[key]
+            if not self._wanted.keys() - self._missing:
+                # One that waits for a file holds no other up.
+                self.known.set()
             if self._wanted:
                 self._changed.set()
                 await self._ports.clock.sleep(RETRY_S)
-            else:
-                self.known.set()
 
     async def _load(self, card: ModelCard) -> None:
         present = self._by_pool.get(card.pool)
@@ -171,7 +208,9 @@ class ModelCatalog:
     async def _artifact(self, digest: str) -> bytes:
         data = await self._ports.blobs.get(artifact_name(digest))
         if data is None:
-            raise ValueError(f"its file {digest[:12]} is not in the object store; restart one of its workers")
+            raise FileMissing(
+                f"its file {digest[:12]} is not in the object store: its workers store it again within seconds"
+            )
         return data
 
 

@@ -91,6 +91,7 @@ class LoraManager:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registry.watch(), name="LoRA cards")
             group.create_task(self._load_wanted(), name="LoRA adapters that are wanted")
+            group.create_task(self._publish_lost(), name="LoRA cards that were lost")
             while True:
                 await self._unload_deleted(await self.registry.deleted.get())
 
@@ -204,6 +205,20 @@ class LoraManager:
             loaded = await self.slots.wait_settled(name)
             if loaded is not None:
                 await self.slots.unload(loaded, self._settings.unload_s)
+
+    async def _publish_lost(self) -> None:
+        """Write the cards of loaded adapters again that were lost with their table. Does not return."""
+        while True:
+            card = await self.registry.lost.get()
+            loaded = self.slots.loaded.get(card.name)
+            if loaded is None or loaded.card.identity != card.identity:
+                continue
+            try:
+                await self.registry.publish_card(card)
+            except EngineError as error:
+                _log.warning("lora_card_not_restored", lora=card.identity, reason=str(error))
+                self.registry.lost.put_nowait(card)
+                await self._clock.sleep(TRY_S)
 
     async def _unload_deleted(self, card: LoraCard) -> None:
         loaded = self.slots.loaded.get(card.name)

@@ -20,11 +20,12 @@ _log = structlog.get_logger("headwater.lora")
 class LoraRegistry:
     """LoRA cards of one pool. All calls raise `LoraError` 502 where the card table does not answer.
 
-    `deleted` queues each card that was deleted, or replaced by one with other weights.
+    `deleted` queues each card that was deleted, or replaced by one with other weights, `lost` each that was lost with its table.
     """
 
     def __init__(self, ports: Ports, pool: str) -> None:
         self.deleted: asyncio.Queue[LoraCard] = asyncio.Queue()
+        self.lost: asyncio.Queue[LoraCard] = asyncio.Queue()
         self._table = CardTable(ports.cards)
         self._clock = ports.clock
         self._pool = pool
@@ -52,6 +53,11 @@ class LoraRegistry:
             self._models[change.pool] = (change.card.name, *change.card.aliases)
 
     def _set_lora(self, change: LoraCardChange) -> None:
+        if change.lost:
+            # Nobody has forgotten it: who has it loaded publishes it again.
+            if (lost := self._cards.pop(change.key, None)) is not None and lost.pool == self._pool:
+                self.lost.put_nowait(lost)
+            return
         before = self._cards.pop(change.key, None)
         if change.card is not None:
             self._cards[change.key] = change.card

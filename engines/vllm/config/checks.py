@@ -7,7 +7,7 @@ from typing import NamedTuple
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.vllm.config import cli_arguments, connectors
 from headwater.schemas.events.fleet import Role
-from headwater.schemas.names import pool_name, slug
+from headwater.schemas.names import pool_name
 from headwater.schemas.tables.card import ModelCard
 
 LEAST_PORT, MOST_PORT = 1024, 65535
@@ -107,18 +107,6 @@ def kv_event_ports(owner: str, endpoint: str, ranks: int, flag: str) -> list[Por
     if not port.isdigit():
         raise EngineUnavailable(f"{flag}: {endpoint} has no port number; write it as tcp://*:5557")
     return [PortRange(flag, owner, int(port), ranks)]
-
-
-def block_size(model: str, wanted: int, cards: Iterable[ModelCard], live: set[str]) -> None:
-    """Reject a block size other than that of the pool that serves this model (`live`: pools with workers)."""
-    for card in cards:
-        same = card.pool == pool_name(model, card.block_size)
-        if same and card.pool in live and card.block_size != wanted:
-            raise EngineUnavailable(
-                f"--block-size {wanted}: pool {card.pool} serves {slug(model)} in blocks of {card.block_size} tokens, "
-                f"and cannot share blocks of another size; start with --block-size {card.block_size}, or in "
-                "another --namespace"
-            )
 
 
 def versions(

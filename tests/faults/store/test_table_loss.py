@@ -58,7 +58,9 @@ async def test_a_lost_table_is_whole_again(tmp_path: Path, what: str) -> None:
             await _lose(admin, LOST[what])
             refused = await _not_retryable(client)
             problems = [*refused[:1], *await settle(answers, stalled_s=STALLED_S_MAX)]
-            problems += [problem] if (problem := await unserved(lambda: succeeds(client), SERVED_S_MAX)) else []
+            problems += (
+                [problem] if (problem := await unserved(lambda: succeeds(client), SERVED_S_MAX)) else []
+            )
             assert not problems, "\n".join(problems)
         # It knows nothing but what is stored.
         up.kill(" edge ")

@@ -100,7 +100,9 @@ def test_other_weights_or_another_tokenizer_are_another_model(
     assert identity(one) != identity(other)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "unet/diffusion_pytorch_model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.gguf", "unet/diffusion_pytorch_model.safetensors"]
+)
 def test_weights_of_every_format_count(tmp_path: Path, name: str) -> None:
     """Also those in the folder of a part."""
     folders = [make_folder(tmp_path / which) for which in ("one", "other", "same")]

@@ -127,7 +127,7 @@ WRITES: dict[Kind, set[str]] = {
     "worker": {
         EVENTS["fleet"], EVENTS["kv"], EVENTS["load"], FRAMES, MEDIA, MEDIA_OFFER, lease("worker"), CARD,
         ADAPTER, BLOB,
-        *reads(CARDS),
+        *reads(LEASES), *reads(CARDS),
         f"$JS.API.STREAM.PURGE.{BLOBS}",
         f"$JS.API.STREAM.MSG.GET.{POOL}", f"$JS.API.DIRECT.GET.{POOL}.some.subject",
         f"$JS.API.STREAM.MSG.GET.{LEASES}", f"$JS.API.DIRECT.GET.{LEASES}.some.subject",

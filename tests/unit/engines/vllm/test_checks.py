@@ -153,19 +153,6 @@ def test_kv_event_ports_come_from_tcp_endpoints() -> None:
         checks.kv_event_ports("a", "tcp://*", 1, flag)
 
 
-def test_a_block_size_other_than_the_running_pools_is_refused() -> None:
-    """Only of the same model, and only while somebody serves it."""
-    cards = [card(block_size=32), card(model="other", block_size=16)]
-    live = {pool_name("m", 32), pool_name("other", 16)}
-    with pytest.raises(
-        EngineUnavailable, match=r"--block-size 64: pool m-b32 .*--block-size 32, or in another --names"
-    ):
-        checks.block_size("m", 64, cards, live)
-    checks.block_size("m", 32, cards, live)
-    checks.block_size("m", 64, cards, {"other-b16"})
-    checks.block_size("third", 64, cards, live)
-
-
 def test_mixed_versions_of_a_pair_are_refused() -> None:
     """Both versions and both ways out; workers without a role, and by permission, are not held back."""
     cards, live = [card(version="0.31.1")], {"m-b32"}

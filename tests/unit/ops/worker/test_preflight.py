@@ -32,7 +32,7 @@ async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch,
     if not live:
         await preflight.against_fleet(world, asked, "m", cpu=True)
         return
-    with pytest.raises(EngineUnavailable, match="--block-size 32: pool m-b64"):
+    with pytest.raises(EngineUnavailable, match="--block-size 32: worker w of pool m-b64"):
         await preflight.against_fleet(world, asked, "m", cpu=True)
     same = asked._replace(worker=asked.worker._replace(block_size=64))
     with pytest.raises(EngineUnavailable, match=r"--role prefill: vLLM .* here, 0\.1 in pool m-b64"):
@@ -42,7 +42,7 @@ async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch,
     # On a GPU only the engine knows its block size; it is the version that is left to compare.
     await preflight.against_fleet(world, EngineProcess(), "m", cpu=False)
     sglang = EngineProcess(worker=WorkerSettings("sglang"), sglang=SglangOptions(("--page-size", "32")))
-    with pytest.raises(EngineUnavailable, match="--block-size 32: pool m-b64"):
+    with pytest.raises(EngineUnavailable, match="--block-size 32: worker w of pool m-b64"):
         await preflight.against_fleet(world, sglang, "m", cpu=False)
 
 

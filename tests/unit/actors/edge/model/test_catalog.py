@@ -104,6 +104,10 @@ async def test_a_card_that_is_written_again_was_never_gone() -> None:
             await clock.advance(REMOVE_AFTER_S / 2)
             assert models.get("m").card.pool == pool
             await serve_model(world, "m", context=context)
+            async with asyncio.timeout(20):
+                # Its template is compiled in a thread.
+                while models.get("m").card.context_length != context:
+                    await clock.advance(RETRY_S)
             await clock.advance(2 * REMOVE_AFTER_S)
             assert models.get("m").card.context_length == context
 

@@ -4,17 +4,19 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.lifecycle.model_card import Served, check_block_size, own_card
 from headwater.actors.worker.serving.status import WorkerProfile
-from headwater.engines.engine import EngineInfo
+from headwater.engines.engine import EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles
 from headwater.ops.sim.fleet import FILES, SETTINGS
 from headwater.schemas.names import pool_name
 from headwater.schemas.tables.card import ModelCard
 from tests.support.engines.controlled import ControlledSim
+from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.virtual import Stage, play, until
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -214,3 +216,19 @@ def test_a_lost_card_is_no_way_into_a_pool() -> None:
         assert card.identity == ONE
 
     play(run)
+
+
+def test_a_block_size_other_than_the_running_pools_is_refused_before_a_model_is_loaded() -> None:
+    """Only of the same model, and only while somebody serves it."""
+    base = own_card(
+        Served("m", FILES), ControlledSim(SETTINGS, ManualClock()), EngineInfo("m", 32, 1, 1, 1), 0
+    )
+    cards = [base, replace(base, name="other", pool="other-b16", block_size=16)]
+    live = {base.pool: "w1", "other-b16": "w2"}
+    with pytest.raises(
+        EngineUnavailable, match=r"--block-size 64: worker w1 of pool m-b32 .*--block-size 32, or under"
+    ):
+        check_block_size("m", 64, cards, live)
+    check_block_size("m", 32, cards, live)
+    check_block_size("m", 64, cards, {"other-b16": "w2"})
+    check_block_size("third", 64, cards, live)

@@ -176,6 +176,7 @@ class EdgeActor(Actor):
             access=self._access.control,
             limiter=self._limiter,
             intake=self._intake,
+            requests=self.requests,
         )
         for loop, name in self._app.videos.loops():
             self.spawn(loop, name)

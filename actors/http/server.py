@@ -12,6 +12,7 @@ from headwater.actors.http.connection import protocol_of, websocket_protocol_of
 from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.tls import Certificate
 from headwater.actors.http.websocket import PING_S, PONG_S
+from headwater.schemas.addresses import host_port
 
 KEEP_ALIVE_S = 75
 """Longer than the idle time of common load balancers (60 s), so that they never reuse a closed connection."""
@@ -62,7 +63,7 @@ class UvicornServer:
         self._server: _Uvicorn | None = None
         self.listening = asyncio.Event()
         host, port = listener.getsockname()[:2]
-        self.url = f"{'https' if certificate else 'http'}://{host}:{port}"
+        self.url = f"{'https' if certificate else 'http'}://{host_port(host, port)}"
 
     async def serve(self, app: Asgi) -> None:
         """See `HttpServer.serve`."""

@@ -203,10 +203,12 @@ class RouterActor(Actor):
             raise lease.LeaseLost(await self._lease.hold())
 
     async def _on_query(self, message: Message) -> None:
+        self.requests.total += 1
         try:
             query = _query.decode(message.data)
             prompt_of(query)
         except (msgspec.DecodeError, ValueError) as error:
+            self.requests.errors += 1
             refused = RouteRefused(f"unreadable query: {error}")
             await self.ports.bus.publish(message.reply, _encode(refused))
             return
@@ -225,6 +227,7 @@ class RouterActor(Actor):
 
     async def send(self, message: Message, query: RouteQuery, reply: RouteReply) -> None:
         """See `QueryHandler`."""
+        self.requests.errors += isinstance(reply, RouteRefused)
         try:
             await self.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:

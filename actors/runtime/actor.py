@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from headwater.actors.runtime.discovery import ServiceEndpoint
+from headwater.actors.runtime.discovery import Requests, ServiceEndpoint
 from headwater.actors.runtime.lease import LeaseLost
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tasks import cancel_all
@@ -41,7 +41,8 @@ class Actor(ABC):
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._service = ServiceEndpoint(ports.bus, self.kind, name, self.stats)
+        self.requests = Requests()
+        self._service = ServiceEndpoint(ports.bus, self.kind, name, self.stats, self.requests)
 
     @abstractmethod
     async def start(self) -> None:

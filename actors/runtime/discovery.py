@@ -12,10 +12,25 @@ from headwater.schemas.subjects import service
 Verb = Literal["PING", "INFO", "STATS"]
 
 
+class Requests(msgspec.Struct):
+    """How many requests an actor has taken since it started, and how many of them it refused or failed."""
+
+    total: int = 0
+    errors: int = 0
+
+
 class ServiceEndpoint:
     """One actor's entry. It answers on its own subscriptions, so that it never queues after the actor's messages."""
 
-    def __init__(self, bus: Bus, kind: str, name: str, stats: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        kind: str,
+        name: str,
+        stats: Callable[[], dict[str, Any]],
+        requests: Requests | None = None,
+    ) -> None:
+        self._requests = requests or Requests()
         self._bus = bus
         self._identity = {
             "name": f"headwater-{kind}",
@@ -63,5 +78,12 @@ class ServiceEndpoint:
         }
 
     def _stats_reply(self) -> dict[str, Any]:
-        endpoint = {"name": "actor", "subject": "", "num_requests": 0, "num_errors": 0, "data": self._stats()}
+        data = self._stats()
+        endpoint = {
+            "name": "actor",
+            "subject": "",
+            "num_requests": self._requests.total,
+            "num_errors": self._requests.errors,
+            "data": data,
+        }
         return {"type": "io.nats.micro.v1.stats_response", **self._identity, "endpoints": [endpoint]}

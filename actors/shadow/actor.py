@@ -80,6 +80,7 @@ class ShadowActor(Actor):
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
         tally = self._fold.tally
+        self.requests.total, self.requests.errors = tally.judged, tally.unjudged
         return {
             "state": "ready" if self._caught_up.is_set() else "catching up",
             "pool": self.pool,

@@ -28,7 +28,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from headwater.actors.bus.port import Message
+from headwater.actors.bus.port import Handler, Message
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.offers import OfferAnswers
@@ -147,6 +147,7 @@ class WorkerActor(Actor):
 
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
+        self.requests.errors = self.status.refused
         if self._info is None or (self._incarnation is None and not self.stopping):
             return {"state": "starting", "pool": self._pool}
         load = self.engine.load()
@@ -287,15 +288,23 @@ class WorkerActor(Actor):
 
     async def _subscribe(self, epoch: int) -> None:
         guard = self._ready_gate.guard
+
+        def counted(handler: Handler) -> Handler:
+            async def handle(message: Message) -> None:
+                self.requests.total += 1
+                await handler(message)
+
+            return guard(handle)
+
         await self._subscriptions.open(
             epoch,
             (
-                ("generate", guard(self.intake.on_generate)),
+                ("generate", counted(self.intake.on_generate)),
                 ("cancel", guard(self.intake.on_cancel)),
                 ("status", self.intake.on_status),
                 ("claim", self.intake.on_claim),
-                ("embed", guard(self.embeddings.on_embed)),
-                ("encode", guard(self.encoding.on_encode)),
+                ("embed", counted(self.embeddings.on_embed)),
+                ("encode", counted(self.encoding.on_encode)),
                 ("offer", self._offers.on_offer),
                 ("cancel", self.embeddings.on_cancel),
                 ("file", guard(self.files.on_message)),

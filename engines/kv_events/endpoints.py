@@ -17,7 +17,11 @@ def in_folder(folder: Path) -> tuple[str, str]:
 
 def reachable(endpoint: str) -> str:
     """Where to connect to what is bound to `endpoint` on this machine."""
-    for everywhere in ("tcp://*:", "tcp://0.0.0.0:"):
+    for everywhere, here in (
+        ("tcp://*:", "127.0.0.1"),
+        ("tcp://0.0.0.0:", "127.0.0.1"),
+        ("tcp://[::]:", "[::1]"),
+    ):
         if endpoint.startswith(everywhere):
-            return "tcp://127.0.0.1:" + endpoint.removeprefix(everywhere)
+            return f"tcp://{here}:" + endpoint.removeprefix(everywhere)
     return endpoint

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from headwater.engines.lora_files.errors import LoraError
 from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.public_address import Network
+from headwater.schemas.addresses import host_port
 
 SCHEMES = ("file", "http", "https", "s3", "hf")
 PORTS = {"http": 80, "https": 443}
@@ -98,7 +99,7 @@ def parse(text: str, *, prefix: bool = False) -> Source:
     if "\\" in path or "\0" in path or any(part in (".", "..") for part in path.split("/")):
         raise _bad(text, "its path must not contain '..'")
     number = port or PORTS.get(scheme, 0)
-    return Source(scheme, f"{host}:{number}" if host and number else host, path.rstrip("/"), text)
+    return Source(scheme, host_port(host, number) if host and number else host, path.rstrip("/"), text)
 
 
 def parse_sources(texts: Sequence[str]) -> tuple[Source, ...]:

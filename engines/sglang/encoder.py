@@ -35,6 +35,7 @@ from headwater.engines.sglang.embeddings.input import fields_in
 from headwater.engines.sglang.learn_media import PER_PROMPT
 from headwater.engines.sglang.media import frames_of, media_settings, without_sampling
 from headwater.engines.sglang.process import import_sglang
+from headwater.schemas.addresses import host_port
 from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.card import MediaSupport, VideoSupport
@@ -224,7 +225,7 @@ def _load(arguments: Mapping[str, Any]) -> Any:
     load_plugins()
     given = ServerArgs(**arguments)
     publish(given, role="encoder")
-    return MMEncoder(given, dist_init_method=f"tcp://{HOST}:{disaggregation.free_port(HOST)}")
+    return MMEncoder(given, dist_init_method=f"tcp://{host_port(HOST, disaggregation.free_port(HOST))}")
 
 
 def _is_lasting(error: Exception) -> bool:

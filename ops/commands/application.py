@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTo
 
 from headwater import __version__
 from headwater.ops.commands import COMMANDS
+from headwater.ops.config import environment
 from headwater.ops.config.command import Bound
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.sources import Sources
@@ -124,8 +125,10 @@ def main(line: Sequence[str] | None = None) -> int:
 
     What a user can fix is one line on standard error and exit code 2.
     """
+    open_standard_streams()
     try:
         bound, _ = parse(sys.argv[1:] if line is None else line)
+        _warn_of_variables()
         if bound.log is not None:
             from headwater.ops.process import logging
 
@@ -150,6 +153,32 @@ def main(line: Sequence[str] | None = None) -> int:
             print(f"headwater: {error}", file=sys.stderr)
             return 2
         raise
+
+
+def open_standard_streams() -> None:
+    """Open those that this process was started without, and let none fail on a character that its encoding lacks.
+
+    A file that is opened next would else get the number of one of them, and what a library prints.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (as long as the process)
+        stream = getattr(sys, name)
+        if mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _warn_of_variables() -> None:
+    for name, meant in environment.unknown(os.environ):
+        hint = f": did you mean {meant}?" if meant else "; `headwater config reference` lists all settings"
+        print(f"headwater: no setting has the variable {name}, which is ignored{hint}", file=sys.stderr)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

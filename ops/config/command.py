@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from cyclopts import App, Group, Parameter, Token
 
+from headwater.ops.config.environment import CONFIG_VARIABLE, KEY_VARIABLE
 from headwater.ops.config.process import LogSettings
 from headwater.ops.config.setting import (
     Flag,
@@ -30,7 +31,7 @@ from headwater.ops.config.setting import (
     setting_of,
     struct_settings,
 )
-from headwater.ops.config.sources import CONFIG, CONFIG_KEY, CONFIG_VARIABLE, KEY_VARIABLE, read_tokens
+from headwater.ops.config.sources import CONFIG, CONFIG_KEY, read_tokens
 from headwater.ops.config.tree import (
     DEFAULTS,
     GROUPS,

@@ -31,6 +31,9 @@ class ConfigFile:
                 yield key, value
             elif key in self._tables:
                 continue
+            elif value is None and any(one.startswith(f"{key}.") for one in known):
+                # All its keys are comments.
+                continue
             elif isinstance(value, dict) and any(one.startswith(f"{key}.") for one in known):
                 yield from self._settings(value, f"{key}.")
             else:
@@ -70,9 +73,10 @@ def _read(path: Path, source: str) -> dict[str, Any]:
     import yaml
 
     try:
-        text = path.read_text()
+        # Whatever the locale says; some editors begin files with a byte order mark.
+        text = path.read_bytes().decode("utf-8-sig")
         is_yaml = path.suffix.lower() in (".yaml", ".yml")
-        document = yaml.safe_load(text) if is_yaml else tomllib.loads(text)
+        document = _load_yaml(text) if is_yaml else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{source}{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -82,6 +86,27 @@ def _read(path: Path, source: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{source}{path}: expected settings by name, got a {type(document).__name__}")
     return document
+
+
+def _load_yaml(text: str) -> Any:
+    """A document of which no table has a key twice: YAML's last one would win unnoticed, and TOML refuses it too."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+            made: dict[Any, Any] = super().construct_mapping(node, deep)
+            return made
+
+    return yaml.load(text, Loader)
 
 
 def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -11,6 +11,7 @@ A section is a `NamedTuple`; its fields are settings:
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -155,6 +156,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     def _convert(self, given: list[Any]) -> Any:
         last = given[-1]
+        if self.metavar == "HOST" and last == "":
+            raise ValueError(
+                "expected a host or an address; 0.0.0.0 stands for all of IPv4, :: for all of IPv6"
+            )
+        if self.base is str and self.metavar in ("FILE", "FOLDER") and isinstance(last, str):
+            # Also where no shell has done it: in a file, after `--flag=`. Without a home it stays.
+            last = os.path.expanduser(last)
         if self.base is bool and isinstance(last, str):
             return _boolean(last)
         if self.text is not None:

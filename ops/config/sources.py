@@ -3,21 +3,21 @@
 cyclopts reads flags and variables; `Sources` is its last source and adds the file and the engine's own arguments.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from cyclopts import UNSET, App, Argument, ArgumentCollection, Token
 
+from headwater.ops.config.environment import CONFIG_VARIABLE, is_unset
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.file import ConfigFile
-from headwater.ops.config.setting import ENV_PREFIX, Setting
+from headwater.ops.config.setting import Setting
 from headwater.ops.config.tree import all_settings
 
 CONFIG, CONFIG_KEY = "config", "config_key"
 """Parameters that every command with settings has."""
-
-CONFIG_VARIABLE, KEY_VARIABLE = f"{ENV_PREFIX}CONFIG", f"{ENV_PREFIX}CONFIG_KEY"
 
 ENGINE = "worker__engine"
 
@@ -48,12 +48,14 @@ class Sources:
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Add to what flags and environment have given."""
         by_name = {argument.field_info.name: argument for argument in arguments}
+        for given in by_name.values():
+            given.tokens[:] = [token for token in given.tokens if not _is_unset(token)]
         _replace_flags(by_name)
         path, key = _given(by_name.get(CONFIG)), _given(by_name.get(CONFIG_KEY))
         if key and not path:
             raise ConfigError(f"--config-key {key}: give the file with --config FILE")
         source = f"{CONFIG_VARIABLE}=" if _is_variable(by_name.get(CONFIG)) else "--config "
-        file = ConfigFile(Path(path), key, source) if path else None
+        file = ConfigFile(Path(os.path.expanduser(path)), key, source) if path else None
         for setting in all_settings().values():
             argument = by_name.get(setting.name)
             if argument is None:
@@ -114,6 +116,10 @@ def _replace_flags(by_name: dict[str, Argument]) -> None:
                 f"{word} and {setting.flag} {own.tokens[0].value} contradict each other: give one"
             )
         own.tokens[:] = [Token(keyword=setting.flag, value=word, source="cli")]
+
+
+def _is_unset(token: Token) -> bool:
+    return token.source == "env" and is_unset(token.keyword or "", token.value)
 
 
 def _given(argument: Argument | None) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from headwater.actors.runtime.supervisor import StartFailed, Unrecoverable
+from headwater.ops.config.environment import CONFIG_VARIABLE, KEY_VARIABLE, OWN, is_of_a_service
 from headwater.ops.config.setting import ENV_PREFIX
-from headwater.ops.config.sources import CONFIG_VARIABLE, KEY_VARIABLE
-from headwater.ops.config.tree import all_settings
 from headwater.ops.fleet.spawner import SpawnedProcess, Spawner
 from headwater.ops.process.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE
 from headwater.ops.process.signals import die_with_parent
@@ -28,18 +27,19 @@ OnExit = Callable[[int], Awaitable[None]]
 def child_environment() -> dict[str, str]:
     """This process's environment, with bytecode caching on: engines import some 5,000 modules.
 
-    Without settings: those of a fleet are not those of its processes, which get theirs as flags.
+    Without settings: those of a fleet are not those of its processes, which get theirs as flags. Of what looks like one the fleet's own
+    process has told.
     """
-    environ = {name: text for name, text in os.environ.items() if not _is_setting(name)}
+    environ = {name: text for name, text in os.environ.items() if not _is_setting(name, text)}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     environ["PYTHONUNBUFFERED"] = "1"
     return environ
 
 
-def _is_setting(variable: str) -> bool:
-    if not variable.startswith(ENV_PREFIX):
+def _is_setting(variable: str, text: str) -> bool:
+    if not variable.startswith(ENV_PREFIX) or is_of_a_service(variable, text):
         return False
-    return variable in (CONFIG_VARIABLE, KEY_VARIABLE, *(one.variable for one in all_settings().values()))
+    return variable in (CONFIG_VARIABLE, KEY_VARIABLE) or variable not in OWN
 
 
 def headwater_command(*arguments: str) -> list[str]:

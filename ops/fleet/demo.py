@@ -14,6 +14,7 @@ from headwater.ops.fleet.up import LocalFleet
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator import explain, log
+from headwater.schemas.addresses import split_host_port
 
 SYSTEM = (
     "You are the guide of a small museum about rivers. You answer visitors in one or two short sentences, in plain "
@@ -61,7 +62,7 @@ async def demo(settings: LocalFleetSettings, stop: asyncio.Event) -> int:
 
 async def _ask(url: str, model: str, question: str) -> str:
     """Ask over HTTP, printing the answer as it comes; returns the request's id."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
+    address = url.removeprefix("http://")
     body = msgspec.json.encode(
         {
             "model": model,
@@ -75,8 +76,8 @@ async def _ask(url: str, model: str, question: str) -> str:
             ],
         }
     )
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+    reader, writer = await asyncio.open_connection(*split_host_port(address))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     print(f"> {question}\n  ", end="", flush=True)
     began = time.monotonic()

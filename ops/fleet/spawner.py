@@ -31,8 +31,9 @@ Main = Callable[[Sequence[str]], int]
 
 
 class _Request(msgspec.Struct, array_like=True):
-    arguments: list[str]
-    environ: dict[str, str]
+    arguments: list[bytes]
+    environ: dict[bytes, bytes]
+    """Bytes, as the system has them: they need not be valid in any encoding."""
 
 
 class _Reply(msgspec.Struct, array_like=True):
@@ -116,7 +117,8 @@ class Spawner:
         started: asyncio.Future[SpawnedProcess] = loop.create_future()
         self._starting.append(started)
         try:
-            request = _encode(_Request(list(arguments), dict(environ)))
+            pairs = {os.fsencode(name): os.fsencode(text) for name, text in environ.items()}
+            request = _encode(_Request([os.fsencode(word) for word in arguments], pairs))
             socket.send_fds(self._socket, [request], list(output))
         except OSError as error:
             self._starting.remove(started)
@@ -234,12 +236,16 @@ def _run_command(request: _Request, output: Sequence[int], main: Main, spawner: 
             os.dup2(end, number)
             os.close(end)
         # Nothing that the parent has buffered is printed twice.
-        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-        os.environ.clear()
-        os.environ.update(request.environ)
-        sys.argv = ["headwater", *request.arguments]
+        sys.stdout, sys.stderr = (
+            open(number, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+            for number in (1, 2)
+        )
+        os.environb.clear()
+        os.environb.update(request.environ)
+        arguments = [os.fsdecode(word) for word in request.arguments]
+        sys.argv = ["headwater", *arguments]
         setproctitle.setproctitle(" ".join(sys.argv))
-        code = main(request.arguments)
+        code = main(arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

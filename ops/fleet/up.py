@@ -55,6 +55,7 @@ from headwater.ops.process.sockets import bind, free_port, free_range
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
 from headwater.ops.worker import environment, make_engine, plan, preflight
 from headwater.schemas import subjects
+from headwater.schemas.addresses import host_port, reachable, split_host_port
 from headwater.schemas.tables.card import ModelCard
 
 READY_POLL_S = 0.05
@@ -122,7 +123,7 @@ class LocalFleet:
         host, port = listener.getsockname()[:2]
         listener.close()
         scheme = "https" if certificate_of(settings.http) else "http"
-        self.url = f"{scheme}://{reachable(host)}:{port}"
+        self.url = f"{scheme}://{host_port(reachable(host), port)}"
         self._write_targets()
         if not self.nats.url:
             await self._start_nats()
@@ -201,7 +202,7 @@ class LocalFleet:
             bind(host, port, flag="--metrics-port").close()
         groups = [
             {
-                "targets": [f"{reachable(host)}:{port}"],
+                "targets": [host_port(reachable(host), port)],
                 "labels": {"job": "headwater", "component": component, "name": name},
             }
             for (component, name), port in ports.items()
@@ -313,7 +314,7 @@ class LocalFleet:
     def probe_url(self) -> str:
         """The edge's metrics port: its own may demand TLS and keys."""
         own = self._metrics["edge-0"]
-        return f"http://{reachable(own.host)}:{own.port}"
+        return f"http://{host_port(reachable(own.host), own.port)}"
 
     async def stop(self) -> None:
         """End every process, in order."""
@@ -373,12 +374,12 @@ def _greeting(fleet: LocalFleet, card: ModelCard, seconds: float) -> str:
 
 async def _health(url: str) -> dict[str, Any]:
     """The body of /health, empty while nothing answers."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
+    address = url.removeprefix("http://")
     try:
         async with asyncio.timeout(5.0):
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await asyncio.open_connection(*split_host_port(address))
             try:
-                writer.write(f"GET /health HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+                writer.write(f"GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n".encode())
                 answer = await reader.read()
             finally:
                 writer.close()
@@ -397,8 +398,3 @@ def start_spawner(main: Main) -> Spawner:
 
     kernels.compile_kernels()
     return Spawner.fork(main)
-
-
-def reachable(host: str) -> str:
-    """An address of this machine at which a server that listens on `host` answers."""
-    return "127.0.0.1" if host == "0.0.0.0" else host

@@ -16,6 +16,7 @@ from headwater.ops.nats.credentials import seed_file
 from headwater.ops.nats.keys import new_seed, public_key
 from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas import permissions
+from headwater.schemas.addresses import host_port
 from headwater.schemas.names import InvalidName
 from headwater.schemas.permissions import DUTIES, KINDS, Kind
 
@@ -171,7 +172,7 @@ def _server(
     store = wanted.store if wanted.servers == 1 else f"{wanted.store}/{name}"
     made: dict[str, Any] = {
         "server_name": name,
-        "listen": f"{host}:{port}",
+        "listen": host_port(host, port),
         "max_payload": MAX_PAYLOAD,
         "write_deadline": "10s",
         "jetstream": {"store_dir": store},
@@ -184,10 +185,10 @@ def _server(
     if wanted.servers > 1:
         made["cluster"] = {
             "name": f"headwater-{wanted.namespace}",
-            "listen": f"{host}:{port + CLUSTER_PORT_ABOVE}",
+            "listen": host_port(host, port + CLUSTER_PORT_ABOVE),
             "authorization": {"user": "route", "password": cluster_password},
             "routes": [
-                f"nats://route:{cluster_password}@{other}:{at + CLUSTER_PORT_ABOVE}"
+                f"nats://route:{cluster_password}@{host_port(other, at + CLUSTER_PORT_ABOVE)}"
                 for other, at in addresses
             ],
         } | ({"tls": tls} if tls else {})
@@ -221,7 +222,7 @@ def _environment(wanted: Wanted, user: User, known: dict[str, str]) -> str:
     else:
         # A process finds its own in there; on another machine the folder holds only what was copied.
         lines.append(f"{ENV_PREFIX}NATS_KEYS_DIR={_KEYS_HERE}")
-    url = ",".join(f"nats://{login}{host}:{port}" for host, port in _addresses(wanted))
+    url = ",".join(f"nats://{login}{host_port(host, port)}" for host, port in _addresses(wanted))
     lines.insert(0, f"{ENV_PREFIX}NATS={url}")
     if user.name:
         lines.append(f"{ENV_PREFIX}NAME={user.name}")

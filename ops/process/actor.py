@@ -65,7 +65,7 @@ async def run_one(
     freeze_heap()
     board = ProbeBoard(host.metrics.live_timeout_s)
     if host.metrics.port:
-        metrics.serve(host.metrics, labels, collector, board)
+        metrics.serve(host.metrics, labels, collector, board, kind=kind)
     running: list[Actor] = []
     started = asyncio.Event()
 

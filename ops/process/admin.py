@@ -20,6 +20,7 @@ from headwater.ops.config.processes import AdminProcess
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.nats.credentials import credentials
 from headwater.ops.process.sockets import bind
+from headwater.schemas.addresses import host_port
 
 _log = structlog.get_logger("headwater.admin")
 
@@ -77,7 +78,9 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
 
         work = asyncio.create_task(supervise("admin", one_life, ports.clock), name="admin")
         waiting = asyncio.create_task(stop.wait(), name="stop")
-        _log.info("admin_listening", url=f"http://{own.host}:{listener.getsockname()[1]}/admin/workers")
+        _log.info(
+            "admin_listening", url=f"http://{host_port(own.host, listener.getsockname()[1])}/admin/workers"
+        )
         try:
             await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
             for server in serving:

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import prometheus_client
@@ -17,11 +17,16 @@ from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.process import MetricsSettings
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.probes import ProbeBoard
+from headwater.ops.process.sockets import family_of
+from headwater.schemas.addresses import host_port
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 Labels = Callable[[], Mapping[str, str]]
+
+KINDS: Final = ("edge", "router", "worker", "shadow")
+"""Actors whose metrics are named after their kind."""
 
 
 def serve(
@@ -29,20 +34,24 @@ def serve(
     labels: Labels | None = None,
     more: Collector | None = None,
     board: ProbeBoard | None = None,
+    *,
+    kind: str = "",
 ) -> int:
-    """Serve the metrics from threads, every sample with these labels, and what `more` collects; and `board`'s probes.
+    """Serve the metrics of an actor of this `kind` from threads, every sample with these labels, and what `more` collects; and
+    `board`'s probes.
 
     Returns the port. Raises `ConfigError` if it is taken.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Labelled(labels or dict, more))
+    registry.register(Labelled(labels or dict, more, kind))
     app = with_probes(prometheus_client.make_wsgi_app(registry), board)
-    kind = _Server6 if ":" in settings.host else _Server
     try:
-        server = make_server(settings.host, settings.port, app, kind, handler_class=_Handler)
+        family, host = family_of(settings.host)
+        server_class = _Server6 if family == socket.AF_INET6 else _Server
+        server = make_server(host, settings.port, app, server_class, handler_class=_Handler)
     except OSError as error:
         raise ConfigError(
-            f"--metrics-port: cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
+            f"--metrics-port: cannot listen on {host_port(settings.host, settings.port)}: {error.strerror or error}. "
             "Choose another one, or 0 for none"
         ) from error
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -86,17 +95,21 @@ class Labelled(Collector):
     """All metrics, with more labels.
 
     `rank` is the engine's own label for its data-parallel rank under the name that it has here: `engine` in vLLM, `dp_rank`
-    in SGLang.
+    in SGLang. Metrics of another kind of actor than `kind`, which a process has only because it imports their module, are left out: they
+    would be zeros that `count()` and `avg()` count.
     """
 
-    def __init__(self, labels: Labels, more: Collector | None = None) -> None:
+    def __init__(self, labels: Labels, more: Collector | None = None, kind: str = "") -> None:
         self._labels = labels
         self._more = more
+        self._others = tuple(f"headwater_{other}_" for other in KINDS if kind and other != kind)
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector.collect`."""
         labels = self._labels()
         for family in [*_families(), *(self._more.collect() if self._more is not None else ())]:
+            if family.name.startswith(self._others):
+                continue
             labelled = Metric(family.name, family.documentation, family.type, family.unit)
             for sample in family.samples:
                 own = dict(sample.labels)

@@ -1,5 +1,7 @@
 """Revokes the lease of a process that is known to be dead, so that its pool need not wait for it to expire."""
 
+import socket
+
 import structlog
 
 from headwater.actors.runtime.tables import LeaseTable
@@ -15,7 +17,7 @@ async def revoke_leases_of(leases: Table, kind: LeaseKind, name: str, pid: int) 
     try:
         table = LeaseTable(leases)
         held = await table.get(kind, name)
-        if held is None or held.pid != pid:
+        if held is None or (held.host, held.pid) != (socket.gethostname(), pid):
             return False
         await table.delete(kind, name)
     except LogError as error:

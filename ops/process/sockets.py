@@ -9,6 +9,7 @@ import time
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.errors import ConfigError
+from headwater.schemas.addresses import host_port
 
 FREE_FROM, FREE_TO = 20_000, 32_000
 """Range of the ports found by `free_range`: below the range that systems assign to clients."""
@@ -27,15 +28,12 @@ def _release() -> None:
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A bound, not yet listening socket. Raises `ConfigError` naming the address and the flag to change."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host, port))
+        sock = _bound(host, port, reuse=True)
     except OSError as error:
-        sock.close()
         free = ", or 0 for a free one" if flag == "--port" else ""
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Choose another {flag}{free}"
+            f"cannot listen on {host_port(host, port)}: {error.strerror or error}. Choose another {flag}{free}"
         ) from error
     sock.set_inheritable(True)
     return sock
@@ -47,11 +45,9 @@ def free_port(wanted: int, host: str = "127.0.0.1") -> int:
     Not one of the system's choice, which it may give to the next client before the caller listens.
     """
     if wanted:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind((host, wanted))
-                return wanted
+        with contextlib.suppress(OSError):
+            _bound(host, wanted, reuse=True).close()
+            return wanted
     return free_range(1, host)
 
 
@@ -93,9 +89,32 @@ def _reserve(port: int, undo: contextlib.ExitStack) -> socket.socket | None:
 
 
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        _bound(host, port).close()
+    except OSError:
+        return False
     return True
+
+
+def family_of(host: str) -> tuple[socket.AddressFamily, str]:
+    """Whether a host to listen on is of IPv4 or of IPv6, and its address. Raises `OSError` for a name that has none."""
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare:
+        return socket.AF_INET, ""
+    found = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # Names of both kinds listen where they always did.
+    family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, str(address[0])
+
+
+def _bound(host: str, port: int, *, reuse: bool = False) -> socket.socket:
+    family, address = family_of(host)
+    sock = socket.socket(family)
+    try:
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

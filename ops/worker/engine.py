@@ -1,8 +1,6 @@
 """One engine as a process: its worker, or one worker per data-parallel rank."""
 
 import asyncio
-import os
-import socket
 from functools import partial
 
 import structlog
@@ -19,10 +17,10 @@ from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
+from headwater.ops.process.names import unique_name
 from headwater.ops.worker import make_engine, preflight
 from headwater.ops.worker.adapters import adapters_of
 from headwater.ops.worker.dp_ranks import has_ranks, run_ranks
-from headwater.schemas.names import slug
 
 _log = structlog.get_logger("headwater.main")
 
@@ -30,7 +28,7 @@ _log = structlog.get_logger("headwater.main")
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
     own = settings.worker
-    name = settings.name or f"{slug(socket.gethostname())[:40]}-{os.getpid()}"
+    name = settings.name or unique_name()
     try:
         engine, served = make_engine.make(settings, name)
         media = settings.media_transfer

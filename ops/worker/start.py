@@ -87,7 +87,7 @@ def _without_lease(settings: EngineProcess, name: str, rank: str) -> tuple[Engin
     name = settings.name or name
     if settings.metrics.port:
         labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": rank}
-        metrics.serve(settings.metrics, lambda: labels)
+        metrics.serve(settings.metrics, lambda: labels, kind="worker")
     return plan.of_worker(settings, plans[0]), name, folder
 
 

@@ -49,6 +49,7 @@ from headwater.actors.http.long_strings import shorten
 from headwater.actors.http.unlocked import LARGE_BYTES
 from headwater.actors.http.websocket import WebSocket, refuse
 from headwater.actors.media.intake import MediaIntake
+from headwater.actors.runtime.discovery import Requests
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.schemas.failure import failure_place
@@ -83,7 +84,9 @@ class App:
         access: AccessControl | None = None,
         limiter: RateLimiter | None = None,
         intake: MediaIntake | None = None,
+        requests: Requests | None = None,
     ) -> None:
+        self._requests = requests or Requests()
         self._workers = workers
         self.bodies = Bodies(options.bodies)
         self._models = models
@@ -145,6 +148,7 @@ class App:
             return
         path, method = scope["path"], scope["method"]
         self.active += 1
+        self._requests.total += 1
         try:
             await self._route(path, method, scope, receive, send)
         except ApiError as error:
@@ -270,6 +274,7 @@ class App:
     async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
         status = await respond_error(send, path, error, self._workers.ports.ids())
         metrics.HTTP_ERRORS.labels(str(status)).inc()
+        self._requests.errors += status >= 500
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether clients should be sent here, and the body of /health."""

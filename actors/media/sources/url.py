@@ -12,6 +12,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from headwater.actors.media.request.errors import MediaCode, MediaError
 from headwater.actors.media.request.settings import FetchPolicy
+from headwater.schemas.addresses import host_port
 
 URL_CHARS_MAX: Final = 8192
 HOST_CHARS_MAX: Final = 253
@@ -40,8 +41,8 @@ class WebUrl(NamedTuple):
     @property
     def host_header(self) -> str:
         """The host as the request's header has it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+        whole = host_port(self.host, self.port)
+        return whole.rpartition(":")[0] if self.port == PORTS[self.scheme] else whole
 
     @property
     def origin(self) -> str:

@@ -54,6 +54,8 @@ class WorkerStatus:
         self.engine_death = ""
         """What the engine died of, from the moment that anything shows it; `engine_died` is then set."""
         self.engine_died = asyncio.Event()
+        self.refused = 0
+        """Requests that were refused because of the worker's state."""
         self.publisher: StatusPublisher | None = None
         """The present incarnation; None between two. A new incarnation publishes the whole status when it joins."""
         self._stopping = stopping
@@ -95,6 +97,7 @@ class WorkerStatus:
 
     def refuse(self, reason: str, *, spent: bool = False) -> Refused:
         """The reply to a request that the worker does not take: another one may."""
+        self.refused += 1
         return Refused(reason, True, spent, gone=self.is_gone)
 
     def note_engine_death(self, reason: str) -> None:

@@ -18,6 +18,7 @@ from headwater.ops.bench.gpu.load import Load, LoadResult
 from headwater.ops.bench.gpu.process import BenchChild
 from headwater.ops.process.signals import die_with_parent
 from headwater.ops.process.sockets import free_port
+from headwater.schemas.addresses import host_port
 
 UP_S = 400.0
 LOAD_S = 500.0
@@ -159,7 +160,10 @@ class OwnServer:
     def ready(self) -> System:
         """Wait until it serves. Raises RuntimeError."""
         while time.monotonic() < self._began_s + UP_S and self._process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{self._port}/health"):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://{host_port(HOST, self._port)}/health"),
+            ):
                 took_s = time.monotonic() - self._began_s
                 self._clients = _http_clients(self._out, self._name, HOST, self._port, self._model)
                 return System(self._name, self._clients, took_s)

@@ -25,6 +25,7 @@ from headwater.ops.bench.gpu.serving_systems import READY, UP_S
 from headwater.ops.fleet.child import headwater_command
 from headwater.ops.process.signals import die_with_parent
 from headwater.ops.process.text_table import table
+from headwater.schemas.addresses import host_port
 
 SYMBOLS = string.ascii_letters + string.digits
 SETTLE_S = 2.0
@@ -55,7 +56,7 @@ def _start(
         if found := READY.search(log.read_text(errors="replace")):
             host, port, _, name = found.groups()
             nats = log.read_text(errors="replace").split("NATS ", 1)[1].split(")", 1)[0]
-            return process, f"http://{host}:{port}", name, nats
+            return process, f"http://{host_port(host, int(port))}", name, nats
         time.sleep(0.2)
     raise RuntimeError(log.read_text(errors="replace")[-3000:])
 

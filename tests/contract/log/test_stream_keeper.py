@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import msgspec
 import pytest
 from nats.aio.client import Client
 
 from headwater.events.errors import LogError
-from headwater.events.jetstream import JetStreamTable
+from headwater.events.jetstream import Connection, JetStreamTable
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams.ensure import ensure_namespace, stream_names
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
@@ -46,7 +47,8 @@ async def test_the_log_of_a_pool_is_made_again(client: Client, unique: str, lost
 
     await ensure_namespace(client, unique, stored_bytes=STORED_BYTES)
     try:
-        keepers = keep_namespace(client, unique, 1, STORED_BYTES), keep_pools(client, unique, 1)
+        operator = cast("Connection", client)
+        keepers = keep_namespace(operator, unique, 1, STORED_BYTES), keep_pools(operator, unique, 1)
         async with running(keepers[0]), running(keepers[1]):
             assert await written()
             await until(made)

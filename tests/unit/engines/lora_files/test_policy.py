@@ -13,7 +13,7 @@ from headwater.engines.lora_files.policy import parse, parse_networks, parse_sou
         ("file:///srv/adapters/a/", ("file", "", "/srv/adapters/a")),
         ("file:///srv/x/../adapters/a", ("file", "", "/srv/adapters/a")),
         ("https://Example.org/a/b/", ("https", "example.org:443", "/a/b")),
-        ("http://[::1]:8000/a.zip", ("http", "::1:8000", "/a.zip")),
+        ("http://[::1]:8000/a.zip", ("http", "[::1]:8000", "/a.zip")),
         ("s3://bucket/a/b", ("s3", "bucket", "/a/b")),
         ("hf://org/name", ("hf", "org", "name")),
         ("hf://org/na.me@refs/pr/1", ("hf", "org", "na.me/@refs/pr/1")),

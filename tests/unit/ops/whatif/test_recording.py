@@ -141,7 +141,7 @@ def test_images_are_read_from_the_logs() -> None:
     assert (setup.workers, setup.encode_workers, setup.blocks) == (2, 1, SETTINGS.total_blocks)
     assert recorded.left_out == 0
     with_images = [one for one in recorded.trace.requests if one.media]
-    assert 10 < len(with_images) < 30
+    assert 5 < len(with_images) < 30
     for one in with_images:
         assert all(image.tokens in (4, 9, 25) for image in one.media)
         assert one.media[-1].start + one.media[-1].tokens < one.prompt_tokens

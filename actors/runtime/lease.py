@@ -11,10 +11,11 @@ incarnation that has ended without noticing cannot append to the log, because it
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -218,9 +219,21 @@ async def take(
         if held is not None:
             return LeaseHandle(table, key, *held, clock, newest)
         if waited and waited % 5 < RETRY_S:
-            _log.warning("lease_held_by_another", key=key, waited_s=round(waited, 1))
+            _log.warning(
+                "lease_held_by_another", key=key, waited_s=round(waited, 1), **await _holder(table, key)
+            )
         await clock.sleep(RETRY_S)
         waited += RETRY_S
+
+
+async def _holder(table: Table, key: str) -> dict[str, Any]:
+    """Where the process runs that holds a lease, for those who look for it."""
+    with contextlib.suppress(LogError, msgspec.DecodeError):
+        entry = await table.get(key)
+        held = decode_lease(entry) if entry is not None else None
+        if held is not None:
+            return {"host": held.host, "pid": held.pid}
+    return {}
 
 
 async def _try_to_take(table: Table, key: str, claim: Lease, newest: NewestEpoch) -> tuple[Lease, int] | None:

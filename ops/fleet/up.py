@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import structlog
 
+from headwater.actors.runtime.lease import TTL_S
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.runtime.tasks import cancel_all
 from headwater.events.errors import LogError
@@ -57,10 +58,12 @@ from headwater.ops.worker import environment, make_engine, plan, preflight
 from headwater.schemas import subjects
 from headwater.schemas.addresses import host_port, reachable, split_host_port
 from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables.lease import LeaseKind
 
 READY_POLL_S = 0.05
 PROGRESS_S = 3.0
 
+NAME_POLL_S = 0.25
 STOP_MARGIN_S = 10.0
 """How much longer than its drain timeout a process has before it is killed."""
 
@@ -136,6 +139,7 @@ class LocalFleet:
         keepers = (streams, keep_pools(client, namespace, replicas))
         self._keepers += [asyncio.create_task(keeper, name="streams") for keeper in keepers]
         self._leases = JetStreamTable(client, subjects.lease_bucket(namespace))
+        await self._check_names(LeaseTable(self._leases))
         self._start_router()
         if settings.admin.port:
             tokens = str(Path(settings.admin.token_file).resolve())
@@ -143,6 +147,20 @@ class LocalFleet:
             self._add("admin", "admin", AdminProcess(admin=own, nats=self._access, log=settings.log))
         self._start_edge(settings.http._replace(host=host, port=port))
         self._start_engines()
+
+    async def _check_names(self, leases: LeaseTable) -> None:
+        """Each name is free, or is soon: a fleet that was killed leaves its leases for seconds. Raises `ConfigError`."""
+        workers: list[tuple[LeaseKind, str]] = [("worker", worker.name) for worker in self.workers]
+        deadline_s = time.monotonic() + TTL_S + 1.0
+        others: list[tuple[LeaseKind, str]] = [("router", "router-0"), ("edge", "edge-0")]
+        for kind, name in [*others, *workers]:
+            while (held := await leases.get(kind, name)) is not None:
+                if time.monotonic() > deadline_s:
+                    raise ConfigError(
+                        f"{kind} {name} of namespace {self.nats.namespace} runs already, as process {held.pid} on {held.host}: stop it, or "
+                        "choose another --namespace"
+                    )
+                await asyncio.sleep(NAME_POLL_S)
 
     def _start_router(self) -> None:
         settings = self._settings

@@ -4,6 +4,23 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple, Protocol
 
 STORED_BYTES_MAX: Final = 512 * 1024**2
+REQUEST_BYTES_MAX: Final = 2 * 1024**3
+POOL_BYTES_MAX: Final = 8 * 1024**3
+
+
+class StreamSizes(NamedTuple):
+    """What the streams that have a bound may hold, in bytes, which their server reserves: stored responses, the request log, and the log
+    of each pool."""
+
+    stored: int = STORED_BYTES_MAX
+    requests: int = REQUEST_BYTES_MAX
+    pool: int = POOL_BYTES_MAX
+
+
+STREAM_SIZES: Final = StreamSizes()
+"""The defaults."""
+
+
 """Default bound of the table of stored responses."""
 
 

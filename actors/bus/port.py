@@ -8,7 +8,7 @@ PENDING_MESSAGES_MAX: Final = 65_536
 
 
 class BusError(Exception):
-    """Base of bus errors. All are transient: the same call may succeed later."""
+    """Base of bus errors. All but `MessageTooLarge` are transient: the same call may succeed later."""
 
 
 class NoResponder(BusError):
@@ -17,6 +17,10 @@ class NoResponder(BusError):
 
 class ReplyTimeout(BusError):
     """No reply came in time; the request may have been received."""
+
+
+class MessageTooLarge(BusError):
+    """The server takes no message of this size, and this one cannot go in pieces."""
 
 
 class BusClosed(BusError):
@@ -46,11 +50,14 @@ class Bus(Protocol):
     """Publish, request and subscribe. Delivery is at most once: a reader that must not lose a message requests it again."""
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Send a message, without confirmation."""
+        """Send a message, of any size, without confirmation. A reply is one message of the server's size: else `MessageTooLarge`."""
         ...
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Send a message and wait for one reply. Raises `NoResponder`, `ReplyTimeout` or `BusClosed`."""
+        """Send a message, of any size, and wait for one reply. Raises `NoResponder`, `ReplyTimeout` or `BusClosed`.
+
+        Not to a queue group: the pieces of a large message would go to several members.
+        """
         ...
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:

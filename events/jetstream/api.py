@@ -58,7 +58,7 @@ async def request_json(
     except ConnectionClosedError as error:
         raise LogUnavailable("the NATS connection is closed") from error
     except MaxPayloadError as error:
-        raise LogRefused(f"{subject}: {len(data)} bytes exceed the server's maximum payload") from error
+        raise too_large(subject, len(data), client) from error
     except NatsError as error:
         raise LogUnavailable(f"{subject}: {error}") from error
     answer: dict[str, Any] = msgspec.json.decode(reply.data)
@@ -66,6 +66,11 @@ async def request_json(
     if failure:
         raise error_of(subject, failure)
     return answer
+
+
+def too_large(subject: str, size: int, client: Client) -> LogRefused:
+    """The error for a message that the server will never take."""
+    return LogRefused(f"{subject}: {size} bytes exceed the NATS server's max_payload of {client.max_payload}")
 
 
 def error_of(subject: str, failure: dict[str, Any]) -> LogError:

@@ -6,9 +6,10 @@ from uuid import uuid4
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
 
 from headwater.events.errors import LogRefused, LogUnavailable
-from headwater.events.jetstream.api import Ack, publish, request_json
+from headwater.events.jetstream.api import Ack, publish, request_json, too_large
 from headwater.events.jetstream.connection import watched
 from headwater.events.jetstream.error_codes import ALREADY_THERE
 
@@ -40,6 +41,8 @@ async def _publish_batch(client: Client, parts: Sequence[Part], deadline_s: floa
         for number, part in enumerate(parts[:-1], start=1):
             headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number), **part.headers}
             await client.publish(part.subject, part.data, headers=headers)
+    except MaxPayloadError as error:
+        raise too_large(part.subject, len(part.data), client) from error
     except NatsError as error:
         # The server discards what was sent: the batch was not committed.
         raise LogUnavailable(f"{parts[0].subject}: {error!r}") from error

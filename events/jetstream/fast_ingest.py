@@ -15,9 +15,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
 
 from headwater.events.errors import LogError, LogUnavailable
-from headwater.events.jetstream.api import error_of
+from headwater.events.jetstream.api import error_of, too_large
 from headwater.events.jetstream.connection import watched
 
 FLOW = 100
@@ -108,6 +109,8 @@ class Ingest:
             return batch.end
         except TimeoutError as error:
             raise LogUnavailable(f"no answer to a batch on {subject} within {deadline_s:.1f} s") from error
+        except MaxPayloadError as error:
+            raise too_large(subject, max(map(len, messages)), self._client) from error
         except NatsError as error:
             raise LogUnavailable(f"{subject}: {error!r}") from error
         finally:

@@ -4,7 +4,7 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from headwater.events.table import STORED_BYTES_MAX
+from headwater.events.table import POOL_BYTES_MAX, REQUEST_BYTES_MAX, STORED_BYTES_MAX, StreamSizes
 from headwater.ops.config.setting import Flag, Secret
 
 NATS_PORT: Final = 4222
@@ -89,3 +89,24 @@ class StreamSettings(NamedTuple):
             "a stream that has more keeps it",
         ),
     ] = STORED_BYTES_MAX
+    requests_bytes_max: Annotated[
+        int,
+        Flag("requests-bytes-max"),
+        Meta(
+            ge=1024 * 1024,
+            description="maximum bytes of the request log, which the NATS server reserves; beyond it the oldest events are discarded",
+        ),
+    ] = REQUEST_BYTES_MAX
+    pool_bytes_max: Annotated[
+        int,
+        Flag("pool-bytes-max"),
+        Meta(
+            ge=1024 * 1024,
+            description="maximum bytes of the log of each pool, which the NATS server reserves; beyond it the oldest events are discarded",
+        ),
+    ] = POOL_BYTES_MAX
+
+    @property
+    def sizes(self) -> StreamSizes:
+        """The bounds of all streams that have one."""
+        return StreamSizes(self.responses_bytes_max, self.requests_bytes_max, self.pool_bytes_max)

@@ -132,11 +132,11 @@ class LocalFleet:
             await self._start_nats()
         client = self._client = await open_connection(self.nats, "operator", "up")
         namespace, replicas = self.nats.namespace, settings.streams.replicas
-        stored_bytes = settings.streams.responses_bytes_max
-        await ensure_namespace(client, namespace, replicas=replicas, stored_bytes=stored_bytes)
+        sizes = settings.streams.sizes
+        await ensure_namespace(client, namespace, replicas=replicas, sizes=sizes)
         # Actors that log in as such may not create streams.
-        streams = keep_namespace(client, namespace, replicas, stored_bytes)
-        keepers = (streams, keep_pools(client, namespace, replicas))
+        streams = keep_namespace(client, namespace, replicas, sizes)
+        keepers = (streams, keep_pools(client, namespace, replicas, sizes))
         self._keepers += [asyncio.create_task(keeper, name="streams") for keeper in keepers]
         self._leases = JetStreamTable(client, subjects.lease_bucket(namespace))
         await self._check_names(LeaseTable(self._leases))

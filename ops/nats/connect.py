@@ -37,7 +37,7 @@ def ports_of(
         kind=kind,
         credentials=credentials(nats, kind, name),
         replicas=streams.replicas,
-        stored_bytes=streams.responses_bytes_max,
+        sizes=streams.sizes,
         cache_dir=cache_dir,
     )
 

@@ -23,7 +23,8 @@ from headwater.events.jetstream import (
 from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool, stream_names
 from headwater.events.log import Log
 from headwater.events.snapshots.cache import FolderCache
-from headwater.events.table import STORED_BYTES_MAX
+from headwater.events.table import STREAM_SIZES, StreamSizes
+from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.subjects import InboxKind
@@ -53,7 +54,7 @@ async def open_ports(
     kind: InboxKind = "operator",
     credentials: Credentials | None = None,
     replicas: int = 1,
-    stored_bytes: int = STORED_BYTES_MAX,
+    sizes: StreamSizes = STREAM_SIZES,
     cache_dir: Path | None = None,
 ) -> AsyncIterator[Ports]:
     """Connect, make sure that the namespace's streams exist, and close again at the end.
@@ -73,13 +74,14 @@ async def open_ports(
         clients.append(store)
         # Who logs in as an actor may not alter streams, and each try would be a violation in the server's log.
         alter = kind == "operator" or not store.logged_in
-        await ensure_namespace(store, ns, replicas=replicas, alter=alter, stored_bytes=stored_bytes)
+        await ensure_namespace(store, ns, replicas=replicas, alter=alter, sizes=sizes)
+        _check_payload(store)
 
         async def pool_log(pool: str) -> Log:
             if kind in ACTORS:
-                await _pool_there(store, ns, pool, replicas)
+                await _pool_there(store, ns, pool, replicas, sizes)
             else:
-                await ensure_pool(store, ns, pool, replicas=replicas, alter=alter)
+                await ensure_pool(store, ns, pool, replicas=replicas, alter=alter, sizes=sizes)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
         async def pool_logs() -> list[str]:
@@ -109,14 +111,26 @@ async def open_ports(
                 await client.close()
 
 
-async def _pool_there(store: Connection, ns: str, pool: str, replicas: int) -> None:
+def _check_payload(store: Connection) -> None:
+    """Tell of a server that takes smaller messages than Headwater's own: large requests then go in pieces."""
+    if store.max_payload < MAX_PAYLOAD:
+        _log.warning(
+            "nats_messages_small",
+            max_payload=store.max_payload,
+            reason=f"large requests go in pieces; set max_payload: {MAX_PAYLOAD} in the server's configuration",
+        )
+
+
+async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, sizes: StreamSizes) -> None:
     """Make the pool's stream, or wait for the operator to make it: a worker loaded its model for minutes."""
     logged_in = store.logged_in
     patience_s = OPERATOR_S if logged_in else 0.0
     reported = False
     while True:
         try:
-            await ensure_pool(store, ns, pool, replicas=replicas, alter=not logged_in, patience_s=patience_s)
+            await ensure_pool(
+                store, ns, pool, replicas=replicas, alter=not logged_in, patience_s=patience_s, sizes=sizes
+            )
             return
         except StreamMissing as error:
             if not reported:

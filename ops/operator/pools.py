@@ -20,17 +20,16 @@ async def create_pools(
     """
     ns, replicas = nats.namespace, streams.replicas
     async with connected(nats, "operator", "pools") as client:
-        stored = streams.responses_bytes_max
-        await ensure_namespace(client, ns, replicas=replicas, stored_bytes=stored)
+        await ensure_namespace(client, ns, replicas=replicas, sizes=streams.sizes)
         cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
         for one in [pool] if pool else await cards.pools():
-            await ensure_pool(client, ns, one, replicas=replicas)
+            await ensure_pool(client, ns, one, replicas=replicas, sizes=streams.sizes)
         for name in await stream_names(client, ""):
             print(name)
         if watch:
             keepers = [
-                asyncio.create_task(keep_namespace(client, ns, replicas, stored)),
-                asyncio.create_task(keep_pools(client, ns, replicas)),
+                asyncio.create_task(keep_namespace(client, ns, replicas, streams.sizes)),
+                asyncio.create_task(keep_pools(client, ns, replicas, streams.sizes)),
             ]
             await stop.wait()
             for task in keepers:

@@ -46,7 +46,7 @@ async def streams(nats: NatsSettings, wanted: StreamSettings, *, repair: bool, a
         done: list[RepairResult] = []
         if repair:
             done = [await repair_stream(client, spec) for spec in await _wanted(client, nats, wanted)]
-        seen = await survey(client, nats.namespace, wanted.replicas, wanted.responses_bytes_max)
+        seen = await survey(client, nats.namespace, wanted.replicas, wanted.sizes)
         if kind == "operator":
             seen = await _probed(client, nats, wanted, seen)
     whole = all(one.whole for one in seen) and not any(one.refusal for one in done)
@@ -59,7 +59,7 @@ async def streams(nats: NatsSettings, wanted: StreamSettings, *, repair: bool, a
 
 
 async def _wanted(client: Connection, nats: NatsSettings, wanted: StreamSettings) -> list[StreamSpec]:
-    return await wanted_streams(client, nats.namespace, wanted.replicas, wanted.responses_bytes_max)
+    return await wanted_streams(client, nats.namespace, wanted.replicas, wanted.sizes)
 
 
 async def _probed(

@@ -18,7 +18,9 @@ from headwater.engines.transfer.port import TensorTransfer, TransferError, Trans
 from headwater.schemas import subjects
 from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
 
-PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 512 << 10
+"""A reply is one message, and NATS takes 1 MiB unless it is configured."""
+
 PIECES_AT_ONCE: Final = 4
 PIECE_TIMEOUT_S: Final = 2.0
 LOAD_S_MAX: Final = 4.0

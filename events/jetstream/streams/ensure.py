@@ -11,7 +11,7 @@ from headwater.events.jetstream.streams.spec import (
     namespace_streams,
     pool_log_stream,
 )
-from headwater.events.table import STORED_BYTES_MAX
+from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.schemas import subjects
 
 POLL_S = 0.1
@@ -23,19 +23,26 @@ async def ensure_namespace(
     *,
     replicas: int = 1,
     alter: bool = True,
-    stored_bytes: int = STORED_BYTES_MAX,
+    sizes: StreamSizes = STREAM_SIZES,
 ) -> None:
     """Ensure the streams and buckets that every process of a namespace needs. See `ensure`."""
-    for spec in namespace_streams(ns, replicas, stored_bytes):
+    for spec in namespace_streams(ns, replicas, sizes):
         await ensure(client, spec, alter=alter)
 
 
 async def ensure_pool(
-    client: Client, ns: str, pool: str, *, replicas: int = 1, alter: bool = True, patience_s: float = 0.0
+    client: Client,
+    ns: str,
+    pool: str,
+    *,
+    replicas: int = 1,
+    alter: bool = True,
+    patience_s: float = 0.0,
+    sizes: StreamSizes = STREAM_SIZES,
 ) -> None:
     """Ensure the log of one pool. See `ensure`. Waits up to `patience_s` for the operator to create it first."""
     await _wait_for(client, subjects.pool_stream(ns, pool), patience_s)
-    await ensure(client, pool_log_stream(ns, pool, replicas), alter=alter)
+    await ensure(client, pool_log_stream(ns, pool, replicas, sizes), alter=alter)
 
 
 async def _wait_for(client: Client, name: str, patience_s: float) -> None:

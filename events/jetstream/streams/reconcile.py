@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import AccessDenied, LogRefused, LogUnavailable, StreamMissing
+from headwater.events.errors import AccessDenied, LogFull, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.error_codes import INVALID_JSON, STREAM_NAME_IN_USE
 from headwater.events.jetstream.streams.diff import StreamDifference, compare, repairable
@@ -109,6 +109,12 @@ async def _create(client: Client, wanted: StreamSpec) -> bool:
         if error.code == INVALID_JSON:
             raise LogRefused(f"{error}; Headwater needs nats-server 2.14 or newer", error.code) from error
         raise
+    except LogFull as error:
+        # At a start nobody frees space: what is reserved has to be less.
+        raise LogRefused(
+            f"stream {wanted.name} reserves {max(wanted.max_bytes, 0)} bytes, which the NATS server's store does not have: {error}. Give "
+            "smaller --pool-bytes-max, --requests-bytes-max or --responses-bytes-max, or the server a larger store"
+        ) from error
     except LogUnavailable as error:
         raise LogUnavailable(f"stream {wanted.name} could not be created: {error}") from error
     return True

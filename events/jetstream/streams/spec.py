@@ -5,13 +5,11 @@ from typing import Any, Literal
 import msgspec
 
 from headwater.events.jetstream.api import SECOND_NS
-from headwater.events.table import STORED_BYTES_MAX
+from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.schemas import subjects
 
 POOL_MAX_AGE_S = 24 * 3600
-POOL_MAX_BYTES = 8 * 1024**3
 REQUEST_MAX_AGE_S = 72 * 3600
-REQUEST_MAX_BYTES = 2 * 1024**3
 DUPLICATE_WINDOW_S = 30
 
 UNLIMITED = -1
@@ -135,8 +133,8 @@ def stored_stream(bucket: str, replicas: int, max_bytes: int) -> StreamSpec:
     )
 
 
-def namespace_streams(ns: str, replicas: int, stored_bytes: int = STORED_BYTES_MAX) -> list[StreamSpec]:
-    """The streams that every process of a namespace needs. `stored_bytes` bounds stored responses."""
+def namespace_streams(ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES) -> list[StreamSpec]:
+    """The streams that every process of a namespace needs."""
     return [
         table_stream(subjects.lease_bucket(ns), replicas, "leases"),
         table_stream(subjects.card_bucket(ns), replicas, "model cards"),
@@ -144,24 +142,24 @@ def namespace_streams(ns: str, replicas: int, stored_bytes: int = STORED_BYTES_M
         table_stream(subjects.secret_bucket(ns), replicas, "secrets"),
         table_stream(subjects.video_bucket(ns), replicas, "video jobs"),
         blob_stream(subjects.blob_bucket(ns), replicas),
-        stored_stream(subjects.stored_bucket(ns), replicas, stored_bytes),
+        stored_stream(subjects.stored_bucket(ns), replicas, sizes.stored),
         log_stream(
             subjects.request_stream(ns),
             subjects.request_filter(ns),
             max_age_s=REQUEST_MAX_AGE_S,
-            max_bytes=REQUEST_MAX_BYTES,
+            max_bytes=sizes.requests,
             replicas=replicas,
         ),
     ]
 
 
-def pool_log_stream(ns: str, pool: str, replicas: int) -> StreamSpec:
+def pool_log_stream(ns: str, pool: str, replicas: int, sizes: StreamSizes = STREAM_SIZES) -> StreamSpec:
     """The log of one pool."""
     return log_stream(
         subjects.pool_stream(ns, pool),
         subjects.pool_filter(ns, pool),
         max_age_s=POOL_MAX_AGE_S,
-        max_bytes=POOL_MAX_BYTES,
+        max_bytes=sizes.pool,
         replicas=replicas,
         what="pool log",
         pool=pool,

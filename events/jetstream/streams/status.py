@@ -19,7 +19,7 @@ from headwater.events.jetstream.streams.spec import StreamSpec, namespace_stream
 from headwater.events.jetstream.table import JetStreamTable
 from headwater.events.log import Bounds
 from headwater.events.snapshots.retention import forgotten
-from headwater.events.table import STORED_BYTES_MAX
+from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.schemas import subjects
 
 READ_S = 5.0
@@ -64,7 +64,7 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def wanted_streams(
-    client: Client, ns: str, replicas: int, stored_bytes: int = STORED_BYTES_MAX
+    client: Client, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES
 ) -> list[StreamSpec]:
     """The streams that a namespace should have: its own, and a log for each pool with a log or a card.
 
@@ -89,15 +89,15 @@ async def wanted_streams(
         _log.warning("cards_unreadable", reason=str(error) or f"no answer within {READ_S:.0f} s")
     return [
         *(pool_log_stream(ns, pool, replicas) for pool in sorted(pools)),
-        *namespace_streams(ns, replicas, stored_bytes),
+        *namespace_streams(ns, replicas, sizes),
     ]
 
 
 async def survey(
-    client: Client, ns: str, replicas: int, stored_bytes: int = STORED_BYTES_MAX
+    client: Client, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES
 ) -> list[StreamStatus]:
     """The status of every wanted stream. Raises `LogUnavailable` when the server does not answer at all."""
-    specs = await wanted_streams(client, ns, replicas, stored_bytes)
+    specs = await wanted_streams(client, ns, replicas, sizes)
     return [await _status_of(client, ns, spec) for spec in specs]
 
 

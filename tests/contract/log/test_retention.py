@@ -8,9 +8,10 @@ from nats.aio.client import Client
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.jetstream.api import api, publish
 from headwater.events.jetstream.streams.reconcile import repair
-from headwater.events.jetstream.streams.spec import POOL_MAX_AGE_S, POOL_MAX_BYTES, pool_log_stream
+from headwater.events.jetstream.streams.spec import POOL_MAX_AGE_S, pool_log_stream
 from headwater.events.log import Log, Retention
 from headwater.events.snapshots.retention import forgotten, snapshot_due
+from headwater.events.table import POOL_BYTES_MAX
 from tests.support.ports.logs import LogCase, batch, stored
 from tests.support.ports.waiting import POLL_S
 
@@ -61,7 +62,7 @@ async def test_limits_are_told_as_configured(client: Client, unique: str) -> Non
     await repair(client, spec)
     log: Log = JetStreamLog(client, spec.name)
     held = await log.retention(0)
-    assert (held.max_bytes, held.max_messages, held.max_age_s) == (POOL_MAX_BYTES, 0, POOL_MAX_AGE_S)
+    assert (held.max_bytes, held.max_messages, held.max_age_s) == (POOL_BYTES_MAX, 0, POOL_MAX_AGE_S)
     config = (await api(client, f"STREAM.INFO.{spec.name}"))["config"]
     change = {"max_bytes": -1, "max_age": 0, "max_msgs": 7}
     await api(client, f"STREAM.UPDATE.{spec.name}", config | change)

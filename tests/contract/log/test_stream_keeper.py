@@ -12,13 +12,14 @@ from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams.ensure import ensure_namespace, stream_names
+from headwater.events.table import StreamSizes
 from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
 from headwater.schemas import subjects
 from tests.support.worlds.clock import running
 from tests.unit.engines.vllm.test_checks import card
 
 WITHIN_S = 20.0
-STORED_BYTES = 1 << 20
+SIZES = StreamSizes(1 << 20)
 
 
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
@@ -45,10 +46,10 @@ async def test_the_log_of_a_pool_is_made_again(client: Client, unique: str, lost
             return False
         return True
 
-    await ensure_namespace(client, unique, stored_bytes=STORED_BYTES)
+    await ensure_namespace(client, unique, sizes=SIZES)
     try:
         operator = cast("Connection", client)
-        keepers = keep_namespace(operator, unique, 1, STORED_BYTES), keep_pools(operator, unique, 1)
+        keepers = keep_namespace(operator, unique, 1, SIZES), keep_pools(operator, unique, 1)
         async with running(keepers[0]), running(keepers[1]):
             assert await written()
             await until(made)

@@ -119,7 +119,8 @@ def _again(arguments: Sequence[str], outcomes: Path) -> Run:
 
 
 def _command(arguments: Sequence[str], outcomes: Path) -> list[str]:
-    plugin = ("-p", "tests.support.gate.outcomes", "--outcomes", str(outcomes))
+    # In one word: a worker of pytest-xdist takes a path behind the flag for the root of the tests.
+    plugin = ("-p", "tests.support.gate.outcomes", f"--outcomes={outcomes}")
     return [sys.executable, "-m", "pytest", *plugin, *arguments]
 
 

@@ -201,7 +201,7 @@ class _PartialMessages:
         _, found = self._pieces.pop(name)
         self._bytes -= sum(map(len, found))
         if found:
-            _log.warning("message_dropped", pieces=len(found), reason=reason)
+            _log.warning("pieces_dropped", pieces=len(found), reason=reason)
 
 
 class _Subscription:

@@ -24,6 +24,9 @@ LENGTH_DIGITS_MAX: Final = 18
 LINGER_S: Final = 1.0
 """Seconds that a refused client has to read the response, while its input is discarded."""
 
+LINGERING_MAX: Final = 32
+"""Clients that are refused for want of connections and have this time at once: each still has a descriptor."""
+
 LINGER_BYTES_MAX: Final = 1024 * 1024
 PROBE_S: Final = 0.5
 _STILL_HERE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
@@ -247,4 +250,7 @@ class LimitedConnection(HttpToolsProtocol):
         )
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.addresses.total() > self.limits.connections + LINGERING_MAX:
+            self.transport.close()
+        else:
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)

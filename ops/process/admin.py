@@ -12,6 +12,7 @@ import structlog
 
 from headwater.actors.admin.app import AdminApp
 from headwater.actors.admin.tokens import Token, TokenAuthenticator, WeakToken, parse_tokens
+from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.server import STOP_S, UvicornServer
 from headwater.actors.runtime.supervisor import RestartLimitReached, supervise
 from headwater.ops.config.edge import AdminSettings
@@ -19,6 +20,7 @@ from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import AdminProcess
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.nats.credentials import credentials
+from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind
 from headwater.schemas.addresses import host_port
 
@@ -57,6 +59,8 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
         raise ConfigError("give the port to listen on with --admin-port")
     tokens = tokens_of(own)
     listener = bind(own.host, own.port, "--admin-port")
+    limits = ConnectionLimits()
+    limits = limits._replace(connections=connections_possible(limits.connections))
     if not _is_loopback(own.host):
         _log.warning(
             "admin_port_open",
@@ -68,7 +72,7 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
         serving: list[UvicornServer] = []
 
         async def one_life() -> str:
-            server = UvicornServer(listener.dup())
+            server = UvicornServer(listener.dup(), limits)
             serving[:] = [server]
             try:
                 await server.serve(AdminApp(ports, authenticator))

@@ -19,6 +19,7 @@ from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EdgeProcess
 from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.certificate import certificate_of
+from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind
 
 
@@ -32,6 +33,8 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     except ValueError as error:
         raise ConfigError(f"--cors-origins: {error}") from error
     listener = bind(http.host, http.port)
+    possible = connections_possible(http.connections.connections)
+    connections = http.connections._replace(connections=possible)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
     options = EdgeOptions(
         payload=edge.record_payloads,
@@ -57,7 +60,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
 
     async def make(ports: Ports) -> Actor:
         # Each incarnation of the actor closes its own copy.
-        server = UvicornServer(listener.dup(), http.connections, certificate)
+        server = UvicornServer(listener.dup(), connections, certificate)
         return EdgeActor(
             ports,
             name,

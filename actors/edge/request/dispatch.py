@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from headwater.actors.bus.port import BusError, NoResponder
+from headwater.actors.bus.port import BusError, MessageTooLarge, NoResponder
 from headwater.actors.edge.clients.workers import WorkerRegistry
 from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX, Placement
 from headwater.actors.edge.request.record import RequestLogWriter
@@ -272,6 +272,9 @@ class ChoiceMessages:
         )
         try:
             reply = await self._workers.generate(attempt.worker, attempt.epoch, request)
+        except MessageTooLarge as error:
+            refused = attempt.number, str(error), False, effect.handoff is not None, ""
+            return LegRefused(*refused, self._clock.monotonic_s())
         except BusError as error:
             delivered = not isinstance(error, NoResponder)
             return LegUnanswered(attempt.number, str(error), delivered, self._clock.monotonic_s())

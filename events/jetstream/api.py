@@ -1,8 +1,9 @@
 """Requests to the JetStream API: JSON in, JSON out, errors typed, every call with a deadline."""
 
 import base64
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from nats.aio.client import Client
@@ -71,6 +72,17 @@ async def request_json(
 def too_large(subject: str, size: int, client: Client) -> LogRefused:
     """The error for a message that the server will never take."""
     return LogRefused(f"{subject}: {size} bytes exceed the NATS server's max_payload of {client.max_payload}")
+
+
+HEADERS_BYTES: Final = 1024
+"""Headers of a message of ours have at most so many bytes; they count."""
+
+
+def check_sizes(client: Client, subject: str, messages: Iterable[bytes]) -> None:
+    """Before the first message of a batch is sent: can the server take all of them? Raises `LogRefused`."""
+    largest = max(map(len, messages), default=0)
+    if largest + HEADERS_BYTES > client.max_payload:
+        raise too_large(subject, largest, client)
 
 
 def error_of(subject: str, failure: dict[str, Any]) -> LogError:

@@ -6,10 +6,9 @@ from uuid import uuid4
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.errors import MaxPayloadError
 
 from headwater.events.errors import LogRefused, LogUnavailable
-from headwater.events.jetstream.api import Ack, publish, request_json, too_large
+from headwater.events.jetstream.api import Ack, check_sizes, publish, request_json
 from headwater.events.jetstream.connection import watched
 from headwater.events.jetstream.error_codes import ALREADY_THERE
 
@@ -36,13 +35,13 @@ async def publish_together(client: Client, parts: Sequence[Part], deadline_s: fl
 
 
 async def _publish_batch(client: Client, parts: Sequence[Part], deadline_s: float) -> Ack:
+    for part in parts:
+        check_sizes(client, part.subject, [part.data])
     batch = uuid4().hex
     try:
         for number, part in enumerate(parts[:-1], start=1):
             headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number), **part.headers}
             await client.publish(part.subject, part.data, headers=headers)
-    except MaxPayloadError as error:
-        raise too_large(part.subject, len(part.data), client) from error
     except NatsError as error:
         # The server discards what was sent: the batch was not committed.
         raise LogUnavailable(f"{parts[0].subject}: {error!r}") from error

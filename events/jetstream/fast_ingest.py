@@ -15,10 +15,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import MaxPayloadError
 
 from headwater.events.errors import LogError, LogUnavailable
-from headwater.events.jetstream.api import error_of, too_large
+from headwater.events.jetstream.api import check_sizes, error_of
 from headwater.events.jetstream.connection import watched
 
 FLOW = 100
@@ -84,6 +83,7 @@ class Ingest:
 
         Raises `LogUnavailable` without an answer, and `AccessDenied` when the server denies the subject.
         """
+        check_sizes(self._client, subject, messages)
         await self._subscribe()
         name = f"b{next(self._numbers)}"
         batch = self._batches[name] = _Batch(subject)
@@ -109,8 +109,6 @@ class Ingest:
             return batch.end
         except TimeoutError as error:
             raise LogUnavailable(f"no answer to a batch on {subject} within {deadline_s:.1f} s") from error
-        except MaxPayloadError as error:
-            raise too_large(subject, max(map(len, messages)), self._client) from error
         except NatsError as error:
             raise LogUnavailable(f"{subject}: {error!r}") from error
         finally:

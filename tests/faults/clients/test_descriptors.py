@@ -41,6 +41,7 @@ async def test_more_clients_than_descriptors_are_answered(tmp_path: Path, hard: 
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headwater.ops.cli", "edge"),
             *("--nats", server.url, "--port", str(port), "--log-format", "json"),
+            *("--connections-max", "2000"),
             env=child_environment(),
             stdout=PIPE,
             stderr=STDOUT,

@@ -54,7 +54,11 @@ class Chains:
             if batch.previous != NO_DIGEST and self.whole:
                 reason = "the messages before it are missing"
         elif (batch.writer, batch.epoch) == (head.writer, head.epoch):
+            if batch.seq == head.seq and batch.digest != head.digest:
+                reason = f"it has the number of the message at position {head.position}, and is another one"
+                return False, Break(record.position, record.subject, batch.writer, reason)
             if batch.seq <= head.seq:
+                # Written again, because the first answer was lost.
                 return False, None
             if batch.seq > head.seq + 1:
                 lost = batch.seq - head.seq - 1

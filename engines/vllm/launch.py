@@ -11,6 +11,7 @@ from headwater.engines.engine import EngineDied, EngineUnavailable, start_failur
 from headwater.engines.kv_events import endpoints
 from headwater.engines.process import first_failure, private_folder
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
+from headwater.engines.vllm.config.connectors import CONNECTORS
 
 SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 SOCKETS_FOLDER_LENGTH_MAX: Final = 70
@@ -49,6 +50,9 @@ def launch(
     from vllm.v1.engine.async_llm import AsyncLLM
 
     environment(settings)
+    for name in settings.connectors:
+        if reason := CONNECTORS[name].not_run:
+            _log.warning("connector_not_tested", connector=name, reason=reason)
     _put_sockets_in(folder)
     failure_file = first_failure.prepare(folder)
     arguments = keyword_arguments(settings, *endpoints.in_folder(folder), cpu=current_platform.is_cpu())

@@ -15,7 +15,7 @@ class Connector(NamedTuple):
     """A connector of vLLM, or of another package (`module`).
 
     `hands_over`: it moves KV from a prefill to a decode worker. `needs` are required options, each with an example;
-    `gives` are default options.
+    `gives` are default options. `not_run` says how far the project's own tests have not used it.
     """
 
     name: str
@@ -23,6 +23,7 @@ class Connector(NamedTuple):
     hands_over: bool = False
     needs: tuple[tuple[str, str], ...] = ()
     gives: Mapping[str, Any] = {}
+    not_run: str = ""
 
 
 CONNECTORS: dict[str, Connector] = {
@@ -33,9 +34,12 @@ CONNECTORS: dict[str, Connector] = {
         needs=(("cpu_bytes_to_use", "8589934592"),),
         gives={"self_describing_kv_events": True},
     ),
-    "simple-offload": Connector("SimpleCPUOffloadConnector"),
-    "lmcache": Connector("LMCacheConnectorV1"),
-    "kvbm": Connector("DynamoConnector", "kvbm.vllm_integration.connector"),
+    "simple-offload": Connector("SimpleCPUOffloadConnector", not_run="it was never started"),
+    "lmcache": Connector(
+        "LMCacheConnectorV1",
+        not_run="LMCache 0.5.6 starts and answers on a CPU, where it caches nothing; it was never started on a GPU",
+    ),
+    "kvbm": Connector("DynamoConnector", "kvbm.vllm_integration.connector", not_run="it was never started"),
     # vLLM's default folder is /tmp, where other users could read the KV of prompts.
     "example": Connector("ExampleConnector", needs=(("shared_storage_path", '"/var/lib/headwater/kv"'),)),
 }

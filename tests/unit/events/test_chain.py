@@ -12,10 +12,10 @@ from headwater.events.chain import Chains
 from headwater.events.log import Record, Unreadable
 from headwater.router.fold.state import RouterState
 from headwater.router.replay import Replay
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch
-from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, Batch
+from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, seal
+from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_VERSION, Batch
 from headwater.schemas.events.fleet import WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events.kv import BlocksStored, KvGap
 from tests.support.data.examples import joined, packed
 from tests.support.worlds.chained_log import Folded, Teller, Told, a_log, read, subject
 from tests.support.worlds.clock import WALL_NS
@@ -273,3 +273,16 @@ def test_a_sound_message_in_another_ones_place_is_told_behind_it() -> None:
     [broken] = Folded().over(read(forged)).breaks
     assert (broken.position, broken.writer) == (5, "w1")
     assert broken.reason == "the message at position 4 is not the one it names as its predecessor"
+
+
+def test_two_messages_of_one_number_are_no_repetition() -> None:
+    """Each is valid by itself and names the same predecessor: the second is told, and not folded."""
+    first = seal(Batch(SCHEMA_VERSION, "w1", 1, 1, 0, (KvGap(1),)))
+    other = seal(Batch(SCHEMA_VERSION, "w1", 1, 1, 0, (KvGap(2),)))
+    chains = Chains()
+    records = [
+        Record(position, "s", 0, decode_batch(one.data)) for position, one in enumerate((first, other, first), 1)
+    ]
+    found = [chains.follow(record) for record in records]
+    assert [folds for folds, _ in found] == [True, False, False]
+    assert [broken is not None for _, broken in found] == [False, True, False]

@@ -77,6 +77,10 @@ ROOTS = ("a user without a name", "a read-only root")
 """Those that not every user may make."""
 
 
+SHORT = ("a read-only root", "without standard streams", "not UTF-8")
+"""Those that every run tries; the others are in `make soak`. Each takes some ten seconds."""
+
+
 class Start(NamedTuple):
     """How a command is started, and how it ends: its code, and a word of what it says."""
 
@@ -169,7 +173,11 @@ def _lines(up: FleetProcess, request: str, folder: Path) -> list[tuple[str, Star
 @in_module_loop
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[namespaces] * (name in ROOTS)) for name in SURROUNDINGS]
+    "name",
+    [
+        pytest.param(name, marks=[namespaces] * (name in ROOTS) + [pytest.mark.soak] * (name not in SHORT))
+        for name in SURROUNDINGS
+    ],
 )
 async def test_every_command_starts(up: FleetProcess, request_id: str, tmp_path: Path, name: str) -> None:
     """Each ends as it does in our own surroundings, with the same code and words, and without a traceback."""

@@ -46,7 +46,10 @@ async def _not_retryable(client: httpx.AsyncClient) -> list[str]:
     return [one for one in problems if one.startswith("status 4")]
 
 
-@pytest.mark.parametrize("what", list(LOST))
+@pytest.mark.parametrize(
+    "what",
+    ["log", "everything", *(pytest.param(one, marks=pytest.mark.soak) for one in ("cards", "blobs"))],
+)
 async def test_a_lost_table_is_whole_again(tmp_path: Path, what: str) -> None:
     """Running answers end right; no request is told that its model does not exist; and an edge that starts later serves."""
     async with fleet(tmp_path, "--engine", "sim", "--workers", "2") as up, client_of(up.url) as client:

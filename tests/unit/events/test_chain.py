@@ -281,7 +281,8 @@ def test_two_messages_of_one_number_are_no_repetition() -> None:
     other = seal(Batch(SCHEMA_VERSION, "w1", 1, 1, 0, (KvGap(2),)))
     chains = Chains()
     records = [
-        Record(position, "s", 0, decode_batch(one.data)) for position, one in enumerate((first, other, first), 1)
+        Record(position, "s", 0, decode_batch(one.data))
+        for position, one in enumerate((first, other, first), 1)
     ]
     found = [chains.follow(record) for record in records]
     assert [folds for folds, _ in found] == [True, False, False]

@@ -110,7 +110,7 @@ async def _create(client: Client, wanted: StreamSpec) -> bool:
             raise LogRefused(f"{error}; Headwater needs nats-server 2.14 or newer", error.code) from error
         raise
     except LogFull as error:
-        # At a start nobody frees space: what is reserved has to be less.
+        # No space will be freed while a process starts: what is reserved has to be less.
         raise LogRefused(
             f"stream {wanted.name} reserves {max(wanted.max_bytes, 0)} bytes, which the NATS server's store does not have: {error}. Give "
             "smaller --pool-bytes-max, --requests-bytes-max or --responses-bytes-max, or the server a larger store"

@@ -95,9 +95,14 @@ class CardKeeper:
         waited_s = 0.0
         while True:
             leases = await LeaseTable(self._ports.leases).read_all()
-            live = {one.pool: one.name for one in leases if one.kind == "worker" and one.name != self._worker}
+            others = [one for one in leases if one.kind == "worker" and one.name != self._worker]
+            live = {one.pool: one.name for one in others}
             present = await self._table.get_model(own.pool)
-            if present is not None or own.pool not in live or waited_s >= LOST_WAIT_S:
+            # Encode workers write no card.
+            is_lost = present is None and any(
+                one.pool == own.pool and one.serves in ("whole", "prefill", "decode") for one in others
+            )
+            if not is_lost or waited_s >= LOST_WAIT_S:
                 break
             # The card was lost: whose it is, its workers will write again.
             await self._ports.clock.sleep(1.0)

@@ -343,7 +343,7 @@ class EngineBase:
     choreography: Choreography = "returned"
     aborts: Aborts = "anytime"
     notices_fetches: bool = True
-    """Does the engine notice by itself that another one has fetched its KV? If not, it is told by `release`."""
+    """Does the engine notice by itself that another one has fetched its KV? If not, its worker calls `release`."""
     possible: ClassVar[frozenset[Capability]] = frozenset()
     """Capabilities that an engine may have when it is started, by its configuration; those it always has may be missing."""
     packages: ClassVar[tuple[str, ...]] = ()

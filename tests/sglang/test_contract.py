@@ -31,6 +31,7 @@ FLAGS = (
 
 SKIPPED = {
     "it loses no events, or cannot be told to announce blocks again",
+    "sglang has no sleep here",
     "sglang has no seed here",
     "sglang has no allowed_tokens here",
     "the engine does not know allowed tokens",

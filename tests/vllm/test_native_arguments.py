@@ -39,7 +39,7 @@ CASES: dict[str, list[str]] = {
 
 PROGRAM = """
 import dataclasses, json, sys
-from headwater.engines.engine import EngineUnavailable
+from headwater.engines.engine import EngineError
 from headwater.engines.vllm.config import cli_arguments
 from headwater.engines.vllm import forkserver
 from headwater.engines.vllm.config.arguments import VllmSettings, keyword_arguments
@@ -57,7 +57,7 @@ for name, words in json.loads(sys.argv[1]).items():
             key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
             for key, value in given.items()
         }
-    except EngineUnavailable as error:
+    except EngineError as error:
         found[name] = str(error)
 
 import asyncio
@@ -85,7 +85,7 @@ for name, usage in (("server", UsageContext.OPENAI_API_SERVER), ("library", Usag
 AsyncLLM.from_engine_args = from_engine_args
 try:
     asyncio.run(VllmEngine(VllmSettings(model, "m", "w")).start())
-except EngineUnavailable as error:
+except EngineError as error:
     assert "captured" in str(error), error
 print("FOUND " + json.dumps(found))
 """

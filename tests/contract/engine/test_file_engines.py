@@ -22,6 +22,7 @@ from headwater.engines.engine import (
     Engine,
     EngineDied,
     EngineError,
+    EngineStartFailed,
     EngineUnavailable,
     FileStep,
     NotSupported,
@@ -316,7 +317,7 @@ async def test_failures_of_sglangs_server(tmp_path: Path, task: str) -> None:
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     """And is not started again."""
     broken = double(tmp_path, "broken")
-    with pytest.raises(EngineUnavailable, match="the model cannot be loaded"):
+    with pytest.raises(EngineStartFailed, match="the model cannot be loaded"):
         await broken.start()
     await broken.stop()
     both = double(tmp_path, "TI2I")

@@ -189,7 +189,7 @@ async def test_a_missing_stream_is_the_operators_to_make(guarded: Guarded) -> No
 
 
 async def test_a_worker_follows_the_cards_and_writes_those_of_adapters(guarded: Guarded) -> None:
-    """So it learns what may be loaded and what was forgotten; leases it may not follow."""
+    """So it learns what may be loaded and what was forgotten; API keys it may not follow."""
     async with guarded.as_("worker") as client, guarded.as_("edge") as other:
         cards = JetStreamTable(client, subjects.card_bucket(NS))
         key = subjects.lora_key(POOL, "some/adapter")
@@ -209,4 +209,4 @@ async def test_a_worker_follows_the_cards_and_writes_those_of_adapters(guarded: 
             await eventually(lambda: key in seen and seen[key] is None)
         with pytest.raises(AccessDenied):
             async with asyncio.timeout(30):
-                await follow(JetStreamTable(client, subjects.lease_bucket(NS)))
+                await follow(JetStreamTable(client, subjects.api_key_bucket(NS)))

@@ -28,11 +28,9 @@ async def test_the_same_server_and_namespace(tmp_path: Path) -> None:
         assert "--namespace" in line
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
         (tmp_path / "other").mkdir()
-        async with fleet(
-            tmp_path / "other", "--engine", "sim", "--workers", "1", "--namespace", "second"
-        ) as other:
-            async with other.client() as own:
-                assert (await own.post("/v1/completions", json=BODY)).status_code == 200
+        flags = (*second, "--namespace", "second", "--data-dir", str(tmp_path / "other"))
+        async with launched(tmp_path / "other", *flags) as other, other.client() as own:
+            assert (await own.post("/v1/completions", json=BODY)).status_code == 200
 
 
 async def test_one_that_was_killed_is_waited_for(tmp_path: Path) -> None:

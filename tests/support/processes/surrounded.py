@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 POLL_S = 0.02
@@ -36,7 +36,7 @@ def main(report: int, closed: Sequence[int], commands: Sequence[tuple[Sequence[s
     """Run the commands, and report how they end."""
     os.set_inheritable(report, False)
     # What fails here fails again in each command that needs it.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), _held_streams():
         _import()
     for words, port in commands:
         made = os.memfd_create("output")
@@ -50,6 +50,26 @@ def main(report: int, closed: Sequence[int], commands: Sequence[tuple[Sequence[s
         text = os.pread(output, 1 << 20, 0).decode(errors="replace")
         os.close(output)
         os.write(report, json.dumps([code, text]).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def _held_streams() -> Iterator[None]:
+    """What a library opens while it is imported gets no number of a closed stream: a process that runs one command opens those before."""
+    held = []
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        held.append(opened)
+    missing = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in missing:
+        # Modules may keep it.
+        setattr(sys, name, open(os.dup(opened), "r+", closefd=False))  # noqa: SIM115
+    os.close(opened)
+    try:
+        yield
+    finally:
+        for one in held:
+            os.close(one)
+        for name in missing:
+            setattr(sys, name, None)
 
 
 def _import() -> None:

@@ -1,7 +1,7 @@
 """KV hand-off between simulated engines, including the errors of a real one when a hand-off is misused.
 
 A `SimFabric` is the memory shared by the engines of one process: KV pinned in it can be fetched once. Engines in separate
-processes have none; they check only that the parameters name their prompt, and their worker tells them that their KV was fetched.
+processes have none; they check only that the parameters name their prompt, and their worker calls `release` once their KV was fetched.
 
 When a hand-off is used twice, or for another prompt, real engines generate tokens of another prompt with HTTP 200. With a
 fabric so does this one: the fetched KV is `spoiled`, and the engine generates wrong tokens, which tests detect. Without a

@@ -1,4 +1,4 @@
-"""Variables of the environment that begin with `HEADWATER_`: settings, our own, those of Kubernetes, and those that nobody knows."""
+"""Variables of the environment that begin with `HEADWATER_`: settings, our own, those of Kubernetes, and unknown ones."""
 
 import difflib
 import re

@@ -11,7 +11,7 @@ from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
 
 WEIGHT_MAX: Final = 1e9
-"""Above it costs stop being numbers that can be told apart."""
+"""Above it costs stop being numbers that differ."""
 
 
 def read_weights(text: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ OnExit = Callable[[int], Awaitable[None]]
 def child_environment() -> dict[str, str]:
     """This process's environment, with bytecode caching on: engines import some 5,000 modules.
 
-    Without settings: those of a fleet are not those of its processes, which get theirs as flags. Of what looks like one the fleet's own
-    process has told.
+    Without settings: those of a fleet are not those of its processes, which get theirs as flags. The fleet's own
+    process has reported what looks like one.
     """
     environ = {name: text for name, text in os.environ.items() if not _is_setting(name, text)}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -112,7 +112,7 @@ async def open_ports(
 
 
 def _check_payload(store: Connection) -> None:
-    """Tell of a server that takes smaller messages than Headwater's own: large requests then go in pieces."""
+    """Warn of a server that takes smaller messages than Headwater's own: large requests then go in pieces."""
     if store.max_payload < MAX_PAYLOAD:
         _log.warning(
             "nats_messages_small",

@@ -1,4 +1,4 @@
-"""The limit of descriptors: each connection is one. Past it the system accepts connections that nobody can serve."""
+"""The limit of descriptors: each connection is one. Past it the system accepts connections that no process can serve."""
 
 import contextlib
 import resource
@@ -28,8 +28,8 @@ def connections_possible(wanted: int) -> int:
     # Not for commands that only raise the limit.
     import structlog
 
-    possible = max(1, soft - RESERVE)
-    structlog.get_logger("headwater.process").warning(
+    possible, log = max(1, soft - RESERVE), structlog.get_logger("headwater.process")
+    log.warning(
         "connections_limited",
         wanted=wanted,
         possible=possible,

@@ -11,6 +11,6 @@ HOST_CHARACTERS_MAX: Final = 45
 
 
 def unique_name() -> str:
-    """The end of this host's name, which tells replicas apart, and a random part: containers share process ids, and some share names."""
+    """The end of this host's name, by which replicas differ, and a random part: containers share process ids, and some share names."""
     host = slug(socket.gethostname())[-HOST_CHARACTERS_MAX:].lstrip("-_") or "host"
     return f"{host}-{secrets.token_hex(4)}"

@@ -38,7 +38,7 @@ async def keep_pools(client: Connection, ns: str, replicas: int, sizes: StreamSi
     known: set[str] = set()
     while True:
         try:
-            # Asked again and again: nothing tells of a log that was deleted, and the cards may be lost with it.
+            # Asked again and again: no event reports a log that was deleted, and the cards may be lost with it.
             known |= set(await cards.pools())
             for pool in sorted(known):
                 await ensure_pool(client, ns, pool, replicas=replicas, sizes=sizes)

@@ -226,7 +226,7 @@ async def _unhealthy(fleet: SimFleet) -> list[str]:
         entry = await fleet.store.leases.get(lease_key("edge", name))
         held = decode_lease(entry) if entry is not None else None
         if held is None or held.epoch != fleet.edge(name).lease_epoch:
-            # A process that was suspended may have taken the name meanwhile: this one learns of it later.
+            # A process that was suspended may have taken the name in between: this one learns of it later.
             found.append(f"{name}: its lease is not its own")
     return found
 

@@ -77,7 +77,7 @@ class CardKeeper:
             found = await self._table.get_model_entry(self._own.pool)
             present, revision = found if found is not None else (None, None)
             if present is not None and difference(self._own, present):
-                # What an earlier run left: nobody serves it.
+                # What an earlier run left: no worker serves it.
                 present = None
             card = with_engines_of(self._own, present)
             if present is not None and replace(present, created_s=0) == replace(card, created_s=0):

@@ -54,7 +54,7 @@ class LoraRegistry:
 
     def _set_lora(self, change: LoraCardChange) -> None:
         if change.lost:
-            # Nobody has forgotten it: who has it loaded publishes it again.
+            # No operator has forgotten it: a worker that has it loaded publishes it again.
             if (lost := self._cards.pop(change.key, None)) is not None and lost.pool == self._pool:
                 self.lost.put_nowait(lost)
             return

@@ -5,11 +5,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from headwater.schemas.addresses import host_port, reachable, split_host_port
 
 import headwater
 from headwater.ops.nats import config as nats_config
 from headwater.ops.process import sockets
+from headwater.schemas.addresses import host_port, reachable, split_host_port
 
 ADDRESSES = [
     ("127.0.0.1", "127.0.0.1:80"),

@@ -4,8 +4,8 @@ import os
 import socket
 
 import pytest
-from headwater.ops.process.names import unique_name
 
+from headwater.ops.process.names import unique_name
 from headwater.ops.worker.dp_ranks import rank_name
 from headwater.schemas.names import token
 

@@ -54,7 +54,8 @@ class DiffusionClient:
             raise EngineUnavailable(
                 f"httpx cannot be imported ({error}): install headwater[sglang-diffusion]"
             ) from error
-        self._error = httpx.HTTPError
+        # AttributeError: anyio's, where the server closed a connection before anyio asked for its peer.
+        self._errors = (httpx.HTTPError, AttributeError)
         # Of this machine: no proxy of the environment is between.
         self._http: httpx.AsyncClient = httpx.AsyncClient(base_url=url, timeout=CALL_S, trust_env=False)
 
@@ -62,7 +63,7 @@ class DiffusionClient:
         """Whether the server takes requests. Raises `EngineError` with the reason once its processes have died."""
         try:
             answer = await self._http.get("/health")
-        except self._error:
+        except self._errors:
             return False
         if answer.status_code != 200 and answer.content:
             raise EngineError(f"SGLang's diffusion server: {answer.text[:300]}")
@@ -122,7 +123,7 @@ class DiffusionClient:
     async def _call(self, method: str, path: str, *, timeout_s: float | None = CALL_S, **sent: Any) -> bytes:
         try:
             answer = await self._http.request(method, path, timeout=timeout_s, **sent)
-        except self._error as error:
+        except self._errors as error:
             raise EngineError(f"SGLang's diffusion server: {error or type(error).__name__}") from error
         if answer.status_code in (400, 422):
             raise RequestRejected(f"SGLang: {_detail(answer.text)}")

@@ -15,23 +15,25 @@ from headwater.schemas.events.route import RouteRefused
 PLACE_S_MAX = 10.0
 """Seconds that a new request searches for a worker before it is refused with 503."""
 
-MOVE_S_MAX = 60.0
-"""Seconds that a request whose answer has begun searches for another worker."""
+MOVE_S_MAX = 120.0
+"""Seconds that a request whose answer has begun searches for another worker. An engine that was the only one takes a minute to start
+again: 64 s were measured on a GPU that three fleets shared."""
 
-RETRY_S = 0.1
-"""Seconds between two queries when the router named no worker."""
+RETRY_S, RETRY_S_MAX = 0.1, 1.0
+"""Seconds between two queries while the router names no worker, doubled from the first value to the last."""
 
 
 class Placement(msgspec.Struct, frozen=True):
     """One search. `exclude` lists worker epochs as "<worker>.<epoch>" that are tried again once the router has no other,
     `gone` those that never are; `pinned` is the only worker to try first.
 
-    `reason` and `retry_after_s` describe the last refusal. `origin` says, for a search that moves a request, what it
-    moves away from; it is empty for a new request.
+    `pauses` counts those of this search. `reason` and `retry_after_s` describe the last refusal. `origin` says, for a search
+    that moves a request, what it moves away from; it is empty for a new request.
     """
 
     deadline_s: float
     pinned: str = ""
+    pauses: int = 0
     exclude: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     reason: str = "no router replied"
@@ -47,13 +49,22 @@ class Placement(msgspec.Struct, frozen=True):
         """Query for another worker first: this one failed with the request. `gone`: this incarnation of it is never tried again."""
         return self.refused_by_worker(worker, epoch, "", gone=gone)
 
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next query."""
+        return min(RETRY_S * 2.0 ** min(self.pauses, 30), RETRY_S_MAX)
+
+    def paused(self) -> Self:
+        """A query is to be repeated after `pause_s`."""
+        return msgspec.structs.replace(self, pauses=self.pauses + 1)
+
     def extend(self, waited_s: float) -> Self:
         """Add the time that the query spent in the router's queue."""
         return msgspec.structs.replace(self, deadline_s=self.deadline_s + waited_s) if waited_s else self
 
     def restart(self, deadline_s: float) -> Self:
         """Search until a later deadline."""
-        return msgspec.structs.replace(self, deadline_s=max(self.deadline_s, deadline_s))
+        return msgspec.structs.replace(self, deadline_s=max(self.deadline_s, deadline_s), pauses=0)
 
     def refused_by_router(self, refusal: RouteRefused) -> Self:
         """Retry all workers. The reason of a worker that refused says more than "no other worker", so it is kept."""

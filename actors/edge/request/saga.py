@@ -19,7 +19,7 @@ from headwater.actors.edge.request.migration import (
     is_migratable,
     migration_blocker,
 )
-from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX, RETRY_S, Placement
+from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX, Placement
 from headwater.actors.edge.request.saga_types import (
     Aborted,
     AskRouter,
@@ -169,8 +169,8 @@ def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effe
     error = placement.expired(event.now_s)
     if error is not None:
         return _not_placed(saga, error, effects)
-    effects.append(PauseSearch(saga.attempts, RETRY_S))
-    return replace(saga, placement=placement, awaits="pause")
+    effects.append(PauseSearch(saga.attempts, placement.pause_s))
+    return replace(saga, placement=placement.paused(), awaits="pause")
 
 
 def _dispatch(saga: Saga, event: Routed, effects: Effects) -> Saga:

@@ -392,3 +392,16 @@ def test_what_is_gone_stays_out_of_later_searches() -> None:
     assert asked(effects) == ("w1.1", "w2.1")
     saga, effects = run(RouterRefused(3, RouteRefused("none"), 0.0, 3.0), RetryDue(3, 3.1), saga=saga)
     assert asked(effects) == ("w1.1",)
+
+
+def test_pauses_between_queries_grow_up_to_a_second() -> None:
+    """While an engine starts again for a minute, a router is not asked ten times a second by each request that waits for it."""
+    saga, _ = run(OPENED)
+    pauses = []
+    for number in range(1, 8):
+        saga, effects = run(RouterRefused(number, RouteRefused("none"), 0.0, 0.1 * number), saga=saga)
+        [pause] = effects
+        assert isinstance(pause, PauseSearch)
+        pauses.append(pause.seconds)
+        saga, _ = run(RetryDue(number, 0.1 * number), saga=saga)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]

@@ -1,6 +1,7 @@
 """What all tests share: log lines that cost nothing, how many examples a property gets, which tests run together, and their ids."""
 
 import gc
+import signal
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, groupby
@@ -55,6 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     With rich installed (vLLM brings it) each traceback would be drawn with the local variables of every frame: one second.
     """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        # Under nohup, and in the background of a script, they are ignored, and so they would be by every process that a test stops with them.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None:
         use(worker["zygotes"])

@@ -49,10 +49,9 @@ class Placement(msgspec.Struct, frozen=True):
         """Query for another worker first: this one failed with the request. `gone`: this incarnation of it is never tried again."""
         return self.refused_by_worker(worker, epoch, "", gone=gone)
 
-    @property
-    def pause_s(self) -> float:
-        """How long to wait before the next query."""
-        return min(RETRY_S * 2.0 ** min(self.pauses, 30), RETRY_S_MAX)
+    def pause_s(self, now_s: float) -> float:
+        """How long to wait before the next query. The last one is at the deadline."""
+        return min(RETRY_S * 2.0 ** min(self.pauses, 30), RETRY_S_MAX, max(0.0, self.deadline_s - now_s))
 
     def paused(self) -> Self:
         """A query is to be repeated after `pause_s`."""

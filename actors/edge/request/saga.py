@@ -169,7 +169,7 @@ def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effe
     error = placement.expired(event.now_s)
     if error is not None:
         return _not_placed(saga, error, effects)
-    effects.append(PauseSearch(saga.attempts, placement.pause_s))
+    effects.append(PauseSearch(saga.attempts, placement.pause_s(event.now_s)))
     return replace(saga, placement=placement.paused(), awaits="pause")
 
 

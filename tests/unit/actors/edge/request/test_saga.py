@@ -302,7 +302,7 @@ def test_only_a_hand_off_that_was_not_touched_is_offered_again(event: SagaEvent,
 
 def test_a_search_ends_at_its_deadline_and_time_in_the_queue_does_not_count() -> None:
     """503 with the last reason and the router's retry-after."""
-    saga, effects = run(OPENED, RouterRefused(1, RouteRefused("full", 7.0), 5.0, PLACE_S_MAX + 4.9))
+    saga, effects = run(OPENED, RouterRefused(1, RouteRefused("full", 7.0), 5.0, PLACE_S_MAX + 4.5))
     assert effects == [PauseSearch(1, 0.1)]
     late = RouterRefused(2, RouteRefused("still full", 7.0), 0.0, PLACE_S_MAX + 5.0)
     saga, effects = run(RetryDue(1, PLACE_S_MAX + 5.0), late, saga=saga)
@@ -405,3 +405,12 @@ def test_pauses_between_queries_grow_up_to_a_second() -> None:
         pauses.append(pause.seconds)
         saga, _ = run(RetryDue(number, 0.1 * number), saga=saga)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def test_the_last_query_is_at_the_deadline() -> None:
+    """A pause lets no client wait longer for its refusal."""
+    late = PLACE_S_MAX - 0.03
+    _, effects = run(OPENED, RouterRefused(1, RouteRefused("none"), 0.0, late))
+    [pause] = effects
+    assert isinstance(pause, PauseSearch)
+    assert pause.seconds == pytest.approx(0.03)

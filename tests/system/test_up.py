@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -136,11 +137,14 @@ async def test_a_data_folder_serves_whatever_is_asked_of_it_now(tmp_path: Path) 
         async with fleet(tmp_path, *flags, ready_s=30) as up, up.client() as client:
             for name in ("sim", "another"):
                 body = {"model": name, "prompt": "hello", "max_tokens": 4}
-                answer = await client.post("/v1/completions", json=body)
-                # A model of before may be on its way out: then no request to it can be served, but it is never answered by another.
-                assert answer.status_code == 200 if name == model else answer.status_code in (404, 503), (
-                    answer.text
-                )
+                try:
+                    answer = await client.post(
+                        "/v1/completions", json=body, timeout=None if name == model else 2
+                    )
+                except httpx.TimeoutException:
+                    # A model of before may be on its way out: then a request waits for a worker of it, and is never answered by another.
+                    continue
+                assert answer.status_code in ((200,) if name == model else (404, 503)), answer.text
             assert sum((await client.get("/health")).json()["workers"].values()) == 2
             listed = [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
             assert listed == [model]

@@ -15,7 +15,7 @@ from tests.tidy.source import ROOT
         ("tests/system/test_up.py::test_a@tests/system/test_up.py", "tests/system/test_up.py", PROCESSES),
         ("tests/system/engines/test_videos.py::test_a[b]@vllm", "vllm", ENGINES),
         ("tests/sglang/test_images.py::test_a@sglang", "sglang", ENGINES),
-        ("tests/clients/test_plain.py::test_a@clients", "clients", PROCESSES),
+        ("tests/clients/test_plain.py::test_a@clients", "clients", ENGINES),
         ("tests/unit/schemas/test_hashing.py::test_a@x", "x", "x"),
         ("test_sample.py::test_a", "test_sample.py::test_a", "test_sample.py::test_a"),
     ],

@@ -77,7 +77,7 @@ ROOTS = ("a user without a name", "a read-only root")
 """Those that not every user may make."""
 
 
-SHORT = ("a read-only root", "without standard streams", "not UTF-8")
+SHORT = ("a read-only root", "without standard streams")
 """Those that every run tries; the others are in `make soak`. Each takes some ten seconds."""
 
 

@@ -48,7 +48,7 @@ async def _not_retryable(client: httpx.AsyncClient) -> list[str]:
 
 @pytest.mark.parametrize(
     "what",
-    ["log", "everything", *(pytest.param(one, marks=pytest.mark.soak) for one in ("cards", "blobs"))],
+    ["everything", *(pytest.param(one, marks=pytest.mark.soak) for one in ("log", "cards", "blobs"))],
 )
 async def test_a_lost_table_is_whole_again(tmp_path: Path, what: str) -> None:
     """Running answers end right; no request is told that its model does not exist; and an edge that starts later serves."""

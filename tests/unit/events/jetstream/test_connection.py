@@ -136,8 +136,7 @@ async def waits_for_a_whole_key(credentials: Credentials, content: str | None) -
                 server.cut()
                 await eventually(lambda: any(str(path) in str(entry) for entry in logs), within_s=10)
                 path.write_text(whole)
-                await eventually(lambda: server.logins == 2, within_s=20)
-            assert client.is_connected
+                await eventually(lambda: server.logins == 2 and client.is_connected, within_s=20)
         finally:
             await client.close()
 

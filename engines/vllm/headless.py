@@ -11,18 +11,15 @@ from headwater.engines.engine import (
     start_failure,
 )
 from headwater.engines.vllm.config import cli_arguments, connectors
-from headwater.engines.vllm.config.arguments import VllmSettings, environment
+from headwater.engines.vllm.config.arguments import VllmSettings, environment, shared_arguments
 
 
-def words(settings: VllmSettings, transfer: str = "") -> tuple[str, ...]:
+def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> tuple[str, ...]:
     """All arguments as words of vLLM's command line, Headwater's first. `transfer` is KVTransferConfig in JSON."""
-    made: dict[str, Any] = {"model": settings.model, "enable-prefix-caching": True}
-    for name in ("block_size", "max_model_len", "dtype"):
-        value = getattr(settings, name)
-        if value and not cli_arguments.has(settings.native, name):
+    made: dict[str, Any] = {"model": settings.model}
+    for name, value in shared_arguments(settings, cpu=cpu).items():
+        if not cli_arguments.has(settings.native, name):
             made[name] = value
-    if settings.kv_cache_mib:
-        made["kv_cache_memory_bytes"] = settings.kv_cache_mib * 1024 * 1024
     if transfer:
         made["kv_transfer_config"] = transfer
     rest = cli_arguments.without(settings.native, "headless", takes_value=False)
@@ -48,7 +45,7 @@ def run(settings: VllmSettings) -> None:
     transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
     environment(settings)
     parser = make_arg_parser(FlexibleArgumentParser(prog="headwater engine vllm --"))
-    arguments = parser.parse_args(list(words(settings, json.dumps(transfer) if transfer else "")))
+    arguments = parser.parse_args(list(words(settings, json.dumps(transfer) if transfer else "", cpu=cpu)))
     arguments.api_server_count = 0
     try:
         run_headless(arguments)

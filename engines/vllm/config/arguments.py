@@ -80,18 +80,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
         # Headwater logs its own; vLLM's would be printed every ten seconds.
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-    }
-    if settings.max_model_len:
-        arguments["max_model_len"] = settings.max_model_len
-    if settings.dtype or cpu:
-        # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
-        arguments["dtype"] = settings.dtype or "float32"
-    if settings.block_size or cpu:
-        arguments["block_size"] = settings.block_size or CPU_BLOCK_SIZE
-    if cpu:
-        arguments["enforce_eager"] = True
-    if settings.kv_cache_mib or cpu:
-        arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    } | shared_arguments(settings, cpu=cpu)
     # One backend for checking and for compiling. With vLLM's default, "auto", the first guided request of an engine
     # decides what compiles all later ones, whatever each of them was checked with.
     arguments["structured_outputs_config"] = {"backend": "guidance"}
@@ -108,6 +97,23 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
             "kv_events_config": _kv_events(given.get("kv_events_config"), events, replay),
         }
     )
+
+
+def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
+    """What every process of an engine must be started with, its headless ranks and further nodes too; native arguments go first."""
+    arguments: dict[str, Any] = {}
+    if settings.max_model_len:
+        arguments["max_model_len"] = settings.max_model_len
+    if settings.dtype or cpu:
+        # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
+        arguments["dtype"] = settings.dtype or "float32"
+    if settings.block_size or cpu:
+        arguments["block_size"] = settings.block_size or CPU_BLOCK_SIZE
+    if cpu:
+        arguments["enforce_eager"] = True
+    if settings.kv_cache_mib or cpu:
+        arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    return arguments
 
 
 def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:

@@ -246,7 +246,14 @@ async def test_its_own_metrics_are_next_to_ours_with_the_workers_labels(world: W
 
         def samples() -> dict[str, Any]:
             families = Labelled(lambda: {"worker": "w0"}).collect()
-            return {one.name: one.labels for family in families for one in family.samples}
+            # The registry is the process's: other tests' models are in it, too.
+            own = (
+                one
+                for family in families
+                for one in family.samples
+                if one.labels.get("model_name") == "model"
+            )
+            return {one.name: one.labels for one in own}
 
         await eventually(lambda: "trtllm_request_success_total" in samples())
         found = samples()

@@ -1,6 +1,6 @@
 """What a process without requests of its own is started with: our settings and the native arguments, each once."""
 
-from headwater.engines.vllm.config.arguments import VllmSettings
+from headwater.engines.vllm.config.arguments import CPU_KV_CACHE_MIB, MIB, VllmSettings
 from headwater.engines.vllm.headless import words
 
 
@@ -17,7 +17,6 @@ def test_ours_come_first_and_theirs_once() -> None:
     )
     assert words(settings, '{"kv_connector": "NixlConnector"}') == (
         "--model=/models/a b",
-        "--enable-prefix-caching",
         "--block-size=32",
         "--kv-cache-memory-bytes=2097152",
         '--kv-transfer-config={"kv_connector": "NixlConnector"}',
@@ -26,4 +25,18 @@ def test_ours_come_first_and_theirs_once() -> None:
         "float32",
         "--data-parallel-start-rank",
         "1",
+    )
+
+
+def test_a_rank_has_its_leaders_defaults() -> None:
+    """On a CPU these are not vLLM's: a rank that compiled, or had other blocks, did not start."""
+    settings = VllmSettings("/m", "m", "w", native=("--headless", "--block-size", "64"))
+    assert words(settings, cpu=True) == (
+        "--model=/m",
+        "--dtype=float32",
+        "--enforce-eager",
+        f"--kv-cache-memory-bytes={CPU_KV_CACHE_MIB * MIB}",
+        "--headless",
+        "--block-size",
+        "64",
     )

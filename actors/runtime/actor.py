@@ -12,6 +12,7 @@ from headwater.actors.runtime.lease import LeaseLost
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tasks import cancel_all
 from headwater.engines.engine import EngineError, EngineUnavailable
+from headwater.engines.process.interruption import EngineInterrupted
 from headwater.events.errors import LogError
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import InvalidName
@@ -93,7 +94,10 @@ class Actor(ABC):
         self._stopping.set()
 
     async def _start_unless_stopped(self) -> bool:
-        """Start; False if `stop` was called before the end of that: the start is then cancelled, wherever it waits."""
+        """Start; False if `stop` was called before the end of that: the start is then cancelled, wherever it waits.
+
+        Also if a signal interrupted an engine that blocked the event loop, whose handler will call `stop`.
+        """
         starting = asyncio.create_task(self.start(), name=f"{self.kind} {self.name}: start")
         stopping = asyncio.create_task(self._stopping.wait(), name=f"{self.kind} {self.name}: stop")
         try:
@@ -101,6 +105,9 @@ class Actor(ABC):
             if starting.done():
                 starting.result()
                 return True
+            return False
+        except EngineInterrupted:
+            self.stop()
             return False
         finally:
             await cancel_all([starting, stopping])

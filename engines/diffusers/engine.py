@@ -26,6 +26,7 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.file_turns.turns import PriorityTurns
+from headwater.engines.process.interruption import interruptible
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import GenerateRequest
@@ -64,12 +65,12 @@ class DiffusersEngine(EngineBase):
         self._stops: set[threading.Event] = set()
 
     async def start(self) -> EngineInfo:
-        """See `Engine.start`."""
+        """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         loop = asyncio.get_running_loop()
         options = self._options
-        loaded = self._loaded = await loop.run_in_executor(
-            self._thread, LoadedPipeline, self._folder, options
-        )
+        # Not on the other thread, for whose end the process would wait.
+        with interruptible():
+            loaded = self._loaded = LoadedPipeline(self._folder, options)
         if loaded.generates_videos:
             self._videos = TextToVideo(loaded, options)
             self.capabilities = self.capabilities | {"video_generation"}

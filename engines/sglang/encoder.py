@@ -29,6 +29,7 @@ from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule
 from headwater.engines.media.prompt import image_of, values_of
 from headwater.engines.media.video_rule import black_video, fitting_video_rule, frames_have_times, probes
 from headwater.engines.process.heap import freeze_heap
+from headwater.engines.process.interruption import EngineInterrupted, interruptible
 from headwater.engines.sglang.config import cli_arguments, disaggregation, versions
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embeddings.input import fields_in
@@ -80,15 +81,19 @@ class SglangEncoder(ImageEncoder):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Raises `EngineUnavailable` also for a model whose images SGLang does not encode apart from it."""
         version, settings = versions.installed(), self._settings
-        cpu = import_sglang()
+        with interruptible():
+            cpu = import_sglang()
         given = cli_arguments.parse(settings.native)
         check_parts(given)
         arguments = keyword_arguments(settings, given, "", "", cpu=cpu)
         del arguments["kv_events_config"]
         arguments["encoder_only"] = True
         try:
-            self._encoder = _load(arguments)
+            with interruptible():
+                self._encoder = _load(arguments)
             found = {size: self._encode("image", black_image(*size)) for size in PROBES}
+        except EngineInterrupted:
+            raise
         except Exception as error:  # whatever SGLang raises while it starts, it did not start
             what = (
                 f"SGLang cannot encode the images of {settings.model} apart from it: {type(error).__name__}"

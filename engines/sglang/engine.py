@@ -31,6 +31,7 @@ from headwater.engines.kv_events import endpoints
 from headwater.engines.kv_events.sentinels import MediaSentinels
 from headwater.engines.process import first_failure, private_folder
 from headwater.engines.process.heap import freeze_heap
+from headwater.engines.process.interruption import interruptible
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.sglang import handoff, sampling
 from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
@@ -88,7 +89,8 @@ class SglangEngine(SglangControl):
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         version = versions.installed()
         check_mode(Path(self._settings.model))
-        cpu = import_sglang()
+        with interruptible():
+            cpu = import_sglang()
         self._signatures = signatures.of_release(version)
         # No other user can listen in it.
         folder = self._folder = private_folder.take("engine")
@@ -103,7 +105,8 @@ class SglangEngine(SglangControl):
         self._processors = _pickled(self._settings.processors)
         if self._settings.reads_embeddings:
             self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
-        with counter.announced(self._embeddings.folder if self._embeddings is not None else None):
+        announced = counter.announced(self._embeddings.folder if self._embeddings is not None else None)
+        with announced, interruptible():
             process = self._process = SglangProcess.start(
                 arguments, self._on_failure, first_failure.prepare(folder)
             )

@@ -7,24 +7,19 @@ an HTTP server, and ignore SIGTERM.
 import contextlib
 import multiprocessing
 import os
-import signal
 import time
 from typing import Any, Final
 
 from headwater.engines.engine import EngineDied
 from headwater.engines.kv_events import endpoints
 from headwater.engines.process import first_failure, private_folder
+from headwater.engines.process.interruption import EngineInterrupted, interruptible
 from headwater.engines.sglang.config import cli_arguments
 from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
 from headwater.engines.sglang.process import import_sglang, launch
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
 POLL_S: Final = 0.2
-ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class _Stopped(Exception):
-    """A signal of `ENDING` came."""
 
 
 def run(settings: SglangSettings) -> None:
@@ -35,19 +30,14 @@ def run(settings: SglangSettings) -> None:
     failure = first_failure.prepare(folder)
     # Else the constructor returns when the schedulers have ended.
     os.environ[BLOCK] = "0"
-    for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
     try:
-        launch(keyword_arguments(settings, given, *endpoints.in_folder(folder), cpu=cpu), failure)
-        _watch(multiprocessing.active_children(), failure)
-    except _Stopped:
+        with interruptible():
+            launch(keyword_arguments(settings, given, *endpoints.in_folder(folder), cpu=cpu), failure)
+            _watch(multiprocessing.active_children(), failure)
+    except EngineInterrupted:
         return
     finally:
-        for number in ENDING:
-            # Another one does not interrupt this.
-            signal.signal(number, signal.SIG_IGN)
-        # Also of a start that was interrupted. Those of this process only: the first node notices that its peer is gone.
+        # Those of this process only: the first node notices that its peer is gone.
         for process in multiprocessing.active_children():
             process.kill()
             process.join()
@@ -63,7 +53,3 @@ def _watch(processes: list[Any], failure: str) -> None:
             time.sleep(POLL_S)
     if cause := first_failure.read(failure, processes):
         raise EngineDied(f"SGLang died: {cause}")
-
-
-def _stop(*_: object) -> None:
-    raise _Stopped

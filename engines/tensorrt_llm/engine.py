@@ -22,6 +22,7 @@ from headwater.engines.engine import (
     Transfer,
     start_failure,
 )
+from headwater.engines.process.interruption import interruptible
 from headwater.engines.tensorrt_llm import handoff, polling
 from headwater.engines.tensorrt_llm.config import checks
 from headwater.engines.tensorrt_llm.config.arguments import TRANSFER_TIMEOUT_MS, arguments, attention_ranks
@@ -75,11 +76,14 @@ class TensorRtEngine(TensorRtControl):
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
-        api = self._api = load_library()
-        try:
-            self._llm = api.LLM(**accepted(api.LLM.__init__, self._arguments))
-        except Exception as error:  # whatever TensorRT-LLM raises while it starts, it did not start
-            raise start_failure(f"TensorRT-LLM cannot start with {self._settings.model}", error) from error
+        with interruptible():
+            api = self._api = load_library()
+            try:
+                self._llm = api.LLM(**accepted(api.LLM.__init__, self._arguments))
+            except Exception as error:  # whatever TensorRT-LLM raises while it starts, it did not start
+                raise start_failure(
+                    f"TensorRT-LLM cannot start with {self._settings.model}", error
+                ) from error
         given = self._arguments
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
         self._images = image_handling(self._llm) if self._settings.role == "both" else None

@@ -20,6 +20,7 @@ from headwater.engines.engine import (
 from headwater.engines.media.probe import probe_item
 from headwater.engines.media.video_rule import frames_have_times
 from headwater.engines.process import private_folder
+from headwater.engines.process.interruption import interruptible
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.engines.vllm.embeddings.config import transfer_config
 from headwater.engines.vllm.embeddings.prompt import item_prompt
@@ -51,9 +52,11 @@ class VllmEncoder(ImageEncoder):
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Raises `EngineUnavailable` also for a model with neither images nor audio."""
-        version, settings = import_vllm(), self._settings
+        settings = self._settings
         self._private = private_folder.take("engine")
-        self._engine, self._failure_file = launch(settings, self._private, self._complete)
+        with interruptible():
+            version = import_vllm()
+            self._engine, self._failure_file = launch(settings, self._private, self._complete)
         config = self._engine.vllm_config
         self._support = media_support(config)
         item = probe_item(self._support)

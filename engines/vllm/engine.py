@@ -23,6 +23,7 @@ from headwater.engines.engine import (
 from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.process import private_folder
 from headwater.engines.process.heap import freeze_heap
+from headwater.engines.process.interruption import interruptible
 from headwater.engines.ranked.base import default_sampling
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config.arguments import VllmSettings
@@ -72,13 +73,14 @@ class VllmEngine(VllmControl):
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
-        version = import_vllm()
         # No other user can listen in it.
         self._folder = private_folder.take("engine")
         if self._settings.reads_embeddings:
             self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
-        loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
-        self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
+        with interruptible():
+            version = import_vllm()
+            loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
+            self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
         config = self._engine.vllm_config
         self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)

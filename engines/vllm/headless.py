@@ -6,10 +6,8 @@ metrics.
 
 from typing import Any
 
-from headwater.engines.engine import (
-    EngineUnavailable,
-    start_failure,
-)
+from headwater.engines.engine import EngineUnavailable, start_failure
+from headwater.engines.process.interruption import EngineInterrupted, interruptible
 from headwater.engines.vllm.config import cli_arguments, connectors
 from headwater.engines.vllm.config.arguments import VllmSettings, environment, shared_arguments
 
@@ -28,7 +26,7 @@ def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> t
 
 
 def run(settings: VllmSettings) -> None:
-    """Run until SIGTERM or SIGINT, or until the leader ends. Raises `EngineUnavailable`."""
+    """Run until SIGTERM, SIGINT or SIGHUP, or until the leader ends. Raises `EngineUnavailable`."""
     import json
 
     try:
@@ -48,7 +46,11 @@ def run(settings: VllmSettings) -> None:
     arguments = parser.parse_args(list(words(settings, json.dumps(transfer) if transfer else "", cpu=cpu)))
     arguments.api_server_count = 0
     try:
-        run_headless(arguments)
+        # It handles SIGTERM and SIGINT itself once it has read its configuration, and SIGHUP never.
+        with interruptible():
+            run_headless(arguments)
+    except EngineInterrupted:
+        return
     except Exception as error:  # whatever vLLM raises
         raise start_failure("vLLM cannot run headless", error) from error
 

@@ -12,6 +12,7 @@ import structlog
 import uvloop
 
 from headwater.engines.process.heap import freeze_heap
+from headwater.engines.process.interruption import ENDING
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,10 +29,6 @@ def die_with_parent() -> None:
 def _print_tasks() -> None:
     for task in asyncio.all_tasks():
         task.print_stack(file=sys.stderr)
-
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a process to end in order. One that the process was started to ignore, as by `nohup`, stays ignored."""
 
 
 def handle_ending(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> None:

@@ -1,10 +1,11 @@
-"""SIGKILL of random processes under long answers: only what a killed edge was serving is lost.
+"""SIGKILL and orderly stops of random processes under long answers: only what a killed edge was serving is lost.
 
 python -m tests.faults.kills.random_kills --seconds 300 --seed 1
 """
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import httpx
 
+from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from tests.faults.answers import PACE, Answer, client_of, succeeds
 from tests.faults.kills.victims import Victim, gone, victim_of, worker_names
 from tests.faults.report import Report, Violation, command
@@ -29,8 +31,13 @@ AGAIN = 0.2
 PAUSE_S = (1.5, 6.5)
 """Time from kill to kill; processes need up to five seconds to be there again."""
 
+STOPPED = 0.3
+"""Share of signals that are an orderly stop as a service manager sends it, to the process and again from its parent, instead of SIGKILL."""
+
+STOPS = (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP)
+
 CONNECT_S_MAX = 30.0
-"""An edge that was killed, and not once more meanwhile, takes connections again within this."""
+"""An edge that was killed, and not once more meanwhile, takes connections again within this; one that was stopped, after it has drained."""
 
 END_S_MAX = 45.0
 """How much longer than undisturbed an answer may take."""
@@ -63,11 +70,17 @@ DEFAULT = Shape()
 
 
 class Kill(NamedTuple):
-    """A process that was killed, and since when it is gone: until then it takes connections, only to break them."""
+    """A process that was killed, and since when it is gone: until then it takes connections, only to break them. `stopped`: in order."""
 
     at_s: float
     gone_s: float
     name: str
+    stopped: bool = False
+
+    def ends(self, answer: Answer) -> bool:
+        """May this have ended an answer of the edge? Of a stopped one only if it was still there after the time to drain."""
+        during = self.gone_s >= answer.began_s - 0.1 and self.at_s <= answer.ended_s + 0.1
+        return during and (not self.stopped or answer.ended_s > self.at_s + DRAIN_TIMEOUT_S - 1)
 
 
 class Served(NamedTuple):
@@ -110,7 +123,7 @@ async def random_kills(
         ready_s = time.monotonic() - began
         killing = asyncio.create_task(_kill(victims, dice, seconds))
         served: list[Served] = []
-        async with asyncio.timeout(seconds + answer_s + END_S_MAX + CONNECT_S_MAX + 30):
+        async with asyncio.timeout(seconds + answer_s + END_S_MAX + DRAIN_TIMEOUT_S + CONNECT_S_MAX + 30):
             async with asyncio.TaskGroup() as group:
                 for number in range(streams):
                     name = sorted(clients)[number % len(clients)]
@@ -129,11 +142,17 @@ async def random_kills(
     ]
     broken = [one for one in served if one.answer.broken]
     by_kind = Counter(kill.name.rpartition("-")[0] or kill.name for kill in kills)
+    at_once = [kill.gone_s - kill.at_s for kill in kills if not kill.stopped]
+    in_order = [kill.gone_s - kill.at_s for kill in kills if kill.stopped]
     lines = [
         ("seed", str(seed)),
         ("fleet", f"{shape.edges} edges, {shape.routers} routers, {' '.join(shape.flags)}"),
         ("kills", f"{len(kills)}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(by_kind.items()))),
-        ("gone at most", f"{max((k.gone_s - k.at_s for k in kills), default=0):.2f} s after it was killed"),
+        (
+            "of these stopped in order",
+            f"{len(in_order)}, gone at most {max(in_order, default=0):.1f} s after it",
+        ),
+        ("gone at most", f"{max(at_once, default=0):.2f} s after it was killed"),
         ("answers", f"{len(served)} of {int(answer_s * PACE)} tokens, {streams} at a time"),
         ("ended with a killed edge", str(len(broken))),
         ("right", str(sum(not one.answer.problem() for one in served))),
@@ -147,24 +166,39 @@ async def random_kills(
 
 
 async def _kill(victims: list[Victim], dice: random.Random, seconds: float) -> list[Kill]:
-    """Kill one at a time in a random order that meets all of them, some twice in a row."""
+    """Kill or stop one at a time in a random order that meets all of them, some twice in a row."""
     kills: list[Kill] = []
+    stops: list[asyncio.Task[Kill]] = []
     deck: list[Victim] = []
     victim = dice.choice(victims)
     end_s = time.monotonic() + seconds
     while True:
         pause_s = dice.uniform(*PAUSE_S)
         if time.monotonic() + pause_s > end_s:
-            return kills
+            return kills + await asyncio.gather(*stops)
         await asyncio.sleep(pause_s)
-        if not kills or dice.random() >= AGAIN:
+        if not (kills or stops) or dice.random() >= AGAIN:
             deck = deck or dice.sample(victims, len(victims))
             victim = deck.pop()
-        pid = victim.pid()
-        if pid:
+        pid, in_order, number = victim.pid(), dice.random() < STOPPED, dice.choice(STOPS)
+        if pid and in_order:
+            # NATS's server takes SIGHUP for a request to read its configuration.
+            number = signal.SIGTERM if victim.name == "nats-server" else number
+            stops.append(asyncio.create_task(_stop(pid, number, victim.name)))
+        elif pid:
             at_s = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             kills.append(Kill(at_s, await gone(pid), victim.name))
+
+
+async def _stop(pid: int, number: signal.Signals, name: str) -> Kill:
+    """Send a signal twice, as a service manager and a parent do, and wait until the process has ended."""
+    at_s = time.monotonic()
+    os.kill(pid, number)
+    await asyncio.sleep(0.1)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    return Kill(at_s, await gone(pid, DRAIN_TIMEOUT_S + CONNECT_S_MAX), name, stopped=True)
 
 
 async def _ask(
@@ -184,7 +218,7 @@ async def _ask(
 
 async def _connected(client: httpx.AsyncClient, seed: int, tokens: int) -> Answer:
     """One answer, asked for again while nobody listens at the edge's address."""
-    deadline = time.monotonic() + CONNECT_S_MAX
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S + CONNECT_S_MAX
     while True:
         answer = Answer(seed, tokens)
         try:
@@ -204,12 +238,18 @@ def _judged(served: list[Served], kills: list[Kill], answer_s: float) -> list[Vi
     for edge, answer in served:
         during = [k for k in kills if k.gone_s >= answer.began_s - 0.1 and k.at_s <= answer.ended_s + 0.1]
         problem = answer.problem()
-        if not problem or (answer.broken and any(kill.name == edge for kill in during)):
+        if not problem or (answer.broken and any(kill.name == edge and kill.ends(answer) for kill in during)):
             continue
         starting = [k for k in kills if k.name == edge and k.gone_s > answer.ended_s - CONNECT_S_MAX]
         if answer.refused and starting:
             continue
-        told = ", ".join(f"{kill.name} at {kill.at_s - answer.began_s:.1f} s" for kill in during) or "nothing"
+        told = (
+            ", ".join(
+                f"{kill.name}{' (stopped)' * kill.stopped} at {kill.at_s - answer.began_s:.1f} s"
+                for kill in during
+            )
+            or "nothing"
+        )
         before = [answer.began_s - k.gone_s for k in kills if k.name == edge and k.gone_s < answer.began_s]
         told += f"; the edge was gone {min(before):.2f} s before" if before else ""
         found.append(Violation("answer", 1, f"{edge}: {problem}; killed meanwhile: {told}"))

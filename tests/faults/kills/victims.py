@@ -34,9 +34,9 @@ def worker_names(up: FleetProcess) -> list[str]:
     return sorted(names)
 
 
-async def gone(pid: int) -> float:
+async def gone(pid: int, within_s: float = GONE_S_MAX) -> float:
     """Wait until a killed process was reaped, so that its last thread has closed its sockets; the time of that."""
-    deadline = time.monotonic() + GONE_S_MAX
+    deadline = time.monotonic() + within_s
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     return time.monotonic()

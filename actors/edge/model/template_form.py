@@ -1,0 +1,268 @@
+"""What a chat template renders, found by rendering small conversations with it once, when its model is loaded.
+
+Templates differ in what they take: some fail at a call without text, lose a second system message, demand that roles alternate, or know
+no calls at all. None of this is declared anywhere. `headwater.actors.edge.generation.conversation` puts a conversation into this form.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any, Final, Literal, NamedTuple
+
+from headwater.actors.http.errors import ApiError
+
+Message = dict[str, Any]
+Render = Callable[[list[Message], list[dict[str, Any]] | None, tuple[str, ...]], str]
+"""Renders messages and tools, these under further names too; raises `ApiError` where the template cannot."""
+
+CallContent = Literal["null", "empty", "absent"]
+
+ID_CHARACTERS: Final = 9
+"""Mistral's templates demand ids of so many letters and digits."""
+
+
+class TemplateForm(NamedTuple):
+    """What a template renders. The defaults are those of one that renders everything.
+
+    `parts`: content is a list of parts, never a text. `several_systems`, `late_system`: system messages are rendered in their places, at the
+    beginning and behind other messages; `system_with_calls`: also where the last message is no user's. `joins`: neighbours of one role have to
+    be one message. `call_content` is the content of a message that only calls; `text_with_calls`: what the model said before its calls is
+    rendered before them, and `reasoning_with_text` what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters
+    and digits. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are further names under which it expects them.
+    """
+
+    parts: bool = False
+    system: bool = True
+    system_with_calls: bool = True
+    developer: bool = True
+    several_systems: bool = True
+    late_system: bool = True
+    joins: bool = False
+    empty_assistant: bool = True
+    calls: bool = True
+    call_content: CallContent = "null"
+    text_with_calls: bool = True
+    reasoning_with_text: bool = True
+    arguments_as_text: bool = False
+    ids_short: bool = False
+    several_calls: bool = True
+    user_after_result: bool = True
+    tools: bool = True
+    empty_tools: bool = False
+    tool_variables: tuple[str, ...] = ()
+
+
+WHOLE: Final = TemplateForm()
+
+_CHANGES: Final = {
+    "parts": "content is a list of parts",
+    "system": "system messages are a user's, in their place",
+    "developer": "developer messages are system messages",
+    "several_systems": "system messages at the beginning are one",
+    "late_system": "later system messages are a user's, in their place",
+    "system_with_calls": "behind a call's result the system message is a user's",
+    "joins": "messages in a row of one role are one",
+    "empty_assistant": "empty answers are left out",
+    "calls": "calls and their results are texts",
+    "text_with_calls": "what precedes a call is a message of its own",
+    "reasoning_with_text": "reasoning and what precedes a call are one text",
+    "arguments_as_text": "arguments of calls are JSON in a text",
+    "ids_short": f"ids of calls are {ID_CHARACTERS} letters and digits",
+    "several_calls": "several calls at once are one after the other",
+    "user_after_result": "what a user says behind a result is a part of it",
+    "tools": "tools are JSON in a system message",
+    "empty_tools": "without tools it gets an empty list of them",
+}
+
+
+def changes_of(form: TemplateForm) -> list[str]:
+    """What is done to conversations so that the template renders them, as sentences for operators."""
+    found = [text for name, text in _CHANGES.items() if getattr(form, name) != getattr(WHOLE, name)]
+    if form.calls and form.call_content != "null":
+        found.append(f"the content of a call without text is {form.call_content}")
+    return found + [f"the tools are in the variable {name} as well" for name in form.tool_variables]
+
+
+TOOL_VARIABLES: Final = ("xml_tools", "functions")
+"""Names that some templates have for the tools."""
+
+REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
+"""Each is used by some templates; those that leave earlier reasoning out use none of them."""
+
+_TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "probetool",
+        "description": "Probes.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+_LEAKS: Final = ("None", "null", "Undefined")
+_USER: Final[Message] = {"role": "user", "content": "userword"}
+_ANSWER: Final[Message] = {"role": "assistant", "content": "answerword"}
+_LATER: Final[Message] = {"role": "user", "content": "laterword"}
+
+
+class _Probe:
+    """Renders conversations, and looks for the words that have to be in the prompt."""
+
+    def __init__(self, render: Render, form: TemplateForm) -> None:
+        self._render = render
+        self._form = form
+        self._leaks: dict[bool, dict[str, int]] = {}
+
+    def shows(self, messages: Sequence[Message], *words: str, tools: bool = False) -> bool:
+        """Are all words in the prompt, in this order, and nothing that stands for a missing value?"""
+        text = self.text(messages, tools=tools)
+        if text is None:
+            return False
+        leaks = self._base_leaks(tools)
+        if any(text.count(leak) > leaks[leak] for leak in _LEAKS):
+            return False
+        at = 0
+        for word in words:
+            at = text.find(word, at)
+            if at < 0:
+                return False
+        return True
+
+    def text(self, messages: Sequence[Message], *, tools: bool = False) -> str | None:
+        """The prompt; None if the template cannot render it."""
+        offered = [_TOOL] if tools else [] if self._form.empty_tools else None
+        try:
+            shaped = [self._shaped(message) for message in messages]
+            return self._render(shaped, offered, self._form.tool_variables if tools else ())
+        except ApiError:
+            return None
+
+    def _shaped(self, message: Message) -> Message:
+        content = message.get("content")
+        if self._form.parts and isinstance(content, str):
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return message
+
+    def _base_leaks(self, tools: bool) -> dict[str, int]:
+        if tools not in self._leaks:
+            text = self.text([_USER], tools=tools) or ""
+            self._leaks[tools] = {leak: text.count(leak) for leak in _LEAKS}
+        return self._leaks[tools]
+
+
+def find_form(render: Render, mentions: Callable[[str], bool]) -> TemplateForm:
+    """The form that a template renders. `mentions`: is a word in its source? `WHOLE` for one that renders not even a plain message."""
+    for parts, empty_tools in product((False, True), (False, True)):
+        form = WHOLE._replace(parts=parts, empty_tools=empty_tools)
+        if _Probe(render, form).shows([_USER], "userword"):
+            break
+    else:
+        return WHOLE
+    if not _Probe(render, form).shows([_USER], "probetool", "userword", tools=True):
+        named = form._replace(tool_variables=tuple(name for name in TOOL_VARIABLES if mentions(name)))
+        shows = _Probe(render, named).shows([_USER], "probetool", "userword", tools=True)
+        form = named if shows else form._replace(tools=False)
+    probe = _Probe(render, form)
+    form = _with_systems(form, probe)
+    form = form._replace(
+        joins=not probe.shows([_USER, _LATER], "userword", "laterword")
+        or not probe.shows([_USER, _ANSWER, _LATER, _USER], "answerword", "laterword", "userword"),
+        empty_assistant=probe.shows(
+            [_USER, {"role": "assistant", "content": ""}, _LATER], "userword", "laterword"
+        ),
+    )
+    return _with_calls(form, probe)
+
+
+def _with_systems(form: TemplateForm, probe: _Probe) -> TemplateForm:
+    def said(text: str, role: str = "system") -> Message:
+        return {"role": role, "content": text}
+
+    first, second = said("systemword"), said("secondword")
+    system = probe.shows([first, _USER], "systemword", "userword")
+    # A template may render it as any role's message that it does not know.
+    developer = probe.shows(
+        [said("systemword", "developer"), _USER], "systemword", "userword"
+    ) and probe.shows([first, said("secondword", "developer"), _USER], "systemword", "secondword", "userword")
+    several = system and probe.shows([first, second, _USER], "systemword", "secondword", "userword")
+    late = (
+        system
+        and probe.shows([_USER, _ANSWER, second, _LATER], "answerword", "secondword", "laterword")
+        and probe.shows([first, _USER, second], "systemword", "userword", "secondword")
+    )
+    return form._replace(system=system, developer=developer, several_systems=several, late_system=late)
+
+
+def call_message(form: TemplateForm, *calls: Message) -> Message:
+    """An assistant's message of calls without text."""
+    message: Message = {"role": "assistant", "tool_calls": list(calls)}
+    if form.call_content != "absent":
+        message["content"] = "" if form.call_content == "empty" else None
+    return message
+
+
+def _call(form: TemplateForm, value: str, number: int) -> Message:
+    given = {"key": value}
+    arguments: Any = json.dumps(given) if form.arguments_as_text else given
+    return {
+        "id": _id(form, number),
+        "type": "function",
+        "function": {"name": "probetool", "arguments": arguments},
+    }
+
+
+def _id(form: TemplateForm, number: int) -> str:
+    return f"abcdefgh{number}" if form.ids_short else f"call_abcdef_{number}"
+
+
+def _result(form: TemplateForm, text: str, number: int) -> Message:
+    return {"role": "tool", "name": "probetool", "tool_call_id": _id(form, number), "content": text}
+
+
+def _with_calls(form: TemplateForm, probe: _Probe) -> TemplateForm:
+    contents: tuple[CallContent, ...] = ("null", "empty", "absent")
+    for short, text, content in product((False, True), (False, True), contents):
+        tried = form._replace(call_content=content, arguments_as_text=text, ids_short=short)
+        if _renders_a_loop(tried, probe):
+            return _with_several(tried, probe)
+    return form._replace(calls=False, several_calls=False)
+
+
+def _renders_a_loop(form: TemplateForm, probe: _Probe) -> bool:
+    call, result = _call(form, "valueword", 1), _result(form, "resultword", 1)
+    loop = [_USER, call_message(form, call), result]
+    if not probe.shows(loop, "userword", "probetool", "valueword", "resultword", tools=form.tools):
+        return False
+    written = probe.text(loop, tools=form.tools) or ""
+    # A dictionary of Python, or a text of JSON written as JSON once more.
+    return "{'key'" not in written and '\\"key' not in written
+
+
+def _with_several(form: TemplateForm, probe: _Probe) -> TemplateForm:
+    calls = [_call(form, "valueword", 1), _call(form, "secondword", 2)]
+    results = [_result(form, "resultword", 1), _result(form, "lastword", 2)]
+    several = probe.shows(
+        [_USER, call_message(form, *calls), *results],
+        "valueword",
+        "secondword",
+        "resultword",
+        "lastword",
+        tools=form.tools,
+    )
+    behind = probe.shows(
+        [_USER, call_message(form, calls[0]), results[0], _LATER],
+        "valueword",
+        "resultword",
+        "laterword",
+        tools=form.tools,
+    )
+    system = {"role": "system", "content": "systemword"}
+    loop = [call_message(form, calls[0]), results[0]]
+    spoken = {**loop[0], "content": "answerword"}
+    thought = {**spoken, **dict.fromkeys(REASONING_NAMES, "thoughtword")}
+    words = ("userword", "answerword", "valueword", "resultword")
+    return form._replace(
+        several_calls=several,
+        user_after_result=behind,
+        system_with_calls=probe.shows([system, _USER, *loop], "systemword", "userword", tools=form.tools),
+        text_with_calls=probe.shows([_USER, spoken, results[0]], *words, tools=form.tools),
+        reasoning_with_text=probe.shows([_USER, thought, results[0]], *words, tools=form.tools),
+    )

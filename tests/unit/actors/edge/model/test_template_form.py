@@ -1,0 +1,150 @@
+"""The form that a template renders, found by rendering: one small template for each way of published ones."""
+
+from typing import Any
+
+import pytest
+
+from headwater.actors.edge.generation.prompts import render
+from headwater.actors.edge.generation.request import GenerationRequest
+from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.model.template_form import WHOLE
+from tests.templates.judge import judge
+from tests.templates.shapes import SHAPES, Shape
+
+HEAD = "{% if tools %}{% for tool in tools %}[tool {{ tool | tojson }}]{% endfor %}{% endif %}"
+CALLS = (
+    "{% for call in m.tool_calls or [] %}[call {{ call.id }} {{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}]{% endfor %}"
+)
+EACH = "{% for m in messages %}"
+PLAIN = "[{{ m.role }}]{% if m.content is not none %}{{ m.content }}{% endif %}"
+END = "{% endfor %}"
+WHOLE_TEMPLATE = HEAD + EACH + PLAIN + CALLS + END
+
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "everything": (WHOLE_TEMPLATE, {}),
+    "content is a text": (
+        HEAD + EACH + "[{{ m.role }}]{{ m.content + '' }}" + CALLS + END,
+        {"call_content": "empty"},
+    ),
+    "content is shown as it is": (
+        HEAD
+        + EACH
+        + "[{{ m.role }}]{% if m.content is defined and m.content != '' %}{{ m.content }}{% elif m.content == '' and m.role == 'assistant' %}"
+        "{{ raise_exception('empty') }}{% endif %}" + CALLS + END,
+        {"call_content": "absent", "empty_assistant": False},
+    ),
+    "no text before calls": (
+        HEAD
+        + EACH
+        + "[{{ m.role }}]{% if m.tool_calls %}"
+        + CALLS
+        + "{% else %}{{ m.content }}{% endif %}"
+        + END,
+        {"text_with_calls": False, "reasoning_with_text": False},
+    ),
+    "text or thoughts": (
+        HEAD
+        + EACH
+        + "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+        + PLAIN
+        + CALLS
+        + END,
+        {"reasoning_with_text": False},
+    ),
+    "arguments are a text": (
+        WHOLE_TEMPLATE.replace(
+            "{{ call.function.arguments | tojson }}", "{{ '' + call.function.arguments }}"
+        ),
+        {"arguments_as_text": True},
+    ),
+    "one call": (
+        WHOLE_TEMPLATE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"),
+        {"several_calls": False},
+    ),
+    "short ids": (
+        WHOLE_TEMPLATE.replace(
+            "[call ", "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}[call "
+        ),
+        {"ids_short": True},
+    ),
+    "one system message": (
+        HEAD
+        + EACH
+        + "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system') }}{% endif %}"
+        "{% if m.role == 'developer' %}{{ raise_exception('role') }}{% endif %}" + PLAIN + CALLS + END,
+        {"developer": False, "several_systems": False, "late_system": False},
+    ),
+    "no system message": (
+        HEAD + EACH + "{% if m.role not in ['system', 'developer'] %}" + PLAIN + CALLS + "{% endif %}" + END,
+        {
+            "system": False,
+            "developer": False,
+            "several_systems": False,
+            "late_system": False,
+            "system_with_calls": False,
+        },
+    ),
+    "roles alternate": (
+        HEAD
+        + EACH
+        + "{% if loop.previtem and loop.previtem.role == m.role %}{{ raise_exception('roles') }}{% endif %}"
+        + PLAIN
+        + CALLS
+        + END,
+        {"joins": True, "several_systems": False, "several_calls": False},
+    ),
+    "no calls": (EACH + PLAIN + END, {"calls": False, "several_calls": False, "tools": False}),
+    "content is a list": (
+        HEAD
+        + EACH
+        + "[{{ m.role }}]{% for part in m.content or [] %}{{ part.text }}{% endfor %}"
+        + CALLS
+        + END,
+        {"parts": True},
+    ),
+    "tools are a list": (
+        "{% for tool in tools %}[tool {{ tool | tojson }}]{% endfor %}" + EACH + PLAIN + CALLS + END,
+        {"empty_tools": True},
+    ),
+    "tools of another name": (
+        WHOLE_TEMPLATE.replace("tools %}", "xml_tools %}"),
+        {"tool_variables": ("xml_tools",)},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_what_a_template_renders_is_found(kind: str) -> None:
+    source, wanted = FORMS[kind]
+    assert ChatTemplate(source, {}).form == WHOLE._replace(**wanted)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_no_word_is_lost(kind: str) -> None:
+    """Whatever a template renders, each conversation is in its prompt."""
+    template = ChatTemplate(FORMS[kind][0], {})
+    problems = {name: problem for name, shape in SHAPES.items() if (problem := judge(template, shape))}
+    assert not problems
+
+
+def test_a_template_that_renders_nothing_keeps_its_complaint() -> None:
+    """It is one for the operator: the model's own file is broken."""
+    assert ChatTemplate("{{ raise_exception('never') }}", {}).form == WHOLE
+
+
+def test_ids_are_the_same_in_call_and_result() -> None:
+    """And those that fit already are kept."""
+    template = ChatTemplate(
+        FORMS["short ids"][0].replace("[{{ m.role }}]", "[{{ m.role }} {{ m.tool_call_id }}]"), {}
+    )
+    text = render(request(SHAPES["two calls at once"]), template)
+    first, second = (piece.split()[0] for piece in text.split("[call ")[1:])
+    assert first != second
+    assert f"[tool {first}]resultword" in text
+    assert f"[tool {second}]secondword" in text
+
+
+def request(shape: Shape) -> GenerationRequest:
+    """As the APIs make it."""
+    return GenerationRequest(model="m", param="messages", messages=shape.turns, tools=shape.tools)

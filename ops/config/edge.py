@@ -8,7 +8,7 @@ from msgspec import Meta
 from headwater.actors.edge.access.settings import AccessSettings, check_jwks_url
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import REQUEST_TIMEOUT_S, RateLimits
-from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
+from headwater.actors.edge.request.settings import ClientLimits, HostedTools, ReasoningField
 from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.ops.config.errors import ConfigError
@@ -75,6 +75,13 @@ class EdgeSettings(NamedTuple):
             description="name of reasoning in chat completions: reasoning_content, reasoning, or both, with the text twice"
         ),
     ] = "both"
+    hosted_tools: Annotated[
+        HostedTools,
+        Flag("hosted-tools"),
+        Meta(
+            description="tools that OpenAI's or Anthropic's own servers would run (web search, MCP, …): omit them from the prompt, or reject the request"
+        ),
+    ] = "omit"
     encode_legs: Annotated[
         EncodeLegs,
         Flag("encode-legs"),

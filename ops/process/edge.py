@@ -45,6 +45,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         videos=edge.videos,
         special_tokens_in_text=edge.allow_special_tokens_in_text,
         reasoning_field=edge.reasoning_field,
+        hosted_tools=edge.hosted_tools,
         probes=http.probes,
     )
     try:

@@ -111,6 +111,7 @@ class App:
             options.service.request_timeout_s,
             options.reasoning_field,
             intake,
+            options.hosted_tools,
         )
         generator = Generator(serving)
         openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
-from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
+from headwater.actors.edge.request.settings import ClientLimits, HostedTools, ReasoningField
 from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.http.limits import BodyLimits
 from headwater.schemas.events.request import PayloadKind
@@ -21,5 +21,6 @@ class EdgeOptions(NamedTuple):
     videos: VideoSettings = VideoSettings()
     special_tokens_in_text: bool = False
     reasoning_field: ReasoningField = "both"
+    hosted_tools: HostedTools = "omit"
     probes: bool = True
     """Serve /metrics, /health and /live, too."""

@@ -1,6 +1,9 @@
 """Runs generation requests, whatever their API: from the internal request to the last byte of the response."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import structlog
 
 from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import GenerationResult
@@ -12,6 +15,12 @@ from headwater.actors.edge.limits.time_limit import TimeLimit
 from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.http.asgi import Disconnect
+from headwater.actors.http.errors import bad_request
+
+NAMES_MAX: Final = 400
+"""Characters of the types of tools, in a message."""
+
+_log = structlog.get_logger("headwater.edge")
 
 
 class Generator:
@@ -23,6 +32,8 @@ class Generator:
     async def prepare(self, request: GenerationRequest, call: Call) -> Prepared:
         """Check a request, count it, and encode its prompts; all that is known without a worker. Raises `ApiError`."""
         serving, quota = self._serving, call.quota
+        if request.omitted_tools:
+            self._omit_tools(request)
         model = serving.model(request.model, call.principal)
         quota.enter(model.card.name)
         context = quota.context(model.card.name, model.card.context_length)
@@ -35,6 +46,17 @@ class Generator:
             serving.intake_of(call.headers, call.principal),
             special_tokens_in_text=serving.special_tokens_in_text,
         )
+
+    def _omit_tools(self, request: GenerationRequest) -> None:
+        """Say that tools are left out. Raises `ApiError` 400 where the operator wants none to be."""
+        names = ", ".join(sorted(set(request.omitted_tools)))[:NAMES_MAX]
+        if self._serving.hosted_tools == "reject":
+            raise bad_request(
+                f"Tools of type {names} are run by the servers of the API's maker, and not here; leave them out.",
+                param="tools",
+                code="hosted_tools",
+            )
+        _log.info("hosted_tools_omitted", request=request.id_prefix + request.id, tools=names)
 
     def _held(self, prepared: Prepared) -> AbstractContextManager[None]:
         """While it is entered, workers can fetch the request's media."""

@@ -125,6 +125,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[str | list[int], ...] = ()
     suffix: str = ""
     tools: tuple[Tool, ...] = ()
+    omitted_tools: tuple[str, ...] = ()
+    """Types of tools that the client offered and that nothing here runs."""
     tool_choice: ToolChoice = DEFAULT_TOOL_CHOICE
     reasoning: Reasoning = DEFAULT_REASONING
     prompt_options: PromptOptions = DEFAULT_PROMPT_OPTIONS

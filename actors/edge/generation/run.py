@@ -36,6 +36,11 @@ from headwater.schemas.tables.capability import required_capabilities
 CALL_PREFIX: Final = "call_"
 """Begins the ids of tool calls."""
 
+OMITTED_TOOLS: Final = b"x-headwater-omitted-tools"
+"""The response's header with the types of tools that are not in the prompt."""
+
+OMITTED_MAX: Final = 16
+
 HEADERS_S: Final = 2.0
 """Seconds that a stream's headers wait for its first token, so that an early error gets an HTTP status of its own."""
 
@@ -201,7 +206,14 @@ class Generation:
 
     def _headers(self) -> Headers:
         hides = self._prepared.salt.hides_usage
-        return routing_headers(self.name, self._drivers[0].saga, hides_cached=hides)
+        headers = routing_headers(self.name, self._drivers[0].saga, hides_cached=hides)
+        omitted = self._prepared.request.omitted_tools
+        # A header has no room for hundreds of them.
+        return (
+            [*headers, (OMITTED_TOOLS, ", ".join(sorted(set(omitted))[:OMITTED_MAX]).encode())]
+            if omitted
+            else headers
+        )
 
     async def _run_stream(self, client: Disconnect) -> GenerationResult | None:
         # An engine rejects a request within milliseconds of accepting it; while no headers are sent, as an HTTP status.

@@ -16,7 +16,7 @@ from headwater.actors.edge.request.fields import FieldChecker
 from headwater.actors.edge.request.open_requests import OpenRequests
 from headwater.actors.edge.request.record import RequestLogWriter
 from headwater.actors.edge.request.routing_hints import tenant_of
-from headwater.actors.edge.request.settings import ClientLimits, ReasoningField
+from headwater.actors.edge.request.settings import ClientLimits, HostedTools, ReasoningField
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
@@ -53,8 +53,8 @@ class Serving(NamedTuple):
 
     `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
     in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
-    a request, 0 for none. `reasoning_field` names
-    reasoning in OpenAI's chat completions. `intake` fetches and decodes media, None: there is text only.
+    a request, 0 for none. `reasoning_field` names reasoning in OpenAI's chat completions. `intake` fetches and decodes media, None: there is
+    text only. `hosted_tools`: what is done with tools that nothing here runs.
     """
 
     workers: WorkerRegistry
@@ -68,6 +68,7 @@ class Serving(NamedTuple):
     request_timeout_s: float = 0.0
     reasoning_field: ReasoningField = "both"
     intake: MediaIntake | None = None
+    hosted_tools: HostedTools = "omit"
 
     def intake_of(self, headers: Headers, principal: Principal) -> TenantIntake | None:
         """The media intake for the items of a client's call. Raises `ApiError` 400 for a header that names no tenant."""

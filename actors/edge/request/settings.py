@@ -9,6 +9,9 @@ from headwater.schemas.constraints import CLIENT_POLICIES
 ReasoningField = Literal["both", "reasoning_content", "reasoning"]
 """The name of reasoning in OpenAI's chat completions: that of DeepSeek and SGLang, that of vLLM, or both."""
 
+HostedTools = Literal["omit", "reject"]
+"""What is done with tools that an API's own servers would run."""
+
 
 class ClientLimits(NamedTuple):
     """Which routing options clients may use."""

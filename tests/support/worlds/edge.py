@@ -17,6 +17,7 @@ from headwater.actors.edge.history.settings import HistorySettings
 from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.request.open_requests import OpenRequests
+from headwater.actors.edge.request.settings import HostedTools
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
@@ -157,8 +158,10 @@ class EdgeWorld:
         context: int = CONTEXT,
         intake: MediaIntake | None = None,
         history: HistorySettings | None = None,
+        hosted_tools: HostedTools = "omit",
     ) -> None:
         self.history = history
+        self.hosted_tools: HostedTools = hosted_tools
         self.intake = intake
         self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
@@ -275,6 +278,7 @@ class EdgeWorld:
                 service=self.service,
                 probes=self.probes,
                 history=self.history or HistorySettings(),
+                hosted_tools=self.hosted_tools,
             ),
             access=services.control,
             intake=self.intake,

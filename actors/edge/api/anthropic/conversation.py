@@ -56,17 +56,17 @@ def turns_of(system: str | list[SystemBlock] | None, messages: Sequence[InputMes
             "Each tool_use block needs a tool_result block in the next message.",
             param=f"messages[{len(messages) - 1}].content",
         )
-    if turns[-1].role == "system":
-        raise bad_request(
-            "The last message must be of role user, or of role assistant to be continued.",
-            param=f"messages[{len(messages) - 1}].role",
-        )
     return tuple(turns)
 
 
 def _system_text(system: str | list[SystemBlock] | None) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system or []]
-    return SEPARATOR.join(text for text in texts if not text.startswith(BILLING_PREFIX))
+    return SEPARATOR.join(filter(None, map(_without_billing, texts)))
+
+
+def _without_billing(text: str) -> str:
+    """The text without a first line that differs in every request."""
+    return text.partition("\n")[2] if text.startswith(BILLING_PREFIX) else text
 
 
 def _append(turns: list[Turn], turn: Turn) -> None:
@@ -101,11 +101,7 @@ def _assistant(blocks: Sequence[Block], param: str, names: dict[str, str]) -> Tu
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            if block.id in names:
-                raise bad_request(
-                    f"{param}[{number}].id {block.id!r} occurs twice; ids of tool_use blocks are unique.",
-                    param=f"{param}[{number}].id",
-                )
+            # A model may write the same id again: a result belongs to the last call that has it.
             names[block.id] = block.name
             calls.append(ToolCall(block.id, block.name, msgspec.json.encode(block.input).decode()))
         elif not isinstance(block, RedactedThinkingBlock):

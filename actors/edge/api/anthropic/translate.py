@@ -15,6 +15,7 @@ from headwater.actors.edge.api.anthropic.types import (
     ToolName,
 )
 from headwater.actors.edge.api.openai.types import STOP_CHARACTERS_MAX, STOPS_MAX
+from headwater.actors.edge.generation.hosted_tools import ANTHROPIC, hosted_name
 from headwater.actors.edge.generation.messages.turn import Turn
 from headwater.actors.edge.generation.request import (
     DEFAULT_PROMPT_OPTIONS,
@@ -67,6 +68,7 @@ def to_prompt(request: PromptFields) -> GenerationRequest:
         id_prefix=ID_PREFIX,
         messages=turns,
         tools=tools,
+        omitted_tools=tuple(filter(None, (hosted_name(tool, ANTHROPIC) for tool in request.tools or ()))),
         tool_choice=_tool_choice(request.tool_choice, tools),
         reasoning=_reasoning(request.thinking, output.effort if output else None),
         prompt_options=_prompt_options(turns),
@@ -86,6 +88,8 @@ def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
     names: set[str] = set()
     for number, tool in enumerate(definitions):
         param = f"tools[{number}]"
+        if hosted_name(tool, ANTHROPIC):
+            continue
         _check_tool(tool, param)
         if tool.name in names:
             raise bad_request(
@@ -99,8 +103,7 @@ def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
 def _check_tool(tool: ToolDefinition, param: str) -> None:
     if tool.type not in (None, "custom"):
         raise bad_request(
-            f"{param}.type {tool.type[:64]!r} is a tool of Anthropic's servers, which is not available here; send tools"
-            " of type custom and run them in the client.",
+            f"{param}.type {tool.type[:64]!r} is not known here; send tools of type custom and run them in the client.",
             param=f"{param}.type",
         )
     try:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from headwater.actors.edge.api.openai.types import ChatTool
+from headwater.actors.edge.generation.hosted_tools import OPENAI, hosted_name
 from headwater.actors.edge.generation.request import Tool, ToolChoice
 from headwater.actors.http.errors import ApiError, bad_request
 
@@ -14,10 +15,12 @@ _CHOICES: Final = (
 
 
 def tools_of(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
-    """The functions on offer. Raises `ApiError` 400 naming the tool."""
+    """The functions on offer, without tools that OpenAI hosts. Raises `ApiError` 400 naming the tool."""
     found: dict[str, Tool] = {}
     for number, tool in enumerate(tools):
         param = f"tools[{number}]"
+        if hosted_name(tool, OPENAI):
+            continue
         if tool.type != "function":
             raise bad_request(
                 f"{param}.type is {tool.type[:64]!r}; this model's tools are functions.",

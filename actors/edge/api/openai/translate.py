@@ -7,6 +7,7 @@ from headwater.actors.edge.api.openai.completion_encoder import COMPLETION_PREFI
 from headwater.actors.edge.api.openai.messages import turns_of
 from headwater.actors.edge.api.openai.tools import choice_of, tools_of
 from headwater.actors.edge.api.openai.types import ChatRequest, CompletionCommon, CompletionRequest
+from headwater.actors.edge.generation.hosted_tools import OPENAI, hosted_name
 from headwater.actors.edge.generation.request import (
     GenerationRequest,
     Hints,
@@ -35,6 +36,7 @@ def chat_request(request: ChatRequest) -> GenerationRequest:
         id_prefix=CHAT_PREFIX,
         messages=turns_of(request.messages),
         tools=tools,
+        omitted_tools=tuple(filter(None, (hosted_name(tool, OPENAI) for tool in request.tools or ()))),
         tool_choice=choice,
         reasoning=_reasoning(request),
         best_of=request.n or 1,

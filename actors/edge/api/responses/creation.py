@@ -142,6 +142,7 @@ class ResponseCreator:
             self.now_s,
             framing=framing,
             custom=tools.custom,
+            namespaces=tools.namespaces,
             encrypted_reasoning=fields.includes(ENCRYPTED_REASONING),
         )
 

@@ -3,7 +3,8 @@
 A whole response is the stream's last event without the stream, so the two cannot differ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -61,6 +62,7 @@ class ResponsesEncoder:
         *,
         framing: Framing = server_sent,
         custom: frozenset[str] = frozenset(),
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         encrypted_reasoning: bool = False,
     ) -> None:
         self.resource = resource
@@ -68,6 +70,7 @@ class ResponsesEncoder:
         self._now_s = now_s
         self._frame = framing
         self._custom = custom
+        self._namespaces = namespaces
         self._encrypted = encrypted_reasoning
         self._sequence = 0
         self._id = ""
@@ -146,7 +149,8 @@ class ResponsesEncoder:
         custom = event.name in self._custom
         kind = CustomCallOutput if custom else FunctionCallOutput
         id_ = item_id(CALL_PREFIXES[custom], self._id, self._items)
-        call = kind(id_, self._next_index(), event.id, event.name)
+        namespace, name = self._namespaces.get(event.name, ("", event.name))
+        call = kind(id_, self._next_index(), event.id, name, namespace)
         self._calls[event.call] = call
         return closed + self._events(*call.added())
 

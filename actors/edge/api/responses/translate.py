@@ -37,6 +37,7 @@ def generation_request(
         id=id_,
         messages=turns,
         tools=tools.tools,
+        omitted_tools=tools.omitted,
         tool_choice=tools.choice,
         reasoning=Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
         sampling=SamplingFields(
@@ -71,6 +72,7 @@ def count_request(fields: InputFields, history: Sequence[Item], items: Sequence[
         endpoint=ENDPOINT,
         messages=turns,
         tools=tools.tools,
+        omitted_tools=tools.omitted,
         tool_choice=tools.choice,
         reasoning=Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
         max_tokens=1,

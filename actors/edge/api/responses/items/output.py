@@ -156,9 +156,11 @@ class ReasoningOutput:
 class FunctionCallOutput:
     """A function call."""
 
-    def __init__(self, id_: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, id_: str, index: int, call_id: str, name: str, namespace: str = "") -> None:
         self.index = index
         self._head = {"id": id_, "type": "function_call", "call_id": call_id, "name": name}
+        if namespace:
+            self._head["namespace"] = namespace
         self._pieces: list[str] = []
         self._place: dict[str, Any] = {"item_id": id_, "output_index": index}
 
@@ -190,9 +192,11 @@ class CustomCallOutput:
     The input is sent in one piece, when the argument is complete.
     """
 
-    def __init__(self, id_: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, id_: str, index: int, call_id: str, name: str, namespace: str = "") -> None:
         self.index = index
         self._head = {"id": id_, "type": "custom_tool_call", "call_id": call_id, "name": name}
+        if namespace:
+            self._head["namespace"] = namespace
         self._pieces: list[str] = []
         self._place: dict[str, Any] = {"item_id": id_, "output_index": index}
 

@@ -34,6 +34,14 @@ from headwater.actors.http.errors import bad_request
 CUSTOM_INPUT: Final = "input"
 """The one argument of a custom tool, as the model sees it."""
 
+NAMESPACE_END: Final = "__"
+
+
+def offered_name(namespace: str, name: str) -> str:
+    """The name under which the model sees a tool of a namespace: the same in every request, whatever else is offered."""
+    return f"{namespace}{NAMESPACE_END}{name}"
+
+
 SUMMARY_HEAD: Final = "Summary of the conversation before this message:\n\n"
 
 
@@ -76,10 +84,10 @@ class _TurnBuilder:
                 self.end_assistant()
             self._reasoning.append(_reasoning_of(item, param))
         elif isinstance(item, FunctionCallItem):
-            self._add_call(ToolCall(item.call_id, item.name, item.arguments))
+            self._add_call(ToolCall(item.call_id, _called(item), item.arguments))
         elif isinstance(item, CustomToolCallItem):
             arguments = msgspec.json.encode({CUSTOM_INPUT: item.input}).decode()
-            self._add_call(ToolCall(item.call_id, item.name, arguments))
+            self._add_call(ToolCall(item.call_id, _called(item), arguments))
         else:
             self.end_assistant()
             if isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem):
@@ -109,6 +117,10 @@ class _TurnBuilder:
                 )
             )
         self._reasoning, self._parts, self._calls = [], (), []
+
+
+def _called(item: FunctionCallItem | CustomToolCallItem) -> str:
+    return offered_name(item.namespace, item.name) if item.namespace else item.name
 
 
 def _is_call(item: Item) -> bool:

@@ -92,6 +92,7 @@ class FunctionCallItem(msgspec.Struct, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -111,6 +112,7 @@ class CustomToolCallItem(msgspec.Struct, tag="custom_tool_call"):
     call_id: str
     name: str
     input: str
+    namespace: str | None = None
     id: str | None = None
     status: ItemStatus | None = None
 

@@ -236,9 +236,7 @@ def test_an_output_format_is_a_guide() -> None:
         ({"messages": [USER, assistant(answer("t1"))]}, "messages[1].content[0]", "user"),
         ({"messages": [user(answer("t1"))]}, "messages[0].content[0].tool_use_id", "t1"),
         ({"messages": [USER, assistant(call("t1"))]}, "messages[1].content", "tool_result"),
-        ({"messages": [USER, assistant(call("t1"), call("t1"))]}, "messages[1].content[1].id", "twice"),
-        ({"messages": [USER, {"role": "system", "content": "s"}]}, "messages[1].role", "continued"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "web_search_20250305"),
+        ({"tools": [{"type": "telepathy_20250305", "name": "web_search"}]}, "tools[0].type", "telepathy_20250305"),
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name", "letters"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name", "twice"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "schema"),
@@ -312,3 +310,34 @@ def test_the_table_has_a_row_for_each_field() -> None:
     assert set(MessagesRequest.__struct_fields__) - set(CountTokensRequest.__struct_fields__) <= tops(
         ANSWER_FIELDS
     )
+
+
+def test_a_conversation_may_end_with_a_system_message() -> None:
+    """Claude Code's first request does."""
+    found = generation(messages=[USER, {"role": "system", "content": "Be brief."}]).messages
+    assert [turn.role for turn in found] == ["user", "system"]
+
+
+def test_an_id_may_come_again() -> None:
+    """Models number their calls from zero in each answer: a result is that of the call before it."""
+    found = generation(
+        messages=[
+            USER,
+            assistant(call("0", "get_weather")),
+            user(answer("0")),
+            assistant(call("0", "get_time")),
+            user(answer("0")),
+        ]
+    ).messages
+    assert [turn.name for turn in found if turn.role == "tool"] == ["get_weather", "get_time"]
+
+
+def test_a_line_that_differs_in_every_request_is_no_part_of_the_prompt() -> None:
+    """Whether it is a block of its own or the first line of a text."""
+    line = "x-anthropic-billing-header: cc_version=2.1.197.123;"
+    for system in (
+        f"{line}\nBe brief.",
+        [{"type": "text", "text": line}, {"type": "text", "text": "Be brief."}],
+    ):
+        assert generation(system=system, messages=[USER]).messages[0].text() == "Be brief."
+    assert [turn.role for turn in generation(system=line, messages=[USER]).messages] == ["user"]

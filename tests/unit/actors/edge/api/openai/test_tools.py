@@ -145,7 +145,7 @@ def test_a_call_that_is_cut_off_says_so(edge: EdgeWorld) -> None:
     ("fields", "param", "says"),
     [
         ({"model": "m", "tools": [WEATHER]}, "tools", "--tool-parser"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "functions"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type", "functions"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "named"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", ""),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),

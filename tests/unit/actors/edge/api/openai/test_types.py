@@ -82,7 +82,7 @@ def read_all(request: CompletionCommon, limit: int = 100) -> Sampling:
         ("top_logprobs", 21),
         ("top_logprobs", 3),
         ("tools[0].function", [{"type": "function"}]),
-        ("tools[0].type", [{"type": "web_search"}]),
+        ("tools[0].type", [{"type": "telepathy"}]),
         ("prompt_logprobs", 21),
         ("bad_words", [""]),
         ("allowed_token_ids", [-1]),

@@ -1,0 +1,138 @@
+"""Tools as agents offer them: in namespaces, with grammars, next to tools that only OpenAI's servers run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.actors.edge.api.responses.encoder import ResponsesEncoder
+from headwater.actors.edge.api.responses.items.tools import ToolSet
+from headwater.actors.edge.api.responses.resource import new_resource
+from headwater.actors.edge.api.responses.translate import generation_request
+from headwater.actors.edge.api.responses.types import CreateFields
+from headwater.actors.edge.generation.request import GenerationRequest
+from headwater.actors.edge.parsing.events import ToolArgumentsDelta, ToolCallEnd, ToolCallStart
+from tests.support.worlds.edge import EdgeWorld
+from tests.unit.actors.edge.api.responses.asking import USER, create, error_of
+from tests.unit.actors.edge.api.responses.test_encoder import START, Names
+
+CLOSE = {"type": "function", "name": "close", "description": "Closes one.", "parameters": {"type": "object"}}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [CLOSE]}
+FILES = {"type": "namespace", "name": "files", "tools": [CLOSE]}
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Patches.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"+'},
+}
+HOSTED = [
+    {"type": "web_search", "external_web_access": False},
+    {"type": "mcp", "server_label": "x"},
+    {"type": "local_shell"},
+]
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[EdgeWorld]:
+    with EdgeWorld() as world:
+        yield world
+
+
+def translated(**fields: Any) -> tuple[CreateFields, GenerationRequest, ToolSet]:
+    given = msgspec.convert({"model": "m", "input": "Hello.", **fields}, CreateFields)
+    return given, *generation_request(given, (), given.items(), START.id, stream=True)
+
+
+def test_functions_of_a_namespace_are_functions() -> None:
+    """Two namespaces may have a function of one name, which is also one outside of both."""
+    _, request, tools = translated(tools=[CLOSE, AGENTS, FILES])
+    assert [tool.name for tool in request.tools] == ["close", "agents__close", "files__close"]
+    assert request.tools[1].description == "Agents.\nCloses one."
+    assert request.tools[2].description == "Closes one."
+    assert tools.echo[1:] == [AGENTS, FILES]
+
+
+def test_a_call_comes_back_under_its_own_name_and_namespace() -> None:
+    fields, _, tools = translated(tools=[CLOSE, AGENTS])
+    encoder = ResponsesEncoder(
+        new_resource(fields, START.id, tools.echo, {}, stored=True),
+        Names(),
+        lambda: 5,
+        custom=tools.custom,
+        namespaces=tools.namespaces,
+    )
+    encoder.start(START)
+    found = []
+    for number, name in enumerate(("agents__close", "close")):
+        encoder.delta(0, ToolCallStart(number, name, f"call_{number}"), None)
+        encoder.delta(0, ToolArgumentsDelta(number, "{}"), None)
+        found.append(encoder.delta(0, ToolCallEnd(number), None))
+    first, second = (msgspec.json.decode(one.rstrip().rpartition(b"data: ")[2])["item"] for one in found)
+    assert (first["name"], first["namespace"]) == ("close", "agents")
+    assert second["name"] == "close"
+    assert "namespace" not in second
+
+
+def test_a_call_of_the_history_has_the_models_name() -> None:
+    """The same one in every request, whether the namespace is still on offer or not."""
+    call = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "close",
+        "namespace": "agents",
+        "arguments": "{}",
+    }
+    result = {"type": "function_call_output", "call_id": "c", "output": "closed"}
+    for tools in ([AGENTS], []):
+        _, request, _ = translated(input=[USER, call, result], tools=tools)
+        assert request.messages[1].calls[0].name == "agents__close"
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name"),
+    [
+        ({"type": "function", "name": "close", "namespace": "agents"}, "named", "agents__close"),
+        ({"type": "function", "name": "close"}, "named", "close"),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "close", "namespace": "agents"}]},
+            "auto",
+            "",
+        ),
+    ],
+)
+def test_a_choice_names_the_namespace(choice: dict[str, Any], mode: str, name: str) -> None:
+    _, request, _ = translated(tools=[CLOSE, AGENTS], tool_choice=choice)
+    assert (request.tool_choice.mode, request.tool_choice.name) == (mode, name)
+    if mode == "auto":
+        assert [tool.name for tool in request.tools] == ["agents__close"]
+
+
+def test_a_grammar_is_described() -> None:
+    _, request, tools = translated(tools=[PATCH])
+    assert request.tools[0].description.endswith('conforms to this grammar (lark):\nstart: "a"+')
+    assert tools.custom == {"patch"}
+
+
+def test_tools_that_nothing_here_runs_are_left_out_and_named(edge: EdgeWorld) -> None:
+    """Of all three APIs, streamed and whole; the response shows them among its tools, as the client sent them."""
+    for stream in (False, True):
+        made = create(edge, tools=HOSTED, stream=stream)
+        assert made.headers[b"x-headwater-omitted-tools"] == b"local_shell, mcp, web_search"
+    assert create(edge, tools=HOSTED).document["tools"] == HOSTED
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+    asked = edge.ask("/v1/chat/completions", {**chat, "tools": [{"type": "web_search"}]})
+    assert asked.headers[b"x-headwater-omitted-tools"] == b"web_search"
+    hosted = {"type": "web_search_20250305", "name": "web_search"}
+    assert edge.ask("/v1/messages", {**chat, "tools": [hosted]}).headers[b"x-headwater-omitted-tools"] == (
+        b"web_search_20250305"
+    )
+    assert b"x-headwater-omitted-tools" not in edge.ask("/v1/chat/completions", chat).headers
+
+
+def test_an_operator_may_refuse_them() -> None:
+    with EdgeWorld(hosted_tools="reject") as edge:
+        error = error_of(create(edge, tools=HOSTED))
+        assert (error["param"], error["code"]) == ("tools", "hosted_tools")
+        assert "web_search" in error["message"]
+        assert create(edge).status == 200

@@ -1,7 +1,7 @@
 """Access control of an edge: the one call of the HTTP application that turns a request's headers into a `Principal`.
 
 path                  requires
-/live, /health        nothing
+/, /live, /health     nothing
 /metrics              the scope `metrics`
 /admin/…              the scope `admin`
 /v1/models, …         a credential: a list shows the models that it permits
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headwater.actors.edge.access.jwks import SigningKeys
     from headwater.actors.edge.access.oidc import TokenVerifier
 
-OPEN_PATHS: Final = frozenset({"/live", "/health"})
+OPEN_PATHS: Final = frozenset({"/", "/live", "/health"})
 """What load balancers and orchestrators probe: they have no credentials, and the answers have no data of tenants."""
 
 ANY_CREDENTIAL: Final = frozenset({"models", "version", "openapi.json"})

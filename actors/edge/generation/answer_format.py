@@ -40,9 +40,12 @@ class AnswerFormat(NamedTuple):
         """Whether the answer is text and nothing else."""
         return not self.tool_format and not self.reasoning_format
 
-    def after(self, prompt: str) -> "AnswerFormat":
-        """The same for an answer that follows this rendered prompt."""
-        if not self.reasoning_format:
+    def after(self, prompt: str, *, guided: bool = False) -> "AnswerFormat":
+        """The same for an answer that follows this rendered prompt. `guided`: it conforms to a guide from its first token on.
+
+        Such an answer is no reasoning, also where the prompt opens some, or the model always begins with it.
+        """
+        if not self.reasoning_format or guided:
             return self
         inside = starts_in_reasoning(self.reasoning_format, prompt, self.response_template)
         return self._replace(starts_in_reasoning=inside)

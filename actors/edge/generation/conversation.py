@@ -61,6 +61,9 @@ def template_variables(request: GenerationRequest) -> dict[str, Any]:
         variables["reasoning_effort"] = reasoning.effort
         if enabled is None and reasoning.effort == "none":
             enabled = False
+    if request.is_guided:
+        # A guide holds from the first token on, so the model has no place to reason in.
+        enabled = False
     if enabled is not None:
         variables |= {"enable_thinking": enabled, "thinking": enabled}
     if reasoning.budget is not None:

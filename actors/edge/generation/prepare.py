@@ -148,7 +148,8 @@ async def prepare(
         chat = await chat_prompt(
             request, model, context, loaded, special_tokens_in_text=special_tokens_in_text
         )
-        prompts, media, read_as = [chat.tokens], chat.media, read_as.after(chat.text)
+        prompts, media = [chat.tokens], chat.media
+        read_as = read_as.after(chat.text, guided=request.guide is not None)
     else:
         prompts = await text_prompts(request, model, context)
     if salt.value:

@@ -153,6 +153,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """To be transcribed: then there are neither messages nor prompts."""
 
     @property
+    def is_guided(self) -> bool:
+        """Does the whole answer conform to a guide: the client's, or that of a demanded call?"""
+        return self.guide is not None or self.tool_choice.mode in ("required", "named")
+
+    @property
     def has_media(self) -> bool:
         """Whether a message has more than text."""
         return any(isinstance(part, MediaPart) for turn in self.messages for part in turn.parts)

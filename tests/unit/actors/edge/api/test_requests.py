@@ -163,6 +163,13 @@ def test_a_stream_is_a_series_of_events_that_add_up_to_the_answer(edge: EdgeWorl
     assert [c["finish_reason"] for one in documents for c in one["choices"]][-1] == "stop"
 
 
+def test_the_root_says_that_the_server_is_there(edge: EdgeWorld) -> None:
+    """Claude Code asks for it before its first request, without a key."""
+    for method in ("HEAD", "GET"):
+        assert edge.ask("/", {}, method=method).status == 200
+    assert edge.ask("/", {}).status == 404
+
+
 def test_paths_and_methods_that_are_not_served_are_told_apart(edge: EdgeWorld) -> None:
     """404 for a path, 405 for a method, 404 with the served names for a model."""
     assert edge.ask("/v1/nothing", {}).status == 404

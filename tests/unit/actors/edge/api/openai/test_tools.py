@@ -65,6 +65,48 @@ def refused(edge: EdgeWorld, **fields: Any) -> dict[str, Any]:
     return error
 
 
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+GUIDED = '{"city": "Zürich"}'
+ALWAYS_OPENS = TEMPLATE.replace("{% if enable_thinking %}<think>\n{% endif %}", "<think>\n")
+SWITCHED = TEMPLATE.replace(
+    "{% if enable_thinking %}", "{% if enable_thinking is not defined or enable_thinking %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template", [ALWAYS_OPENS, SWITCHED], ids=["always opens reasoning", "unless switched off"]
+)
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_an_answer_that_conforms_to_a_guide_is_no_reasoning(
+    edge: EdgeWorld, template: str, kind: str
+) -> None:
+    """It holds from the first token on: also of a model whose prompt opens reasoning, in all three APIs, whole and streamed."""
+    files = sim_model_files("agent")._replace(chat_template=template, name="guided")
+    edge.serve("guided", files, reasoning_parser="think")
+    form: dict[str, Any] = {"type": kind}
+    if kind == "json_schema":
+        form["json_schema"] = {"name": "place", "schema": PLACE}
+    choice = chat(edge, GUIDED, model="guided", tools=[], response_format=form)
+    assert choice["message"]["content"] == GUIDED
+    assert not choice["message"].get("reasoning_content")
+    text = {"format": {"type": kind, **({"name": "place", "schema": PLACE} if kind == "json_schema" else {})}}
+    made = edge.ask("/v1/responses", {"model": "guided", "input": "Where?", "text": text})
+    assert [item["type"] for item in made.document["output"]] == ["message"]
+    assert made.document["output"][0]["content"][0]["text"] == GUIDED
+    if kind == "json_schema":
+        wanted = {"output_config": {"format": {"type": "json_schema", "schema": PLACE}}, "max_tokens": 99}
+        said = edge.ask("/v1/messages", {"model": "guided", "messages": [USER], **wanted})
+        assert [(block["type"], block["text"]) for block in said.document["content"]] == [("text", GUIDED)]
+
+
+def test_without_a_guide_the_prompt_still_opens_reasoning(edge: EdgeWorld) -> None:
+    """The guide, and nothing else, switches it off."""
+    files = sim_model_files("agent")._replace(chat_template=SWITCHED, name="free")
+    edge.serve("free", files, reasoning_parser="think")
+    message = chat(edge, "hm</think>It is dry.", model="free", tools=[])["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "It is dry.")
+
+
 def test_a_call_is_found_in_the_answer(edge: EdgeWorld) -> None:
     """With an id of ours, its arguments as JSON text and no content."""
     choice = chat(edge, CALL)

@@ -25,7 +25,7 @@ TEMPLATES = .templates
 TEMPLATES_OF = llama-cpp-python==0.3.36
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients templates sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install model clients agents templates sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -60,6 +60,18 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-
 	@mkdir -p $(CLIENTS)/npm
 	cp tests/clients/npm/package.json tests/clients/npm/package-lock.json $(CLIENTS)/npm
 	npm ci --silent --prefix $(CLIENTS)/npm
+	@touch $@
+
+# Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` takes the newest.
+AGENTS = .agents
+AGENTS_OF = pinned
+
+agents: $(AGENTS)/.installed
+
+$(AGENTS)/.installed: tests/agents/npm/package-lock.json | $(VENV)/.installed
+	@mkdir -p $(AGENTS)
+	cp tests/agents/npm/package.json tests/agents/npm/package-lock.json $(AGENTS)
+	$(if $(filter latest,$(AGENTS_OF)),npm install --silent --prefix $(AGENTS) @anthropic-ai/claude-code@latest @openai/codex@latest,npm ci --silent --prefix $(AGENTS))
 	@touch $@
 
 templates: $(TEMPLATES)/.installed
@@ -149,7 +161,7 @@ test: install model clients templates sglang lint
 	@$(collected); $(BIN)/python -m tests.support.gate --beside $(BIN)/mypy -n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 2,000 simulated seeds; an hour on two cores.
-soak: install model clients templates sglang
+soak: install model clients agents templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3

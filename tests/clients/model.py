@@ -46,7 +46,7 @@ TEMPLATE = """\
 """
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, context: int = CONTEXT) -> Path:
     """Write the model into `folder`, in Hugging Face's layout; returns it."""
     folder.mkdir(parents=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -61,7 +61,7 @@ def make(folder: Path) -> Path:
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": made.get_vocab_size(),
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "eos_token_id": end,
     }
     (folder / "config.json").write_text(json.dumps(config))

@@ -14,7 +14,7 @@ LANES = {"vllm": ENGINES, "sglang": ENGINES, "clients": ENGINES, "docs": PROCESS
 """By the group that tests are marked with: those with vLLM and SGLang, whose processes compute, and those with a simulated fleet. Other
 projects' clients are with the former: that lane takes seven minutes without them, the other one ten."""
 
-FOLDERS = ("clients", "durability", "faults", "system")
+FOLDERS = ("agents", "clients", "durability", "faults", "system")
 """Whose tests are in the lane of processes if their group is in none."""
 
 

@@ -226,7 +226,7 @@ class App:
             model = permitted_model(self._models, principal, path.removeprefix("/v1/models/"))
             await self._answer(send, model_entry(model))
         elif path == "/" and method in ("HEAD", "GET"):
-            # Claude Code asks so whether anybody is there.
+            # Claude Code asks so whether the server is there.
             await self._answer(send, {"status": "live"})
         elif not self._probes and path in PROBES:
             raise ApiError(404, f"{path} is served on the metrics port only.", code="not_found")

@@ -66,6 +66,7 @@ ROUTES: dict[str, tuple[str, str]] = {
 RESPONSE_HEADERS = {
     "x-request-id": "id of the request, for `headwater explain`",
     "x-headwater-worker": "worker that generated the answer",
+    "x-headwater-omitted-tools": "types of tools that only an API's own servers run: they are not in the prompt",
     "x-headwater-cached-blocks": "blocks of the prompt that the router expected in its cache",
     "x-headwater-log-position": "log position of the decision",
     "request-id": "id of a response of Anthropic's API; also in its errors",

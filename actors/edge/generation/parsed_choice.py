@@ -1,7 +1,8 @@
 """A choice whose text a parser reads: reasoning and tool calls on their way to the client."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from headwater.actors.edge.generation.call_ids import CallIds
 from headwater.actors.edge.generation.choice import ChoiceWriter
 from headwater.actors.edge.generation.encoder import ResponseEncoder
 from headwater.actors.edge.generation.events import (
@@ -25,9 +26,9 @@ from headwater.schemas.messages.inference import TokenLogprob
 
 
 class ParsedChoiceWriter(ChoiceWriter):
-    """See `ChoiceWriter`. `new_id` makes the ids of calls. Without `parallel` only the first call counts."""
+    """See `ChoiceWriter`. `ids` chooses those of calls. Without `parallel` only the first call counts."""
 
-    __slots__ = ("_events", "_new_id", "_parallel", "_parser", "_reasons", "_unsent")
+    __slots__ = ("_events", "_ids", "_parallel", "_parser", "_reasons", "_unsent")
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class ParsedChoiceWriter(ChoiceWriter):
         matcher: StopStringMatcher,
         encoder: ResponseEncoder | None,
         parser: OutputParser,
-        new_id: Callable[[], str],
+        ids: CallIds,
         *,
         parallel: bool = True,
         detailed: bool = False,
@@ -43,7 +44,7 @@ class ParsedChoiceWriter(ChoiceWriter):
     ) -> None:
         super().__init__(index, matcher, encoder, detailed=detailed)
         self._parser = parser
-        self._new_id = new_id
+        self._ids = ids
         self._parallel = parallel
         self._reasons = starts_in_reasoning
         self._events: list[OutputEvent] = []
@@ -107,9 +108,7 @@ class ParsedChoiceWriter(ChoiceWriter):
         return self._parallel or isinstance(event, TextDelta | ReasoningDelta) or event.call == 0
 
     def _with_id(self, event: OutputEvent) -> OutputEvent:
-        if isinstance(event, ToolCallStart) and not event.id:
-            return event._replace(id=self._new_id())
-        return event
+        return event._replace(id=self._ids.choose(event.id)) if isinstance(event, ToolCallStart) else event
 
     def _detail(self) -> TokenDetail:
         """The tokens since the delta before: a parser may withhold some, so they do not align with its deltas."""

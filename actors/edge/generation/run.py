@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.edge.generation.call_ids import CallIds
 from headwater.actors.edge.generation.choice import ChoiceWriter
 from headwater.actors.edge.generation.detect_language import LanguageChoice
 from headwater.actors.edge.generation.encoder import ResponseEncoder
@@ -32,9 +33,6 @@ from headwater.schemas.constraints import Constraints
 from headwater.schemas.messages.inference import TokenLogprob
 from headwater.schemas.messages.media import media_features
 from headwater.schemas.tables.capability import required_capabilities
-
-CALL_PREFIX: Final = "call_"
-"""Begins the ids of tool calls."""
 
 OMITTED_TOOLS: Final = b"x-headwater-omitted-tools"
 """The response's header with the types of tools that are not in the prompt."""
@@ -135,14 +133,11 @@ class Generation:
             matcher,
             encoder,
             read_as.parser(),
-            self._new_call_id,
+            CallIds(self._workers.ports.ids, request.messages, request.endpoint),
             parallel=read_as.parallel,
             detailed=detailed,
             starts_in_reasoning=read_as.starts_in_reasoning,
         )
-
-    def _new_call_id(self) -> str:
-        return CALL_PREFIX + self._workers.ports.ids()
 
     async def run(self, client: Disconnect) -> GenerationResult | None:
         """Place every choice, then stream or collect until all ended or the client disconnected: see `Generator.run`."""

@@ -7,7 +7,7 @@ a bounded queue and a task of its own; when the queue is full the client is disc
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -71,6 +71,18 @@ class HeaderAdder:
         return self._send(message)
 
 
+_SEPARATORS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+
+
+def without_separators(data: bytes) -> bytes:
+    """JSON with U+2028, U+2029 and U+0085 escaped: clients that split lines as Python does would end an event at each."""
+    if data.isascii():
+        return data
+    for raw, escaped in _SEPARATORS:
+        data = data.replace(raw, escaped)
+    return data
+
+
 class EventStream:
     """A server-sent event stream that may be written to from any callback of the loop."""
 
@@ -97,6 +109,7 @@ class EventStream:
         """Send `data` now or as soon as the client reads; `last` ends the response."""
         if self._ended or self.cut:
             return
+        data = without_separators(data)
         self._ended = last
         if not self._open or self._drainer is not None:
             self._queue.append(data)

@@ -55,7 +55,10 @@ class Guided(UnsupportedFields, kw_only=True):
 
 def _of_response_format(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
     kind = "text" if wanted is None else wanted.get("type")
-    if kind == "json_object":
+    if kind == "json_object" and wanted is not None and wanted.get("schema") is not None:
+        # As llama.cpp's server and Together have it.
+        yield "response_format", json_schema_guide(wanted["schema"], "response_format.schema")
+    elif kind == "json_object":
         yield "response_format", Guide("json_object")
     elif kind == "json_schema" and wanted is not None:
         param = "response_format.json_schema"

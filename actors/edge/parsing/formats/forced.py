@@ -38,19 +38,12 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], choice: str, parallel: boo
         raise ValueError("tool_choice is required, but there are no tools")
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
-    for name, schema in offered.items():
-        parameters = dict(schema) or dict(ANY_OBJECT)
-        # References inside a tool's schema are to its own root, which moves down here: its definitions move up.
-        for key in ("$defs", "definitions"):
-            for definition, body in (parameters.pop(key, None) or {}).items():
-                if definitions.setdefault(definition, body) != body:
-                    raise ValueError(
-                        f"the tools' schemas define {definition!r} differently: rename one, or name a tool in tool_choice"
-                    )
+    for number, (name, schema) in enumerate(offered.items()):
+        parameters = _embedded(dict(schema) or dict(ANY_OBJECT), definitions, number)
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"type": "string", "enum": [name]}, "parameters": _moved(parameters)},
+                "properties": {"name": {"type": "string", "enum": [name]}, "parameters": parameters},
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
@@ -60,19 +53,63 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], choice: str, parallel: boo
     if not parallel:
         array["maxItems"] = 1
     if definitions:
-        array["$defs"] = _moved(definitions)
+        array["$defs"] = definitions
     return array
 
 
-def _moved(schema: Any) -> Any:
-    """Return a schema whose references to `definitions` point to `$defs`."""
-    if isinstance(schema, list):
-        return [_moved(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: "#/$defs/" + value.removeprefix("#/definitions/")
-        if key == "$ref" and isinstance(value, str) and value.startswith("#/definitions/")
-        else _moved(value)
-        for key, value in schema.items()
-    }
+def _embedded(schema: dict[str, Any], definitions: dict[str, Any], number: int) -> dict[str, Any]:
+    """A tool's schema as a part of a larger one with these definitions, to which its own are added.
+
+    References inside it are to its own root, which moves down: its definitions move up, under other names where other tools' have theirs; and
+    where it refers to itself, or to a property, it becomes a definition as a whole.
+    """
+    own = {key: schema.pop(key, None) or {} for key in _DEFINITIONS}
+    clashes = any(
+        name in definitions and definitions[name] != body
+        for part in own.values()
+        for name, body in part.items()
+    )
+    suffix = f"_{number}" if clashes else ""
+    whole = f"#/$defs/tool_{number}"
+    found = _References(suffix, whole)
+    moved: dict[str, Any] = found.moved(schema)
+    for part in own.values():
+        for name, body in part.items():
+            definitions[name + suffix] = found.moved(body)
+    if not found.refer_to_root:
+        return moved
+    definitions[f"tool_{number}"] = moved
+    return {"$ref": whole}
+
+
+_DEFINITIONS: Final = ("$defs", "definitions")
+
+
+class _References:
+    """Rewrites references of a schema that becomes a part of another."""
+
+    def __init__(self, suffix: str, whole: str) -> None:
+        self._suffix = suffix
+        self._whole = whole
+        self.refer_to_root = False
+
+    def moved(self, schema: Any) -> Any:
+        """A copy with its references rewritten."""
+        if isinstance(schema, list):
+            return [self.moved(item) for item in schema]
+        if not isinstance(schema, dict):
+            return schema
+        return {
+            key: self._reference(value) if key == "$ref" and isinstance(value, str) else self.moved(value)
+            for key, value in schema.items()
+        }
+
+    def _reference(self, target: str) -> str:
+        for key in _DEFINITIONS:
+            if target.startswith(f"#/{key}/"):
+                name, slash, rest = target.removeprefix(f"#/{key}/").partition("/")
+                return f"#/$defs/{name}{self._suffix}{slash}{rest}"
+        if not target.startswith("#"):
+            return target
+        self.refer_to_root = True
+        return self._whole + target[1:]

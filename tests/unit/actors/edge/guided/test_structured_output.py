@@ -64,6 +64,11 @@ def test_a_schema_may_be_asked_for_in_any_of_the_three_ways(fields: dict[str, An
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Guide("json_object")),
+        ({"response_format": {"type": "json_object", "schema": None}}, Guide("json_object")),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+            Guide("json_schema", '{"type":"object"}'),
+        ),
         ({"structured_outputs": {"json_object": True}}, Guide("json_object")),
         ({"structured_outputs": {"regex": r"\d{4}-\d{2}"}}, Guide("regex", r"\d{4}-\d{2}")),
         ({"guided_regex": r"(?<year>\p{Nd}{4})"}, Guide("regex", r"(?<year>\p{Nd}{4})")),

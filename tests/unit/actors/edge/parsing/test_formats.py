@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
 from headwater.actors.edge.parsing.casting import cast, types_of_parameter
@@ -178,10 +179,58 @@ def test_forced_schema() -> None:
         forced_schema(tools, "h", True)
     with pytest.raises(ValueError, match="there are no tools"):
         forced_schema([], "", True)
-    clash = [*tools, tool("h")]
-    clash[2]["function"]["parameters"]["$defs"] = {"D": {"type": "number"}}
-    with pytest.raises(ValueError, match="'D' differently"):
-        forced_schema(clash, "", True)
+
+
+def forced_call_of(parameters: dict[str, Any], *others: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    """A validator of the arrays of calls that a demanded call may be; the first tool is `f`, further ones are `g0`, `g1`, …"""
+    tools = [{"name": f"g{number}", "input_schema": other} for number, other in enumerate(others)]
+    schema = forced_schema([*tools, {"name": "f", "input_schema": parameters}], "", True)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+NESTED = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "child": {"$ref": "#"}},
+    "required": ["text"],
+}
+ALIKE = {
+    "type": "object",
+    "properties": {"first": {"type": "integer"}, "second": {"$ref": "#/properties/first"}},
+    "required": ["second"],
+}
+
+
+def with_definition(kind: str) -> dict[str, Any]:
+    """A schema whose one parameter is a definition `D` of this type."""
+    return {"type": "object", "properties": {"d": {"$ref": "#/$defs/D"}}, "$defs": {"D": {"type": kind}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "others", "right", "wrong"),
+    [
+        (NESTED, (), {"text": "a", "child": {"text": "b"}}, {"text": "a", "child": {"text": 1}}),
+        (ALIKE, (), {"second": 1}, {"second": "one"}),
+        (with_definition("string"), (with_definition("number"),), {"d": "a"}, {"d": 1}),
+        (with_definition("string"), (with_definition("string"),), {"d": "a"}, {"d": 1}),
+        (NESTED, (NESTED, ALIKE), {"text": "a", "child": {"text": "b"}}, {"child": {"text": "b"}}),
+        # A parameter of that name is no reference.
+        (
+            {"type": "object", "properties": {"$ref": {"type": "integer"}}, "required": ["$ref"]},
+            (),
+            {"$ref": 1},
+            {"$ref": "#"},
+        ),
+    ],
+)
+def test_references_of_a_tools_schema_keep_their_target(
+    schema: dict[str, Any], others: tuple[dict[str, Any], ...], right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """To the schema itself, to a parameter, and to definitions whose name other tools give to something else."""
+    validator = forced_call_of(schema, *others)
+    assert validator.is_valid([{"name": "f", "parameters": right}])
+    assert not validator.is_valid([{"name": "f", "parameters": wrong}])
+    assert "$ref" in str(validator.schema)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import msgspec
 
 from headwater.actors.edge.api.responses.endpoints import answer
 from headwater.actors.edge.api.responses.items.stored import listed
-from headwater.actors.edge.api.responses.items.types import Item, read_item
+from headwater.actors.edge.api.responses.items.types import Item, is_hosted, read_item
 from headwater.actors.edge.api.responses.load_history import Stores, resolve_references, storage_off
 from headwater.actors.edge.api.responses.types import (
     ConversationFields,
@@ -102,7 +102,8 @@ class ConversationsApi:
 
     async def _checked(self, items: list[Item], tenant: str) -> tuple[Item, ...]:
         for index, item in enumerate(items):
-            read_item(item, f"items[{index}]")
+            if not is_hosted(item):
+                read_item(item, f"items[{index}]")
         return listed(await resolve_references(items, tenant, self._stores), self._ids())
 
 

@@ -16,6 +16,9 @@ _PREFIXES: Final = {
     "reasoning": "rs",
     "compaction": "cmp",
 }
+OTHER: Final = "item"
+"""Begins the ids of steps of tools that other servers ran."""
+
 _WITHOUT_STATUS: Final = ("compaction", "item_reference")
 
 
@@ -24,7 +27,7 @@ def item_id(kind: str, owner: str, number: int | str) -> str:
 
     So that the owner of a referenced item can be found: see `owner_of`.
     """
-    return f"{_PREFIXES[kind]}_{owner}_{number}"
+    return f"{_PREFIXES.get(kind, OTHER)}_{owner}_{number}"
 
 
 def owner_of(item: str) -> str:

@@ -25,6 +25,7 @@ from headwater.actors.edge.api.responses.items.types import (
     MessageItem,
     ReasoningItem,
     RefusalContent,
+    is_hosted,
     read_item,
 )
 from headwater.actors.edge.generation.messages.media_parts import audio_media, file_media
@@ -57,6 +58,8 @@ def turns_of(
     if instructions:
         builder.turns.append(Turn(role="system", parts=(TextPart(instructions),)))
     for index, item in enumerate(items):
+        if is_hosted(item):
+            continue
         where = f"{param}[{index}]"
         builder.add(read_item(item, where), where)
     builder.end_assistant()

@@ -3,6 +3,7 @@
 An item that the edge stores or returns is a plain JSON object (`dict`); these types check it and read it.
 """
 
+import re
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -186,6 +187,18 @@ CONTENT_TYPES: Final = (
     "input_file",
     "input_audio",
 )
+
+
+_HOSTED: Final = re.compile(
+    r"(web_search|file_search|computer|code_interpreter|image_generation|mcp|local_shell|shell|apply_patch|tool_search)"
+    r"_(call|call_output|list_tools|approval_request|approval_response)\Z"
+)
+
+
+def is_hosted(item: Item) -> bool:
+    """Whether it is a step of a tool that another server ran: stored and listed, and no part of the prompt."""
+    kind = item.get("type")
+    return isinstance(kind, str) and _HOSTED.match(kind) is not None
 
 
 def read_item(item: Item, param: str) -> AnyItem:

@@ -111,7 +111,7 @@ def test_neutral_values_of_rejected_fields_are_accepted(edge: EdgeWorld, row: An
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "telepathy_call", "id": "x"}]}, "input[0].type"),
         (
             {"input": [{"type": "message", "role": "user", "content": [{"type": "video"}]}]},
             "input[0].content[0].type",

@@ -136,3 +136,24 @@ def test_an_operator_may_refuse_them() -> None:
         assert (error["param"], error["code"]) == ("tools", "hosted_tools")
         assert "web_search" in error["message"]
         assert create(edge).status == 200
+
+
+def test_steps_of_tools_that_other_servers_ran_are_no_part_of_the_prompt(edge: EdgeWorld) -> None:
+    """A conversation that began elsewhere is continued here; they are listed as they came."""
+    steps = [
+        {
+            "type": "web_search_call",
+            "id": "ws_1",
+            "status": "completed",
+            "action": {"type": "search", "query": "q"},
+        },
+        {"type": "mcp_list_tools", "server_label": "x", "tools": []},
+        {"type": "local_shell_call_output", "call_id": "c", "output": "{}"},
+    ]
+    plain = create(edge, input=[USER])
+    made = create(edge, input=[USER, *steps])
+    assert made.status == 200, made.body
+    assert made.document["usage"]["input_tokens"] == plain.document["usage"]["input_tokens"]
+    listed = edge.ask(f"/v1/responses/{made.document['id']}/input_items", b"", method="GET").document["data"]
+    assert [one["type"] for one in listed] == [step["type"] for step in reversed(steps)] + ["message"]
+    assert all(one["id"] for one in listed)

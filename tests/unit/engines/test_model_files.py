@@ -1,10 +1,11 @@
-"""What a model's folder says of media."""
+"""What a model's folder says of media, and its chat template."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.engines.model_files import read_model_files
 
 SETTINGS = {"patch_size": 14, "max_pixels": 50_176}
@@ -37,3 +38,30 @@ def test_settings_of_media_are_known_by_their_values(tmp_path: Path) -> None:
 def test_any_other_setting_is_another_digest(tmp_path: Path, files: dict[str, object]) -> None:
     """Of images, of videos, or of both in one file, as newer models have it."""
     assert digest(tmp_path / "a", preprocessor_config=SETTINGS) != digest(tmp_path / "b", **files)
+
+
+WITHOUT = "\n{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+WITH = (
+    "{% macro shown(tool) %}({{ tool.function.name }}){% endmacro %}"
+    "{% for tool in tools %}{{ shown(tool) }}{% endfor %}" + WITHOUT
+)
+
+
+def template(folder: Path, *named: tuple[str, str]) -> ChatTemplate:
+    """That of a folder whose tokenizer has several."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    listed = [{"name": name, "template": source} for name, source in named]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    return ChatTemplate(read_model_files(folder).chat_template, {})
+
+
+def test_a_template_for_tools_is_used_where_tools_are_offered(tmp_path: Path) -> None:
+    """As published models of Command R and Hermes have it. Nothing is added to what either writes."""
+    messages, tool = [{"role": "user", "content": "Hi"}], {"function": {"name": "f"}}
+    both = template(tmp_path / "both", ("default", WITHOUT), ("tool_use", WITH), ("rag", "never"))
+    assert both.render(messages) == ChatTemplate(WITHOUT, {}).render(messages)
+    assert both.render(messages, tools=[tool]) == ChatTemplate(WITH, {}).render(messages, tools=[tool])
+    one = template(tmp_path / "one", ("tool_use", WITH))
+    assert one.render(messages, tools=[tool]) == both.render(messages, tools=[tool])
+    assert template(tmp_path / "default", ("default", WITHOUT)).render(messages) == both.render(messages)

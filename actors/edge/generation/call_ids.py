@@ -13,7 +13,7 @@ MESSAGES_ID: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")
 
 
 class CallIds:
-    """The ids of one answer's calls. Models count their calls in each answer anew: an id of the conversation is not given again."""
+    """The ids of one answer's calls. Models count their calls from zero in each answer: an id of the conversation is not given again."""
 
     def __init__(self, make: Callable[[], str], turns: Iterable[Turn], endpoint: str) -> None:
         self._make = make

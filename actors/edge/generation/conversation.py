@@ -35,7 +35,7 @@ def template_messages(turns: Sequence[Turn], form: TemplateForm = WHOLE) -> list
         form = form._replace(system=False, late_system=False)
     shaped = _joined(_without_roles(turns, form), form)
     if not form.calls:
-        shaped = _joined(list(_calls_as_text(shaped, called)), form)
+        shaped = _joined(list(_calls_as_text(shaped, called, form)), form)
     elif not form.several_calls:
         shaped = list(_one_call_each(shaped))
     if form.calls:
@@ -135,8 +135,8 @@ def _merged(first: Turn, second: Turn) -> Turn:
     )
 
 
-def _calls_as_text(turns: Sequence[Turn], called: dict[str, str]) -> Iterator[Turn]:
-    """Calls and results as what the two say, for a template that knows neither."""
+def _calls_as_text(turns: Sequence[Turn], called: dict[str, str], form: TemplateForm) -> Iterator[Turn]:
+    """Calls, and results where they are not rendered, as what model and user say."""
     for turn in turns:
         if turn.calls:
             texts = [
@@ -147,7 +147,7 @@ def _calls_as_text(turns: Sequence[Turn], called: dict[str, str]) -> Iterator[Tu
             yield msgspec.structs.replace(
                 turn, parts=(*turn.parts, *between, TextPart("\n".join(texts))), calls=()
             )
-        elif turn.role == "tool":
+        elif turn.role == "tool" and not form.results:
             name = turn.name or called.get(turn.call_id, "")
             head = TextPart(f"Result of {name}:\n" if name else "Result:\n")
             yield msgspec.structs.replace(turn, role="user", parts=(head, *turn.parts), name="", call_id="")

@@ -24,7 +24,7 @@ ID_CHARACTERS: Final = 9
 class TemplateForm(NamedTuple):
     """What a template renders. The defaults are those of one that renders everything.
 
-    `parts`: content is a list of parts, never a text. `several_systems`, `late_system`: system messages are rendered in their places, at the
+    `parts`: content is a list of parts, never a text. `results` without `calls`: messages of role tool are rendered. `several_systems`, `late_system`: system messages are rendered in their places, at the
     beginning and behind other messages; `system_with_calls`: also where the last message is no user's. `joins`: neighbours of one role have to
     be one message. `call_content` is the content of a message that only calls; `text_with_calls`: what the model said before its calls is
     rendered before them, and `reasoning_with_text` what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters
@@ -40,6 +40,7 @@ class TemplateForm(NamedTuple):
     joins: bool = False
     empty_assistant: bool = True
     calls: bool = True
+    results: bool = True
     call_content: CallContent = "null"
     text_with_calls: bool = True
     reasoning_with_text: bool = True
@@ -63,7 +64,8 @@ _CHANGES: Final = {
     "system_with_calls": "behind a call's result the system message is a user's",
     "joins": "messages in a row of one role are one",
     "empty_assistant": "empty answers are left out",
-    "calls": "calls and their results are texts",
+    "calls": "calls are texts",
+    "results": "results of calls are a user's texts",
     "text_with_calls": "what precedes a call is a message of its own",
     "reasoning_with_text": "reasoning and what precedes a call are one text",
     "arguments_as_text": "arguments of calls are JSON in a text",
@@ -223,7 +225,9 @@ def _with_calls(form: TemplateForm, probe: _Probe) -> TemplateForm:
         tried = form._replace(call_content=content, arguments_as_text=text, ids_short=short)
         if _renders_a_loop(tried, probe):
             return _with_several(tried, probe)
-    return form._replace(calls=False, several_calls=False)
+    result = _result(form, "resultword", 1)
+    shown = probe.shows([_USER, _ANSWER, result, _ANSWER, _LATER], "answerword", "resultword", "laterword")
+    return form._replace(calls=False, results=shown)
 
 
 def _renders_a_loop(form: TemplateForm, probe: _Probe) -> bool:

@@ -34,7 +34,7 @@ async def test_each_write_of_a_stream_is_escaped() -> None:
             assert isinstance(body, bytes)
             sent.append(body)
 
-    stream = EventStream(send)  # type: ignore[arg-type]
+    stream = EventStream(send)
     stream.write(b'data: "\xe2\x80\xa8"\n\n')
     await stream.start([])
     stream.write(b'data: "\xc2\x85"\n\n', last=True)

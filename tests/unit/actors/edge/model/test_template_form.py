@@ -94,7 +94,11 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         + END,
         {"joins": True, "several_systems": False, "several_calls": False},
     ),
-    "no calls": (EACH + PLAIN + END, {"calls": False, "several_calls": False, "tools": False}),
+    "no calls": (EACH + PLAIN + END, {"calls": False, "tools": False}),
+    "neither calls nor results": (
+        EACH + "{% if m.role == 'tool' %}{{ raise_exception('role') }}{% endif %}" + PLAIN + END,
+        {"calls": False, "results": False, "tools": False},
+    ),
     "content is a list": (
         HEAD
         + EACH

@@ -131,7 +131,7 @@ def test_calls_and_their_results_become_turns(edge: EdgeWorld) -> None:
     assert made.status == 200
     # This template knows no calls: they are texts.
     assert '{"name": "f", "arguments": {}}' in prompt(edge)
-    assert "user\nResult of f:\nthe result" in prompt(edge)
+    assert "tool\nthe result" in prompt(edge)
     listed = edge.ask(f"/v1/responses/{made.document['id']}/input_items", b"", method="GET")
     kinds = [item.type for item in check_items(listed.body).data]
     assert kinds == [item["type"] for item in reversed(items)]

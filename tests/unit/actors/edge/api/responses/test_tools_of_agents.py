@@ -140,7 +140,7 @@ def test_an_operator_may_refuse_them() -> None:
 
 def test_steps_of_tools_that_other_servers_ran_are_no_part_of_the_prompt(edge: EdgeWorld) -> None:
     """A conversation that began elsewhere is continued here; they are listed as they came."""
-    steps = [
+    steps: list[dict[str, Any]] = [
         {
             "type": "web_search_call",
             "id": "ws_1",

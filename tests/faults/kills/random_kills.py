@@ -80,7 +80,12 @@ class Kill(NamedTuple):
     def ends(self, answer: Answer) -> bool:
         """May this have ended an answer of the edge? Of a stopped one only if it was still there after the time to drain."""
         during = self.gone_s >= answer.began_s - 0.1 and self.at_s <= answer.ended_s + 0.1
-        return during and (not self.stopped or answer.ended_s > self.at_s + DRAIN_TIMEOUT_S - 1)
+        # A kept connection is closed behind the answer that was on it: what a client sends in that moment was never begun, and it may
+        # send it again. HTTP/1.1 cannot announce the end in headers that were sent before the stop.
+        never_begun = not answer.status
+        return during and (
+            not self.stopped or never_begun or answer.ended_s > self.at_s + DRAIN_TIMEOUT_S - 1
+        )
 
 
 class Served(NamedTuple):

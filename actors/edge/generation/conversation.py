@@ -1,7 +1,7 @@
 """A conversation as a chat template expects it: plain JSON types, with Hugging Face's names, in the form that it renders. Pure."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -28,19 +28,29 @@ TOOLS_HEAD: Final = "Functions that can be called, as JSON:"
 """Precedes the definitions where a template has no place for them."""
 
 
-def template_messages(turns: Sequence[Turn], form: TemplateForm = WHOLE) -> list[dict[str, Any]]:
-    """The messages, in the form that the template renders."""
-    called = {call.id: call.name for turn in turns for call in turn.calls if call.id}
+def template_messages(
+    turns: Sequence[Turn], form: TemplateForm = WHOLE, mark: Callable[[str], str] = str
+) -> list[dict[str, Any]]:
+    """The messages, in the form that the template renders.
+
+    `mark` replaces control tokens in calls and reasoning that become an assistant's text, whose own control tokens are kept.
+    """
     if not form.system_with_calls and turns[-1].role != "user":
         form = form._replace(system=False, late_system=False)
     shaped = _joined(_without_roles(turns, form), form)
     if not form.calls:
-        shaped = _joined(list(_calls_as_text(shaped, called, form)), form)
+        shaped = _joined(list(_calls_as_text(shaped, form, mark)), form)
     elif not form.several_calls:
         shaped = list(_one_call_each(shaped))
     if form.calls:
-        shaped = [one for turn in shaped for one in _spoken_apart(turn, form)]
-    return [_message(turn, form, called) for turn in shaped]
+        shaped = [one for turn in shaped for one in _spoken_apart(turn, form, mark)]
+    called: dict[str, str] = {}
+    messages = []
+    for turn in shaped:
+        messages.append(_message(turn, form, called))
+        # In order: a model may write an id again, and a result belongs to the last call that has it.
+        called |= {call.id: call.name for call in turn.calls if call.id}
+    return messages
 
 
 def tools_as_text(definitions: Sequence[dict[str, Any]]) -> str:
@@ -135,17 +145,19 @@ def _merged(first: Turn, second: Turn) -> Turn:
     )
 
 
-def _calls_as_text(turns: Sequence[Turn], called: dict[str, str], form: TemplateForm) -> Iterator[Turn]:
+def _calls_as_text(turns: Sequence[Turn], form: TemplateForm, mark: Callable[[str], str]) -> Iterator[Turn]:
     """Calls, and results where they are not rendered, as what model and user say."""
+    called: dict[str, str] = {}
     for turn in turns:
         if turn.calls:
+            called |= {call.id: call.name for call in turn.calls if call.id}
             texts = [
                 json.dumps({"name": call.name, "arguments": _arguments(call)}, ensure_ascii=False)
                 for call in turn.calls
             ]
             between = (TextPart("\n"),) if turn.parts else ()
             yield msgspec.structs.replace(
-                turn, parts=(*turn.parts, *between, TextPart("\n".join(texts))), calls=()
+                turn, parts=(*turn.parts, *between, TextPart(mark("\n".join(texts)))), calls=()
             )
         elif turn.role == "tool" and not form.results:
             name = turn.name or called.get(turn.call_id, "")
@@ -178,7 +190,7 @@ def _one_call_each(turns: Sequence[Turn]) -> Iterator[Turn]:
         yield from results
 
 
-def _spoken_apart(turn: Turn, form: TemplateForm) -> Iterator[Turn]:
+def _spoken_apart(turn: Turn, form: TemplateForm, mark: Callable[[str], str]) -> Iterator[Turn]:
     """A turn of text and calls in the form that loses nothing: with what was thought as a part of the text, or as two messages."""
     if not turn.calls or not turn.text():
         yield turn
@@ -188,7 +200,7 @@ def _spoken_apart(turn: Turn, form: TemplateForm) -> Iterator[Turn]:
         yield msgspec.structs.replace(turn, parts=(), reasoning="")
     elif turn.reasoning and not form.reasoning_with_text:
         yield msgspec.structs.replace(
-            turn, parts=(TextPart(turn.reasoning), TextPart(SEPARATOR), *turn.parts), reasoning=""
+            turn, parts=(TextPart(mark(turn.reasoning)), TextPart(SEPARATOR), *turn.parts), reasoning=""
         )
     else:
         yield turn

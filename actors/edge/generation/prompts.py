@@ -142,15 +142,18 @@ def render(
     """The conversation as text; `mark`: with marks for the control tokens that are spelled in it. Raises `ApiError` 400."""
     options = request.prompt_options
     tools = [tool_definition(tool) for tool in request.tools] if request.tool_choice.mode != "none" else []
-    turns = request.messages
-    if tools and not template.form.tools:
-        turns, tools = (Turn(role="system", parts=(TextPart(tools_as_text(tools)),)), *turns), []
-    messages = template_messages(turns, template.form)
     variables = template_variables(request)
+    turns = request.messages
     if mark:
         assert literal is not None, "marks need it"
-        messages = [literal.mark_message(message) for message in messages]
         tools, variables = literal.mark(tools), literal.mark(variables)
+    if tools and not template.form.tools:
+        turns, tools = (Turn(role="system", parts=(TextPart(tools_as_text(tools)),)), *turns), []
+    if mark and literal is not None:
+        messages = template_messages(turns, template.form, literal.mark)
+        messages = [literal.mark_message(message) for message in messages]
+    else:
+        messages = template_messages(turns, template.form)
     end = literal.mark_end(messages[-1]) if options.continue_final and literal is not None else ""
     text = template.render(
         messages,

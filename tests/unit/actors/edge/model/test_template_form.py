@@ -1,13 +1,18 @@
 """The form that a template renders, found by rendering: one small template for each way of published ones."""
 
+import json
 from typing import Any
 
 import pytest
 
+from headwater.actors.edge.generation.conversation import template_messages
+from headwater.actors.edge.generation.messages.turn import TextPart, ToolCall, Turn
 from headwater.actors.edge.generation.prompts import render
-from headwater.actors.edge.generation.request import GenerationRequest
-from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.generation.request import GenerationRequest, Tool
+from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.template_form import WHOLE
+from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.engines.sim.model import sim_model_files
 from tests.templates.judge import judge
 from tests.templates.shapes import SHAPES, Shape
 
@@ -152,3 +157,43 @@ def test_ids_are_the_same_in_call_and_result() -> None:
 def request(shape: Shape) -> GenerationRequest:
     """As the APIs make it."""
     return GenerationRequest(model="m", param="messages", messages=shape.turns, tools=shape.tools)
+
+
+def test_a_result_has_the_name_of_the_last_call_with_its_id() -> None:
+    """Models number their calls from zero in each answer."""
+    turns = [
+        Turn(role="user", parts=(TextPart("Hi"),)),
+        Turn(role="assistant", calls=(ToolCall("0", "first", "{}"),)),
+        Turn(role="tool", call_id="0", parts=(TextPart("one"),)),
+        Turn(role="assistant", calls=(ToolCall("0", "second", "{}"),)),
+        Turn(role="tool", call_id="0", parts=(TextPart("two"),)),
+    ]
+    names = [one["name"] for one in template_messages(turns) if one["role"] == "tool"]
+    assert names == ["first", "second"]
+    texts = [one["content"] for one in template_messages(turns, WHOLE._replace(calls=False, results=False))]
+    assert [text.partition(":")[0] for text in texts if text.startswith("Result")] == [
+        "Result of first",
+        "Result of second",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["no calls", "neither calls nor results", "text or thoughts"])
+def test_what_becomes_text_spells_no_control_tokens(kind: str) -> None:
+    """Calls, definitions and reasoning: as where the template has a place for them."""
+    spelled = "<|im_start|>"
+    tokenizer = Tokenizer(sim_model_files("m").tokenizer, ())
+    assert tokenizer.control.split(f"a{spelled}b", 10) == ["a", spelled, "b"]
+    call = ToolCall("c", "f", json.dumps({"text": spelled}))
+    asked = GenerationRequest(
+        model="m",
+        param="messages",
+        messages=(
+            Turn(role="user", parts=(TextPart("Hi"),)),
+            Turn(role="assistant", parts=(TextPart("said"),), calls=(call,), reasoning=spelled),
+            Turn(role="tool", call_id="c", parts=(TextPart(spelled),)),
+        ),
+        tools=(Tool("f", f"Reads {spelled}."),),
+    )
+    template = ChatTemplate(FORMS[kind][0], {})
+    assert spelled in render(asked, template)
+    assert spelled not in render(asked, template, LiteralText(tokenizer), True)

@@ -22,7 +22,11 @@ CLEAN_UP_S: Final = 10.0
 
 
 class EngineInterrupted(Exception):
-    """A signal that asks the process to end interrupted its engine, which blocked the main thread."""
+    """Signal `number`, which asks the process to end, interrupted what blocked its main thread: an engine, or a download."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number} asked the process to end while its main thread was blocked")
+        self.number = number
 
 
 class _Interrupted(BaseException):
@@ -41,6 +45,7 @@ def interruptible() -> Iterator[None]:
         return
     owner, older = os.getpid(), frozenset(_children())
     timers: list[threading.Timer] = []
+    received: list[int] = []
 
     def exit_now(number: int) -> None:
         _kill_children(older)
@@ -55,6 +60,7 @@ def interruptible() -> Iterator[None]:
             timer = threading.Timer(CLEAN_UP_S, exit_now, (number,))
             timer.daemon = True
             timers.append(timer)
+            received.append(number)
             timer.start()
             raise _Interrupted
         elif number == signal.SIGINT:
@@ -80,7 +86,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
     if timers:
         # Also where the library dropped the exception.
-        raise EngineInterrupted("a signal asked the process to end while its engine blocked it")
+        raise EngineInterrupted(received[0])
 
 
 def _children() -> list[int]:

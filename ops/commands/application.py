@@ -151,6 +151,9 @@ def main(line: Sequence[str] | None = None) -> int:
         print(f"headwater: cannot write to {where}: {error.strerror}", file=sys.stderr)
         return 2
     except Exception as error:
+        interruption = sys.modules.get("headwater.engines.process.interruption")
+        if interruption is not None and isinstance(error, interruption.EngineInterrupted):
+            return int(128 + error.number)
         if isinstance(error, _user_errors()):
             print(f"headwater: {error}", file=sys.stderr)
             return 2

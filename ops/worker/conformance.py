@@ -16,6 +16,7 @@ from headwater.engines.lora_files import peft
 from headwater.engines.lora_files.errors import LoraError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
+from headwater.ops.model_download.source import with_folder
 from headwater.ops.process.kernels import compile_kernels
 from headwater.ops.worker import make_engine
 
@@ -27,6 +28,7 @@ def run(worker: WorkerSettings, lora_adapters: Sequence[str] = (), *, as_json: b
 
     `lora_adapters` are folders of at least two adapters, or none.
     """
+    worker = with_folder(EngineProcess(worker=worker)).worker
     show = _show_json if as_json else _show_line
     make_adapter = _adapters(lora_adapters) if lora_adapters else None
     # As in a worker: otherwise the first hash of a block would compile, on the event loop of the engine.

@@ -24,11 +24,10 @@ from headwater.engines.vllm.config import checks, cli_arguments
 from headwater.engines.vllm.config.arguments import VllmSettings
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import SimOptions, WorkerSettings
+from headwater.ops.model_download.source import DEMO_NAME
 from headwater.ops.worker import default_model, model_check, parsers, plan, tensorrt_llm
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.tables.card import MediaSupport
-
-DEMO_NAME = "smollm2-135m-instruct"
 
 NATIVE_ENGINES: Final = frozenset({"vllm", "sglang", "tensorrt_llm"})
 """Engines that load a model's weights."""
@@ -58,9 +57,7 @@ def model_folder(model: str) -> Path:
         return default_model.ensure()
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        raise EngineUnavailable(
-            f"--model {model}: no such folder. Give a folder in Hugging Face's layout, or leave --model out for {DEMO_NAME}"
-        )
+        raise EngineUnavailable(f"--model {model}: no such folder")
     return folder
 
 

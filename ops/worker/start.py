@@ -7,6 +7,7 @@ from headwater.engines.process import private_folder
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import FleetSettings
+from headwater.ops.model_download.source import with_folder
 from headwater.ops.process import metrics_folder
 
 
@@ -19,6 +20,7 @@ def run(settings: EngineProcess) -> int:
         from headwater.ops.worker import environment
 
         environment.enter("sglang", sys.argv[1:], settings.sglang.python)
+    settings = with_folder(settings)
     if settings.worker.engine in metrics_folder.ENGINES and settings.metrics.port:
         # Before the first import of Prometheus: see there.
         metrics_folder.take()

@@ -23,7 +23,7 @@ FOREIGN_FLAGS = {
     "--backend",
     # vLLM's own
     "--enable-lora", "--generation-config", "--max-num-batched-tokens", "--max-num-seqs", "--override-generation-config",
-    "--convert", "--media-io-kwargs", "--mm-processor-kwargs", "--pipeline-parallel-size", "--runner", "--tensor-parallel-size",
+    "--convert", "--download-dir", "--hf-token", "--load-format", "--media-io-kwargs", "--revision", "--tokenizer", "--mm-processor-kwargs", "--pipeline-parallel-size", "--runner", "--tensor-parallel-size",
     # SGLang's own
     "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
     "--chunked-prefill-size", "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",

@@ -9,7 +9,9 @@ import pytest
 import pytest_asyncio
 
 from headwater.ops.process.sockets import free_port
+from tests.clients.model import make as make_model
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
+from tests.support.servers.hub import hub
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -152,3 +154,27 @@ async def test_a_data_folder_serves_whatever_is_asked_of_it_now(tmp_path: Path) 
             assert greeting.json()["limits"]["block_tokens"] == int(block_size)
             code, output = await up.command("log")
             assert code == 0, output
+
+
+async def test_a_model_of_a_hub_is_served_by_its_name(tmp_path: Path) -> None:
+    """`up` downloads what its engine needs, once; a worker that is started again needs no hub."""
+    made = make_model(tmp_path / "published")
+    with hub() as server:
+        server.publish("acme/small", made)
+        environ = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf")}
+        flags = ("--engine", "sim", "--model", "acme/small", "--workers", "1")
+        (tmp_path / "fleet").mkdir()
+        async with fleet(tmp_path / "fleet", *flags, environ=environ) as up, up.client() as client:
+            server.down = True
+            body = {**CHAT, "model": "acme/small", "max_tokens": 4}
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+            before = up.kill("worker-0")
+            await up.until(
+                "the worker is back",
+                lambda stats: (
+                    any(one["name"] == "headwater-worker" and one["state"] == "ready" for one in stats)
+                    and up.pids("worker-0") not in ([], [before])
+                ),
+            )
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert set(server.served.values()) == {1}

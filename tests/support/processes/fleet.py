@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 import nats
 from nats.aio.client import Client
 
+from headwater.ops.fleet.child import child_environment
 from headwater.schemas import subjects
 from tests.support.processes import zygote
 
@@ -199,11 +200,13 @@ async def fleet(
     vllm: bool = False,
     sglang: bool = False,
     program: tuple[str, ...] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[FleetProcess]:
     """A fleet on free ports with its data in `folder`. On leaving: every decision in its log is made again.
 
     `access` are flags to log in with: for the fleet, and for commands against its server. `vllm`, `sglang`: fork it
     from a process that has imported that engine. `program`: arguments before `up`, for another program than `headwater` (`zygote`).
+    `environ`: further variables.
     """
     log = folder / "up.log"
     with log.open("wb") as errors:
@@ -222,6 +225,7 @@ async def fleet(
             *access,
             stdout=zygote.PIPE,
             stderr=errors,
+            environ=child_environment() | dict(environ) if environ else None,
             vllm=vllm,
             sglang=sglang,
         )

@@ -2,9 +2,11 @@
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -17,6 +19,9 @@ class FileServer:
         self.files: dict[str, bytes] = {}
         self.answers: dict[str, Callable[[], Answer]] = {}
         self.asked: list[str] = []
+        self.ranges: list[str] = []
+        self.breaks: Counter[str] = Counter()
+        """How often the body of a path ends in its middle."""
 
     @property
     def url(self) -> str:
@@ -34,6 +39,16 @@ class FileServer:
             return 200, {"etag": f'"{etag}"', "last-modified": "Sat, 21 Nov 2026 00:00:00 GMT"}, data
         return 404, {"x-error-code": "EntryNotFound"}, b"<Error><Code>NoSuchKey</Code></Error>"
 
+    def listing(self, bucket: str, prefix: str) -> bytes:
+        """The objects of a bucket as S3 lists them."""
+        objects = "".join(
+            f"<Contents><Key>{path.removeprefix(f'/{bucket}/')}</Key><Size>{len(data)}</Size>"
+            f'<ETag>"{hashlib.sha256(data).hexdigest()}"</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></Contents>'
+            for path, data in sorted(self.files.items())
+            if path.startswith(f"/{bucket}/{prefix}")
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>".encode()
+
     def redirect(self, path: str, to: str) -> None:
         """Send those who ask for `path` elsewhere."""
         self.answers[path] = lambda: (302, {"location": to}, b"")
@@ -47,7 +62,19 @@ def file_server() -> Iterator[FileServer]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, headers, body = made.answer(self.path.partition("?")[0])
+            path, _, query = self.path.partition("?")
+            asked = dict(parse_qsl(query))
+            if "list-type" in asked:
+                headers: dict[str, str] = {}
+                status, body = 200, made.listing(path.strip("/"), asked.get("prefix", ""))
+            else:
+                status, headers, body = made.answer(path)
+            begin = self.headers.get("range", "")
+            if begin and status == 200 and self.command == "GET":
+                made.ranges.append(begin)
+                start, whole = int(begin.partition("=")[2].partition("-")[0]), len(body)
+                status, body = 206, body[start:]
+                headers = headers | {"content-range": f"bytes {start}-{whole - 1}/{whole}"}
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -55,7 +82,11 @@ def file_server() -> Iterator[FileServer]:
                 self.send_header("x-repo-commit", "c" * 40)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
-            if self.command == "GET":
+            if self.command == "GET" and made.breaks[path] > 0:
+                made.breaks[path] -= 1
+                self.wfile.write(body[: len(body) // 2])
+                self.close_connection = True
+            elif self.command == "GET":
                 self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815 -- so the standard library calls it

@@ -1,0 +1,59 @@
+"""The process that downloads one model: what is asked comes as JSON on standard input, the folder or the error goes to standard output."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headwater.ops.model_download.files import DownloadFailed
+from headwater.ops.process import signals
+
+MISSING = "models by name need {name}: pip install 'headwater[models]'"
+
+
+def main() -> int:
+    """Download, and print the answer as one line."""
+    signals.die_with_parent()
+    signals.replace_handlers(_stop)
+    # Read by the hub's library when it is imported: progress is ours.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    asked = json.loads(sys.stdin.read())
+    try:
+        answer = {"folder": str(_download(asked))}
+    except ImportError as error:
+        answer = {"error": MISSING.format(name=error.name)}
+    except DownloadFailed as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+    return 0 if "folder" in answer else 1
+
+
+def _download(asked: dict[str, Any]) -> Path:
+    if asked["kind"] == "hub":
+        from headwater.ops.model_download import hub
+
+        return hub.download(asked["at"], asked["revision"], weights=asked["weights"])
+    if not asked["cache"]:
+        raise DownloadFailed("models of buckets and web servers need a cache folder: give --cache-dir")
+    from headwater.ops.model_download import store
+
+    return store.download(asked["at"], Path(asked["cache"]), weights=asked["weights"])
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    """Remove what this process has open of files that the hub's library does not continue, and end: its threads would continue."""
+    with contextlib.suppress(OSError):
+        for handle in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{handle}")
+                if path.endswith(".incomplete"):
+                    os.unlink(path)
+    os._exit(signals.exit_code(signal.Signals(number)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

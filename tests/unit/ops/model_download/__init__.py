@@ -1,0 +1,1 @@
+"""Models by name, against servers of these tests."""

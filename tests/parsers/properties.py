@@ -1,0 +1,155 @@
+"""The properties of parsing, each as a function of a family and random numbers that says what is wrong.
+
+The tests check them with a few examples, `python -m tests.parsers.search` looks for the shortest texts that break them.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from random import Random
+from typing import Final, NamedTuple
+
+from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from tests.parsers.answers import Reading
+from tests.parsers.drawing import draw_pieces
+from tests.parsers.judge import problem_of, problem_of_call, read_written
+from tests.parsers.writers.writer import Writer, Written, draw_written
+
+CUTS: Final = 3
+"""Places at which each answer is cut."""
+
+LAST_MAX: Final = 12
+"""Characters that are missing at most from the end of an answer that lacks its last marker."""
+
+MARKUP: Final = frozenset("<|｜[`")
+"""Characters that markers are made of."""
+
+
+class Fault(NamedTuple):
+    """What is wrong. `problem` is empty if nothing is."""
+
+    problem: str
+    written: Written
+    text: str
+    reading: Reading | None = None
+
+    def __str__(self) -> str:
+        """All that is needed to see it."""
+        return f"{self.problem}\ntext: {self.text!r}\nread: {self.reading}\ntools: {self.written.tools!r}"
+
+
+Property = Callable[[Writer, Random], Fault | None]
+
+
+def is_read(writer: Writer, rnd: Random) -> Fault | None:
+    """What was written is read."""
+    written = draw_written(writer, rnd)
+    reading = read_written(written)
+    problem = problem_of(written, reading)
+    return Fault(problem, written, written.text, reading) if problem else None
+
+
+def pieces_make_no_difference(writer: Writer, rnd: Random) -> Fault | None:
+    """Whole and in pieces a text has one meaning, also with strings that the format cannot tell from its markup."""
+    written = draw_written(writer, rnd, safe=False)
+    pieces = draw_pieces(rnd, written.text)
+    whole, other = read_written(written), read_written(written, pieces)
+    return (
+        None if other == whole else Fault(f"whole: {whole}, pieces: {pieces}", written, written.text, other)
+    )
+
+
+def cut_off_is_not_whole(writer: Writer, rnd: Random) -> Fault | None:
+    """Of an answer that is cut anywhere no markup is text, no call is whole that is not, and none is invented."""
+    written = draw_written(writer, rnd)
+    for _ in range(CUTS):
+        cut = written.text[: len(written.text) - rnd.randrange(len(written.text))]
+        reading = read_written(written, [cut])
+        if problem := problem_of_cut(written, cut, reading):
+            return Fault(problem, written, cut, reading)
+        if read_written(written, draw_pieces(rnd, cut)) != reading:
+            return Fault("pieces make a difference", written, cut, reading)
+    return None
+
+
+def cut_arguments_have_no_markup(writer: Writer, rnd: Random) -> Fault | None:
+    """The arguments of a call that was cut off have no beginning of a marker: a client may use what it has of them."""
+    written = draw_written(writer, rnd)
+    whole = read_written(written)
+    for _ in range(CUTS):
+        cut = written.text[: len(written.text) - rnd.randrange(len(written.text))]
+        reading = read_written(written, [cut])
+        for got, full in zip(reading.calls, whole.calls):
+            more = leaked(got.arguments, full.arguments)
+            if not got.complete and MARKUP & set(more):
+                return Fault(f"arguments have {more!r} too much", written, cut, reading)
+    return None
+
+
+def last_marker_may_be_missing(writer: Writer, rnd: Random) -> Fault | None:
+    """Cut within the last characters, a call is whole or has no end, and nothing of its markup is text."""
+    written = draw_written(writer, rnd)
+    if isinstance(written.answer.parts[-1], str):
+        return None
+    for missing in range(1, min(LAST_MAX, len(written.text))):
+        cut = written.text[:-missing]
+        reading = read_written(written, [cut])
+        if problem := problem_of_cut(written, cut, reading):
+            return Fault(problem, written, cut, reading)
+    return None
+
+
+def markers_of(writer: Writer) -> tuple[str, ...]:
+    """All markers of a family that stand outside of calls."""
+    tools, reasoning = TOOL_FORMATS[writer.tool_format], REASONING_FORMATS.get(writer.reasoning_format)
+    around = (*reasoning.open, *reasoning.close, *reasoning.framing) if reasoning is not None else ()
+    return (*tools.calls, *tools.framing, *tools.end_reasoning, *around)
+
+
+def without_space(text: str) -> str:
+    """Text without whitespace."""
+    return "".join(text.split())
+
+
+def leaked(got: str, meant: str) -> str:
+    """What was read beyond what was meant; whitespace does not count."""
+    got, meant = without_space(got), without_space(meant)
+    if meant.startswith(got):
+        return ""
+    return got[len(list(takewhile(lambda pair: pair[0] == pair[1], zip(got, meant)))) :]
+
+
+def problem_of_cut(written: Written, cut: str, reading: Reading) -> str:
+    """What is wrong with the reading of an answer's beginning; "" for nothing.
+
+    The beginning of a marker at the very end is text: nothing shows yet what it is. So is a call of a format without markers as long as
+    it may be JSON or a list.
+    """
+    writer, answer = written.writer, written.answer
+    if len(reading.calls) > len(answer.calls):
+        return f"{len(reading.calls)} calls, not {len(answer.calls)}"
+    for got, meant in zip(reading.calls, answer.calls):
+        if got.complete and (problem := problem_of_call(got, meant, written)):
+            return problem
+        if got.name != meant.name:
+            return f"a call of {got.name!r}, not {meant.name!r}"
+    if any(not call.complete for call in reading.calls[:-1]):
+        return "a call before the last has no end"
+    meant_text = "".join(part for part in answer.parts if isinstance(part, str))
+    for kind, got_text, meant_part in (
+        ("text", reading.text, meant_text),
+        ("reasoning", reading.reasoning, answer.reasoning),
+    ):
+        more = leaked(got_text, meant_part)
+        begun = any(without_space(marker).startswith(more) for marker in markers_of(writer))
+        if more and not begun and not (writer.bare and without_space(cut).endswith(more)):
+            return f"{kind} has {more!r} too much"
+    return ""
+
+
+PROPERTIES: Final[Mapping[str, Property]] = {
+    "what was written is read": is_read,
+    "pieces make no difference": pieces_make_no_difference,
+    "what is cut off is not whole": cut_off_is_not_whole,
+    "cut arguments have no markup": cut_arguments_have_no_markup,
+    "the last marker may be missing": last_marker_may_be_missing,
+}

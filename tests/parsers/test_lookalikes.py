@@ -1,0 +1,109 @@
+"""What only looks like a call is text, and a real call behind it is still read."""
+
+from random import Random
+
+import pytest
+
+from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from tests.parsers.answers import Answer, Call
+from tests.parsers.drawing import draw_pieces, draw_prose
+from tests.parsers.examples import EXAMPLES
+from tests.parsers.judge import problem_of, read
+from tests.parsers.writers import WRITERS
+from tests.parsers.writers.writer import Writer, Written
+
+CALL = Call("f", {"s": "v"})
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {"s": {"type": "string"}, "n": {"type": "integer"}},
+            },
+        },
+    }
+]
+
+FIRST = {writer.tool_format: name for name, writer in reversed(list(WRITERS.items()))}
+"""One writer of each format."""
+
+
+def opening(writer: Writer) -> tuple[str, ...]:
+    """The markers that open calls, or a group of them."""
+    found = TOOL_FORMATS[writer.tool_format]
+    return tuple(dict.fromkeys((*found.calls, *found.end_reasoning)))
+
+
+def other(writer: Writer) -> tuple[str, ...]:
+    """The other markers of a family: those without a meaning of their own, and those around reasoning."""
+    reasoning = REASONING_FORMATS.get(writer.reasoning_format)
+    around = (*reasoning.open, *reasoning.close, *reasoning.framing) if reasoning is not None else ()
+    return tuple(dict.fromkeys((*TOOL_FORMATS[writer.tool_format].framing, *around)))
+
+
+SENTENCES = (
+    "The token {} opens a call. That is all.",
+    "It writes `{}` first.",
+    'Markers: "{}", and then text.',
+    "{}",
+    "A line:\n{}\nand more.",
+)
+
+OPENING = [(name, marker) for name in FIRST.values() for marker in opening(WRITERS[name])]
+OTHER = [(name, marker) for name in FIRST.values() for marker in other(WRITERS[name])]
+
+
+def check(writer: Writer, sentence: str, *, calls: bool) -> None:
+    """A sentence comes back as text, and so it does with a call behind it, which is read; in pieces as well."""
+    parts: tuple[str | tuple[Call, ...], ...] = (sentence, (CALL,)) if calls else (sentence,)
+    answer = Answer("", parts)
+    rnd = Random(1)
+    written = Written(writer, TOOLS, answer, writer.write(answer, rnd))
+    whole = read(writer, TOOLS, [written.text], reasons=False)
+    problem = problem_of(written, whole)
+    assert not problem, f"{problem}\ntext: {written.text!r}"
+    assert read(writer, TOOLS, draw_pieces(rnd, written.text), reasons=False) == whole
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["alone", "before a call"])
+@pytest.mark.parametrize(("name", "marker"), OPENING)
+def test_an_opening_marker_in_prose_is_text(name: str, marker: str, calls: bool) -> None:
+    for sentence in SENTENCES[:3]:
+        check(WRITERS[name], sentence.format(marker), calls=calls)
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["alone", "before a call"])
+@pytest.mark.parametrize(("name", "marker"), OTHER)
+def test_another_marker_in_prose_is_text(name: str, marker: str, calls: bool) -> None:
+    for sentence in SENTENCES[:3]:
+        check(WRITERS[name], sentence.format(marker), calls=calls)
+
+
+FOREIGN = [
+    (name, marker)
+    for name in FIRST.values()
+    for marker in (
+        "<tool_call>",
+        "[TOOL_CALLS]",
+        "<function=f>",
+        "<|tool_call>",
+        '<invoke name="f">',
+        "<｜DSML｜",
+    )
+    if not any(own in marker or marker in own for own in (*opening(WRITERS[name]), *other(WRITERS[name])))
+]
+
+
+@pytest.mark.parametrize(("name", "marker"), FOREIGN)
+def test_a_marker_of_another_format_is_text(name: str, marker: str) -> None:
+    for sentence in SENTENCES:
+        check(WRITERS[name], sentence.format(marker), calls=True)
+
+
+@pytest.mark.parametrize("name", FIRST.values())
+def test_prose_is_text(name: str) -> None:
+    for seed in range(EXAMPLES):
+        check(WRITERS[name], draw_prose(Random(seed)), calls=False)

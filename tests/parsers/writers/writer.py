@@ -1,0 +1,100 @@
+"""What a writer is: how one family of models writes an answer."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from tests.parsers.answers import Answer, Call
+from tests.parsers.drawing import draw_answer, draw_tools, often
+
+Group = Callable[[Sequence[Call], Random], str]
+"""Writes calls that stand together."""
+
+
+def think(text: str) -> str:
+    """Reasoning as most models write it."""
+    return f"<think>\n{text}\n</think>\n\n"
+
+
+@dataclass(frozen=True)
+class Writer:
+    """How a family writes an answer.
+
+    `before`, `between` and `behind` say where it may write text next to calls, `separator` what it writes between text and calls.
+    `typeless`: values have no types of their own. `bare`: nothing but a name or a bracket opens a call. `unsafe` matches strings that the
+    format cannot tell from its markup, `markup` are pieces of it.
+    """
+
+    name: str
+    tool_format: str
+    group: Group
+    reasoning_format: str = "think"
+    reasoning: Callable[[str], str] | None = think
+    text: Callable[[str], str] = str
+    inside: bool = False
+    begins: str = ""
+    separator: str = "\n"
+    before: bool = True
+    between: bool = True
+    behind: bool = True
+    calls_max: int = 3
+    typeless: bool = False
+    bare: bool = False
+    unsafe: re.Pattern[str] | None = None
+    markup: tuple[str, ...] = ()
+    vllm: str = ""
+    sglang: str = ""
+
+    def write(self, answer: Answer, rnd: Random) -> str:
+        """The text of an answer."""
+        pieces: list[str] = []
+        for number, part in enumerate(answer.parts):
+            if number:
+                pieces.append(self.separator)
+            pieces.append(self.text(part) if isinstance(part, str) else self.group(part, rnd))
+        text = "".join(pieces)
+        if self.reasoning is not None and answer.reasoning:
+            text = self.reasoning(answer.reasoning) + text
+        return text.removeprefix(self.begins)
+
+
+class Written(NamedTuple):
+    """An answer, the tools that its request offered, and the text that a model of the family writes for it."""
+
+    writer: Writer
+    tools: list[dict[str, Any]]
+    answer: Answer
+    text: str
+
+
+def draw_written(writer: Writer, rnd: Random, *, safe: bool = True) -> Written:
+    """A random answer. With `safe` it has no strings that the format cannot tell from its markup."""
+    tools = draw_tools(rnd)
+    answer = draw_answer(
+        rnd,
+        tools,
+        markup=writer.markup,
+        unsafe=writer.unsafe if safe else None,
+        reasons=writer.reasoning is not None,
+        before=writer.before,
+        between=writer.between,
+        behind=writer.behind,
+        calls_max=writer.calls_max,
+    )
+    return Written(writer, tools, answer, writer.write(answer, rnd))
+
+
+def dumps(value: Any, rnd: Random) -> str:
+    """JSON as models write it: mostly as Python's default with plain characters, seldom otherwise."""
+    if often(rnd, 4):
+        return json.dumps(value, ensure_ascii=False)
+    kind = rnd.randrange(3)
+    if kind == 0:
+        return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False, **_STYLES[kind])
+
+
+_STYLES: Final[dict[int, dict[str, Any]]] = {1: {"separators": (",", ":")}, 2: {"indent": 2}}

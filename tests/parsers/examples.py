@@ -40,6 +40,7 @@ def _shrinking(check: Callable[[Random], None]) -> None:
         max_examples=EXAMPLES,
         derandomize=EXAMPLES <= 50,
         deadline=None,
+        report_multiple_bugs=False,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

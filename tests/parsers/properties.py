@@ -20,8 +20,19 @@ CUTS: Final = 3
 LAST_MAX: Final = 12
 """Characters that are missing at most from the end of an answer that lacks its last marker."""
 
-MARKUP: Final = frozenset("<|｜[`")
-"""Characters that markers are made of."""
+MARKUP: Final = frozenset("<|｜")
+"""Characters that the markers inside calls are made of."""
+
+
+HARMONY_MARKERS: Final = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
 
 
 class Fault(NamedTuple):
@@ -102,6 +113,8 @@ def markers_of(writer: Writer) -> tuple[str, ...]:
     """All markers of a family that stand outside of calls."""
     tools, reasoning = TOOL_FORMATS[writer.tool_format], REASONING_FORMATS.get(writer.reasoning_format)
     around = (*reasoning.open, *reasoning.close, *reasoning.framing) if reasoning is not None else ()
+    if writer.tool_format == "harmony":
+        around = HARMONY_MARKERS
     return (*tools.calls, *tools.framing, *tools.end_reasoning, *around)
 
 
@@ -121,7 +134,7 @@ def leaked(got: str, meant: str) -> str:
 def problem_of_cut(written: Written, cut: str, reading: Reading) -> str:
     """What is wrong with the reading of an answer's beginning; "" for nothing.
 
-    The beginning of a marker at the very end is text: nothing shows yet what it is. So is a call of a format without markers as long as
+    The beginning of a marker at the very end is text: nothing shows yet what it is; but directly behind a call it is markup. So is a call of a format without markers as long as
     it may be JSON or a list.
     """
     writer, answer = written.writer, written.answer
@@ -140,10 +153,34 @@ def problem_of_cut(written: Written, cut: str, reading: Reading) -> str:
         ("reasoning", reading.reasoning, answer.reasoning),
     ):
         more = leaked(got_text, meant_part)
-        begun = any(without_space(marker).startswith(more) for marker in markers_of(writer))
-        if more and not begun and not (writer.bare and without_space(cut).endswith(more)):
-            return f"{kind} has {more!r} too much"
+        if not more or (writer.bare and without_space(cut).endswith(more)):
+            continue
+        begun = _begun(got_text, meant_part, markers_of(writer))
+        if not begun or (kind == "text" and len(begun) > 1 and _is_behind_a_call(reading, begun)):
+            return f"{kind} has {begun or more!r} too much"
     return ""
+
+
+def _begun(got: str, meant: str, markers: tuple[str, ...]) -> str:
+    """The beginning of a marker at the end of what was read, if all before it was meant."""
+    got, meant = without_space(got), without_space(meant)
+    for at in range(len(got)):
+        if meant.startswith(got[:at]) and any(
+            without_space(marker).startswith(got[at:]) for marker in markers
+        ):
+            return got[at:]
+    return ""
+
+
+def _is_behind_a_call(reading: Reading, more: str) -> bool:
+    """Whether there is nothing but `more` behind the last call."""
+    *before, last = reading.items
+    return (
+        bool(before)
+        and not isinstance(before[-1], str)
+        and isinstance(last, str)
+        and without_space(last) == more
+    )
 
 
 PROPERTIES: Final[Mapping[str, Property]] = {

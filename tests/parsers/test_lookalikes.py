@@ -9,7 +9,7 @@ from tests.parsers.answers import Answer, Call
 from tests.parsers.drawing import draw_pieces, draw_prose
 from tests.parsers.examples import EXAMPLES
 from tests.parsers.judge import problem_of, read
-from tests.parsers.writers import WRITERS
+from tests.parsers.writers import FIRST, WRITERS
 from tests.parsers.writers.writer import Writer, Written
 
 CALL = Call("f", {"s": "v"})
@@ -26,9 +26,6 @@ TOOLS = [
         },
     }
 ]
-
-FIRST = {writer.tool_format: name for name, writer in reversed(list(WRITERS.items()))}
-"""One writer of each format."""
 
 
 def opening(writer: Writer) -> tuple[str, ...]:

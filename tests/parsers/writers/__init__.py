@@ -15,3 +15,8 @@ from tests.parsers.writers.writer import Writer
 WRITERS: Final[Mapping[str, Writer]] = {
     writer.name: writer for writer in (*JSON_WRITERS, *MARKUP_WRITERS, *NOTATION_WRITERS)
 }
+
+FIRST: Final[Mapping[str, str]] = {
+    writer.tool_format: name for name, writer in reversed(list(WRITERS.items()))
+}
+"""One writer of each format."""

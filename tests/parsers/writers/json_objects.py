@@ -133,7 +133,7 @@ JSON_WRITERS: Final = (
     Writer("jamba", "jamba", array("<tool_calls>", "</tool_calls>"), vllm="jamba", **_NO_REASONING),
     Writer(
         "internlm", "internlm", each("<|action_start|><|plugin|>\n", "<|action_end|>\n", between="", arguments="parameters"),
-        vllm="internlm", sglang="interns1",
+        vllm="internlm",
     ),
     Writer(
         "phi4_mini_json", "phi4_mini_json", array("functools"), bare=True, separator=" ", vllm="phi4_mini_json",

@@ -183,7 +183,6 @@ _HORIZON: Final[dict[str, Any]] = {
     "reasoning": lambda text: f"<ifm|think>\n{text}\n</ifm|think>\n",
     "unsafe": _IFM_UNSAFE,
     "markup": ("<ifm|arg_key>", "</ifm|arg_value>", "</ifm|tool_call>"),
-    "vllm": "k2_horizon",
     "sglang": "k2_horizon",
     "between": False,
     "behind": False,
@@ -257,10 +256,10 @@ MARKUP_WRITERS: Final = (
     ),
     Writer(
         "hunyuan, released", "hunyuan", _hunyuan(":opensource"), reasoning_format="hunyuan", unsafe=_HUNYUAN_UNSAFE,
-        sglang="hunyuan", reasoning=lambda text: f"<think:opensource>{text}</think:opensource>",
+        reasoning=lambda text: f"<think:opensource>{text}</think:opensource>",
         markup=("</arg_value:opensource>", "</tool_call:opensource>"), **_ONCE, **_XML,
     ),
-    Writer("k2_horizon, json", group=_k2_horizon("json"), **_HORIZON),
-    Writer("k2_horizon, xml", group=_k2_horizon("xml"), **_HORIZON, **_XML),
-    Writer("k2_horizon, typed", group=_k2_horizon("typed"), **_HORIZON),
+    Writer("k2_horizon, json", group=_k2_horizon("json"), vllm="k2_horizon:json", **_HORIZON),
+    Writer("k2_horizon, xml", group=_k2_horizon("xml"), vllm="k2_horizon:xml", **_HORIZON, **_XML),
+    Writer("k2_horizon, typed", group=_k2_horizon("typed"), vllm="k2_horizon:xml_typed", **_HORIZON),
 )  # fmt: skip

@@ -94,7 +94,7 @@ NOTATION_WRITERS: Final = (
         **_NO_REASONING,
     ),
     Writer(
-        "harmony", "harmony", _harmony, reasoning_format="harmony", separator="", begins="<|start|>assistant", vllm="openai",
+        "harmony", "harmony", _harmony, reasoning_format="harmony", separator="", begins="<|start|>assistant",
         reasoning=lambda text: f"<|start|>assistant<|channel|>analysis<|message|>{text}<|end|>",
         text=lambda text: f"<|start|>assistant<|channel|>commentary<|message|>{text}<|end|>", sglang="gpt-oss",
         markup=("<|call|>", "<|end|>", "<|message|>"),

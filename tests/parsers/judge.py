@@ -76,7 +76,8 @@ def meanings(value: Any, schema: Schema, key: str) -> list[Any]:
     """What a value may be read as that was written without its type: itself, and other declared types that have the same text."""
     types = types_of_parameter(schema, key)
     found = [value]
-    if not types and (value is None or isinstance(value, bool)):
+    if not types and not isinstance(value, str):
+        # As Python prints it: nothing says that it is not a string.
         found.append(str(value))
     if not isinstance(value, str) or types == {"string"}:
         return found
@@ -91,6 +92,8 @@ def meanings(value: Any, schema: Schema, key: str) -> list[Any]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
         name = {dict: "object", list: "array", int: "integer", float: "number"}.get(type(other), "")
+        if isinstance(other, float) and other.is_integer() and "integer" in types:
+            name = "integer"
         if not types or name in types or (name == "integer" and "number" in types):
             found.append(other)
     return found

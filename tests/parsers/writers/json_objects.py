@@ -136,6 +136,10 @@ JSON_WRITERS: Final = (
         vllm="internlm",
     ),
     Writer(
+        "intern_s1", "internlm", each("<|action_start|> <|plugin|>\n", "<|action_end|>\n", between="", arguments="parameters"),
+        sglang="interns1",
+    ),
+    Writer(
         "phi4_mini_json", "phi4_mini_json", array("functools"), bare=True, separator=" ", vllm="phi4_mini_json",
         **_NO_REASONING, **_ONCE,
     ),

@@ -80,8 +80,12 @@ class ParsedChoiceWriter(ChoiceWriter):
 
     def end(self, reason: str) -> ChoiceEnd:
         """See `ChoiceWriter.end`."""
-        called = any(isinstance(event, ToolCallStart) for event in self._events)
-        return ChoiceEnd("tool_calls") if called and reason == "stop" else super().end(reason)
+        started = sum(isinstance(event, ToolCallStart) for event in self._events)
+        ended = sum(isinstance(event, ToolCallEnd) for event in self._events)
+        end = super().end(reason)
+        # A stop of the client's that cuts a call leaves nothing that may be run.
+        cut = started > ended and (bool(end.stop) or end.stop_token is not None)
+        return ChoiceEnd("tool_calls") if started and reason == "stop" and not cut else end
 
     def result(self, number: int, prompt_index: int, end: ChoiceEnd) -> ChoiceResult:
         """See `ChoiceWriter.result`."""

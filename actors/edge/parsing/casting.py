@@ -85,7 +85,11 @@ def cast(raw: str, types: frozenset[str]) -> str:
         return "null"
     if "boolean" in types and text.lower() in ("true", "false"):
         return text.lower()
-    if ("integer" in types or "number" in types) and (number := _number(text, "number" in types)):
+    # What JSON would not write as a number is text where that is allowed: a postal code, a telephone number.
+    numeric = ("integer" in types or "number" in types) and (
+        "string" not in types or JSON_NUMBER.fullmatch(text)
+    )
+    if numeric and (number := _number(text, "number" in types)):
         return number
     wanted = tuple(kind for name, kind in (("object", dict), ("array", list)) if name in types)
     if wanted and (structure := _structure(text, wanted)):

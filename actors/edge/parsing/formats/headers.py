@@ -8,6 +8,8 @@ from headwater.actors.edge.parsing.grammar.json_calls import JsonCalls
 
 _DEEPSEEK_FRAMING: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>")
 
+_DEEPSEEK_ENDS: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+
 DEEPSEEK_V3: Final = ToolFormat(
     calls={
         "<｜tool▁call▁begin｜>": HeadedCalls(
@@ -18,6 +20,7 @@ DEEPSEEK_V3: Final = ToolFormat(
         )
     },
     framing=_DEEPSEEK_FRAMING,
+    end_reasoning=_DEEPSEEK_ENDS,
 )
 """`function<｜tool▁sep｜>name` and the arguments in a fenced block: DeepSeek V3 and R1."""
 
@@ -29,6 +32,7 @@ DEEPSEEK_V31: Final = ToolFormat(
         )
     },
     framing=_DEEPSEEK_FRAMING,
+    end_reasoning=_DEEPSEEK_ENDS,
 )
 """`name<｜tool▁sep｜>{…}`: DeepSeek V3.1."""
 
@@ -44,7 +48,7 @@ KIMI_K2: Final = ToolFormat(
     },
     framing=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
     trim="",
-    end_reasoning=("<|tool_calls_section_begin|>",),
+    end_reasoning=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
 )
 """`functions.name:0<|tool_call_argument_begin|>{…}`, where the header is the call's id: Kimi K2."""
 
@@ -80,6 +84,9 @@ PLAMO3: Final = ToolFormat(
         *("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
         *("<|plamo:begin_tool_request:plamo|>", "<|plamo:end_tool_request:plamo|>", "<|plamo:tag|>"),
     ),
-    end_reasoning=("<|plamo:begin_tool_requests:plamo|>",),
+    end_reasoning=(
+        *("<|plamo:begin_tool_requests:plamo|>", "<|plamo:begin_tool_request:plamo|>"),
+        "<|plamo:begin_tool_name:plamo|>",
+    ),
 )
 """The name and JSON between `<|plamo:…:plamo|>` markers: PLaMo 3."""

@@ -45,6 +45,7 @@ INTERNLM: Final = ToolFormat(
     calls={"<|plugin|>": JsonCalls(close=("<|action_end|>",))},
     framing=("<|action_start|>", "<|action_end|>"),
     trim=WHITESPACE,
+    end_reasoning=("<|action_start|>", "<|plugin|>"),
 )
 """`<|action_start|><|plugin|>{…}<|action_end|>`: InternLM 2, Intern-S1."""
 

@@ -37,8 +37,10 @@ QWEN3_CODER: Final = ToolFormat(
 )
 """`<tool_call><function=name><parameter=key>…`: Qwen 3 Coder and Qwen 3.5 on. The outer marker may be missing."""
 
+_SEED: Final = _qwen("seed:tool_call", newlines=False)
+
 SEED_OSS: Final = ToolFormat(
-    calls={"<seed:tool_call>": _qwen("seed:tool_call")},
+    calls={"<seed:tool_call>": _SEED, "<function=": _SEED},
     framing=("</seed:tool_call>",),
     end_reasoning=("<seed:tool_call>",),
 )
@@ -71,7 +73,6 @@ _MINIMAX: Final = XmlCalls(
     key=Header(ends=('">',), pattern=r"(?P<key>[^\"]+)"),
     value_end="</parameter>",
     close=("</invoke>",),
-    newlines=True,
 )
 
 MINIMAX_M2: Final = ToolFormat(
@@ -85,7 +86,7 @@ MINIMAX_M2: Final = ToolFormat(
 def _dsml(space: str) -> XmlCalls:
     """DeepSeek's markup language. Its later form has a space before each element's name."""
     return XmlCalls(
-        name=Header(ends=('">', '"/>'), pattern=r"(?P<name>[^\"<>]+)"),
+        name=Header(ends=('">', '"/>'), pattern=r"(?P<name>[^\s\"<>]+)"),
         parameter=f'<｜DSML｜{space}parameter name="',
         key=Header(ends=(">",), pattern=r"(?P<key>[^\"]+)\"(?:\s+string=\"(?P<type>true|false)\")?\s*"),
         value_end=f"</｜DSML｜{space}parameter>",
@@ -101,7 +102,10 @@ def _dsml_framing(name: str) -> tuple[str, ...]:
 DEEPSEEK_V32: Final = ToolFormat(
     calls={'<｜DSML｜invoke name="': _dsml(""), '<｜DSML｜ invoke name="': _dsml(" ")},
     framing=(*_dsml_framing("function_calls"), *_dsml_framing("tool_calls"), *_dsml_framing(" calls")),
-    end_reasoning=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>"),
+    end_reasoning=(
+        *("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>"),
+        *('<｜DSML｜invoke name="', '<｜DSML｜ invoke name="'),
+    ),
 )
 """`<｜DSML｜invoke name="name"><｜DSML｜parameter name="key" string="true">…`: DeepSeek V3.2, V4 and V4.1."""
 

@@ -28,12 +28,11 @@ DOTS: Final = ToolFormat(
 STEP3: Final = ToolFormat(
     calls={
         '<steptml:invoke name="': XmlCalls(
-            name=Header(ends=('">', '"/>'), pattern=r"(?P<name>[^\"<>]+)"),
+            name=Header(ends=('">', '"/>'), pattern=r"(?P<name>[^\s\"<>]+)"),
             parameter='<steptml:parameter name="',
             key=Header(ends=('">',), pattern=r"(?P<key>[^\"]+)"),
             value_end="</steptml:parameter>",
             close=("</steptml:invoke>",),
-            newlines=True,
         )
     },
     framing=(
@@ -64,6 +63,7 @@ HUNYUAN: Final = ToolFormat(
     calls=dict(map(_hunyuan, ("", ":opensource"))),
     framing=("<tool_calls>", "</tool_calls>", "<tool_calls:opensource>", "</tool_calls:opensource>"),
     trim=WHITESPACE,
+    end_reasoning=("<tool_calls>", "<tool_calls:opensource>", "<tool_call>", "<tool_call:opensource>"),
 )
 """`<tool_call>name<tool_sep><arg_key>key</arg_key><arg_value>…`: Hunyuan 3."""
 
@@ -89,6 +89,6 @@ K2_HORIZON: Final = ToolFormat(
     },
     framing=("<ifm|tool_calls>", "</ifm|tool_calls>", "</ifm|tool_call>"),
     trim=WHITESPACE,
-    end_reasoning=("<ifm|tool_calls>",),
+    end_reasoning=("<ifm|tool_calls>", "<ifm|tool_call>"),
 )
 """`<ifm|tool_call>` with an object, or with a name and `<ifm|arg_key>key</ifm|arg_key><ifm|arg_value>…`: K2 Horizon."""

@@ -16,6 +16,7 @@ from headwater.actors.edge.parsing.grammar.reader import Steps, Write, markers
 _START: Final = markers("<|start|>")
 _HEADER_BEGINS: Final = markers("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to=")
 _HEADER_ENDS: Final = markers("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_IN_HEADER: Final = markers(*_HEADER_BEGINS.literals, *_HEADER_ENDS.literals)
 _CHANNELS: Final = ("analysis", "commentary", "final")
 _NEXT: Final = (
     "<|start|>",
@@ -46,13 +47,17 @@ class Harmony:
         reader.take_record()
         while (yield from reader.peek()):
             if not (yield from reader.look_after_space(_HEADER_BEGINS)):
+                if reader.drop_cut(_HEADER_BEGINS):
+                    return
                 yield from self._copy_body(context, context.out.text.write)
                 continue
             yield from reader.accept_after_space(_START)
             header, end = yield from reader.read_until(_HEADER_ENDS)
             if end == "<|message|>":
                 yield from self._read_body(context, header)
-            elif end or not _UNFINISHED.fullmatch(header):
+                continue
+            header = header if end else header[: _IN_HEADER.find_cut(header, 0)]
+            if end or not _UNFINISHED.fullmatch(header):
                 # A header that never comes to its body: what it says besides markup is text.
                 context.out.text.write(_MARKUP.sub("", header))
                 if end == "<|start|>":
@@ -71,19 +76,19 @@ class Harmony:
             elif (yield from reader.look(_BODY_ENDS)):
                 out.write_arguments("{}")
                 out.end_call()
-            yield from self._copy_body(context, out.write_trailing)
+            yield from self._copy_body(context, out.write_trailing, cut_is_markup=True)
         else:
             channel = _CHANNEL.search(header)
             thinking = bool(recipient) or (channel is not None and channel[1] == "analysis")
             yield from self._copy_body(context, (out.reasoning if thinking else out.text).write)
 
-    def _copy_body(self, context: Context, write: Write) -> Steps[None]:
+    def _copy_body(self, context: Context, write: Write, *, cut_is_markup: bool = False) -> Steps[None]:
         """Copy a body up to its end: a marker behind which the next message begins, or the answer's end."""
         reader = context.reader
-        while end := (yield from reader.copy_until(_BODY_ENDS, write)):
+        while end := (yield from reader.copy_until(_BODY_ENDS, write, lambda: cut_is_markup)):
             if end in _NEXT:
                 reader.at -= len(end)
                 return
-            if (yield from reader.look_after_space(_AFTER_BODY)) or reader.only_space_follows():
+            if (yield from reader.look_after_space(_AFTER_BODY)) or reader.is_cut(_AFTER_BODY):
                 return
             write(end)

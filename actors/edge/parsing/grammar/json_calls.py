@@ -40,14 +40,14 @@ class JsonCalls:
             while (yield from _JsonCall(self, context).read()):
                 if not self.separators or not (yield from reader.accept_after_space(separators)):
                     break
-                reader.record()
+                context.begin("")
                 if (yield from reader.skip_space()) != "{":
                     context.give_back()
                     return
         else:
             self._reject(context)
             return
-        yield from reader.accept_after_space(markers(*self.close))
+        yield from reader.accept_end(markers(*self.close))
 
     def _reject(self, context: Context) -> None:
         if self.strict:
@@ -64,7 +64,7 @@ class JsonCalls:
             if following != ",":
                 break
             reader.at += 1
-            reader.record()
+            context.begin("")
         if following == "]":
             reader.at += 1
             reader.take_record()
@@ -89,7 +89,7 @@ class KeyedCalls:
             reader.at += 1
             if not (yield from self._read_call(context)):
                 return
-            reader.record()
+            context.begin("")
             if (yield from reader.skip_space()) != ",":
                 break
             reader.at += 1
@@ -98,7 +98,7 @@ class KeyedCalls:
             return
         reader.at += 1
         reader.take_record()
-        yield from reader.accept_after_space(markers(*self.close))
+        yield from reader.accept_end(markers(*self.close))
 
     def _read_call(self, context: Context) -> Steps[bool]:
         """Read one object; return whether it was a whole call. If not, what was read has been dealt with."""
@@ -115,7 +115,7 @@ class KeyedCalls:
         reader.take_record()
         out.start_call(name)
         if not (yield from copy_value(reader, out.write_arguments)):
-            yield from reader.copy_until(markers(*self.close), out.write_arguments)
+            yield from reader.copy_value_until(markers(*self.close), out.write_arguments)
             return False
         if (yield from reader.skip_space()) == "}":
             reader.at += 1
@@ -127,7 +127,7 @@ class KeyedCalls:
 class _JsonCall:
     """Reads one object."""
 
-    __slots__ = ("_arguments_whole", "_context", "_early", "_grammar", "_id", "_name", "_started")
+    __slots__ = ("_arguments_whole", "_context", "_early", "_grammar", "_has_key", "_id", "_name", "_started")
 
     def __init__(self, grammar: JsonCalls, context: Context) -> None:
         self._grammar: Final = grammar
@@ -136,6 +136,7 @@ class _JsonCall:
         self._id = ""
         self._early: list[str] | None = None
         """Arguments that came before the name."""
+        self._has_key = False
         self._started = False
         self._arguments_whole = False
 
@@ -148,10 +149,12 @@ class _JsonCall:
             self._start()
             out.write_arguments("{}" if self._early is None else "".join(self._early))
         if not self._started:
-            if self._grammar.strict:
+            if self._grammar.strict and self._has_key:
                 yield from _pass_over(self._context)
+            elif self._grammar.strict:
+                self._context.give_back()
             else:
-                self._context.abandon()
+                self._context.abandon(cut=not whole)
             return False
         # Models forget the object's own brace, but a marker after whole arguments leaves no doubt.
         if whole or (
@@ -176,6 +179,7 @@ class _JsonCall:
             if key is None or (yield from reader.skip_space()) != ":":
                 return False
             reader.at += 1
+            self._has_key = True
             if not (yield from self._read_member(key)):
                 return False
             following = yield from reader.skip_space()
@@ -211,7 +215,7 @@ class _JsonCall:
             if (yield from copy_value(reader, out.write_arguments)):
                 self._arguments_whole = True
                 return True
-            yield from reader.copy_until(markers(*self._grammar.close), out.write_arguments)
+            yield from reader.copy_value_until(markers(*self._grammar.close), out.write_arguments)
             return False
         pieces: list[str] = []
         if following == '"':

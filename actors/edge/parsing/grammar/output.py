@@ -19,7 +19,7 @@ class Trimmed:
     known what follows them: text keeps them, markup takes them.
     """
 
-    __slots__ = ("_held", "_lead", "_make", "_out", "_trim", "written")
+    __slots__ = ("_held", "_holds_markup", "_lead", "_make", "_out", "_trim", "written")
 
     def __init__(
         self, out: list[OutputEvent], make: type[TextDelta] | type[ReasoningDelta], trim: str
@@ -28,13 +28,14 @@ class Trimmed:
         self._make: Final = make
         self._trim: Final = trim
         self._held: list[str] = []
+        self._holds_markup = False
         self._lead = ""
         self.written = False
         """Whether anything but whitespace was written since `start`."""
 
     def start(self, lead: str = "") -> None:
         """Begin a run. Characters `lead` at its beginning belong to the markup before it."""
-        self._held = []
+        self.drop_held()
         self._lead = lead
         self.written = False
 
@@ -46,19 +47,20 @@ class Trimmed:
                 return
             self._lead = ""
         trim = self._trim
-        if not trim:
+        if not trim and not self._held:
             if piece:
                 self.written = self.written or not piece.isspace()
                 self._out.append(self._make(piece))
             return
-        body = piece.rstrip(trim)
+        # Behind markup that is held back whitespace decides nothing, whatever is trimmed.
+        body = piece.rstrip(trim) if trim else piece if piece.strip() else ""
         if not body:
             if piece:
                 self._held.append(piece)
             return
         if self._held:
             text = "".join([*self._held, body])
-            self._held = []
+            self.drop_held()
         else:
             text = body
         if len(body) < len(piece):
@@ -66,16 +68,28 @@ class Trimmed:
         self.written = True
         self._out.append(self._make(text))
 
+    @property
+    def holds_markup(self) -> bool:
+        """Whether a marker is held back."""
+        return self._holds_markup
+
+    def hold_markup(self, marker: str) -> None:
+        """Append a marker that is text if text follows it, and nothing if markup does, or the answer's end."""
+        self._held.append(marker)
+        self._holds_markup = True
+
     def drop_held(self) -> None:
         """Markup follows: what was held back belongs to it."""
         self._held = []
+        self._holds_markup = False
 
     def keep_held(self) -> None:
-        """Text follows, or the answer ends: what was held back is text."""
-        if self._held:
+        """The answer ends: whitespace that was held back is text, but next to markup."""
+        text = "" if self._holds_markup else "".join(self._held)
+        self.drop_held()
+        if text:
             self.written = True
-            self._out.append(self._make("".join(self._held)))
-            self._held = []
+            self._out.append(self._make(text))
 
 
 class Output:
@@ -109,6 +123,7 @@ class Output:
         """Begin the next call. Whitespace before it belongs to its markup."""
         self._ended = False
         self.text.drop_held()
+        self.reasoning.drop_held()
         self._call += 1
         self.events.append(ToolCallStart(self._call, name, call_id))
 

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+import regex
 
 from headwater.actors.edge.parsing.casting import escape, quote
 from headwater.actors.edge.parsing.grammar.context import Context
@@ -16,6 +18,7 @@ DEPTH_MAX: Final = 64
 _NAME: Final = re.compile(r"[\w.\-]+")
 _IDENTIFIER: Final = re.compile(r"\w+")
 _WORD: Final = re.compile(r"[-+.\w]+")
+_OPENING: Final = regex.compile(r"(?P<prefix>[rRuUbB]{0,2})(?P<quotes>\"\"\"|'''|\"|')")
 _PLAIN: Final = {quote_mark: re.compile(rf"[^\\{quote_mark}]*") for quote_mark in "'\""}
 
 _WORDS: Final[Mapping[str, str]] = {
@@ -65,7 +68,9 @@ class PythonicCalls:
         if not bracket and (yield from reader.skip_space()) == "[":
             reader.at += 1
             bracket = True
-        while (yield from self._read_call(context)):
+        while True:
+            if not (yield from self._read_call(context)):
+                return
             following = yield from reader.skip_space()
             if following == ",":
                 reader.at += 1
@@ -74,9 +79,9 @@ class PythonicCalls:
                 break
             elif bracket or not following or (yield from reader.look(close)):
                 break
-            reader.record()
+            context.begin("")
         reader.take_record()
-        yield from reader.accept_after_space(close)
+        yield from reader.accept_end(close)
 
     def _read_call(self, context: Context) -> Steps[bool]:
         """Read one call; return whether it is whole. If not, what was read has been dealt with."""
@@ -88,38 +93,27 @@ class PythonicCalls:
             self._reject(context)
             return False
         reader.at += 1
-        started = False
-        while (yield from reader.skip_space()) != ")":
+        if (yield from reader.skip_space()) != ")":
             key = yield from reader.read_run(_IDENTIFIER)
             if not key or (yield from reader.skip_space()) != "=":
-                break
+                self._reject(context)
+                return False
             reader.at += 1
-            if started:
-                out.write_arguments(f", {quote(key)}: ")
-            else:
-                started = True
-                reader.take_record()
-                out.start_call(name)
-                out.write_arguments(f"{{{quote(key)}: ")
-            yield from reader.skip_space()
-            if not (yield from copy_python(reader, out.write_arguments, DEPTH_MAX)):
-                break
-            if (yield from reader.skip_space()) == ",":
-                reader.at += 1
-        if (yield from reader.peek()) == ")":
-            reader.at += 1
-            if not started:
-                reader.take_record()
-                out.start_call(name)
-                out.write_arguments("{")
-            out.write_arguments("}")
-            out.end_call()
-            return True
-        if started:
-            yield from reader.copy_until(markers(*self.close), out.write_arguments)
+            reader.take_record()
+            out.start_call(name)
+            out.write_arguments(f"{{{quote(key)}: ")
+            whole = yield from _copy_rest(reader, out.write_arguments)
         else:
-            self._reject(context)
-        return False
+            reader.at += 1
+            reader.take_record()
+            out.start_call(name)
+            out.write_arguments("{}")
+            whole = True
+        if whole:
+            out.end_call()
+        else:
+            yield from reader.copy_value_until(markers(*self.close), out.write_arguments)
+        return whole
 
     def _reject(self, context: Context) -> None:
         if self.strict:
@@ -128,16 +122,54 @@ class PythonicCalls:
             context.abandon()
 
 
+def copy_arguments(reader: Reader, write: Write) -> Steps[bool]:
+    """Write the arguments behind an opening parenthesis as an object; return whether they are whole."""
+    if (yield from reader.skip_space()) == ")":
+        reader.at += 1
+        write("{}")
+        return True
+    key = yield from reader.read_run(_IDENTIFIER)
+    if not key or (yield from reader.skip_space()) != "=":
+        write(key)
+        return False
+    reader.at += 1
+    write(f"{{{quote(key)}: ")
+    return (yield from _copy_rest(reader, write))
+
+
+def _copy_rest(reader: Reader, write: Write) -> Steps[bool]:
+    """Write the value of the argument whose name has been written, and all that follow it, up to the closing parenthesis."""
+    while True:
+        yield from reader.skip_space()
+        if not (yield from copy_python(reader, write, DEPTH_MAX)):
+            return False
+        if (following := (yield from reader.skip_space())) == ",":
+            reader.at += 1
+            following = yield from reader.skip_space()
+        if following == ")":
+            reader.at += 1
+            write("}")
+            return True
+        key = yield from reader.read_run(_IDENTIFIER)
+        if not key or (yield from reader.skip_space()) != "=":
+            return False
+        reader.at += 1
+        write(f", {quote(key)}: ")
+
+
 def copy_python(reader: Reader, write: Write, depth: int) -> Steps[bool]:
     """Write the Python literal that follows as JSON; return whether it is one, nested no deeper than `depth`."""
-    first = yield from reader.peek()
-    if first in ("'", '"'):
-        reader.at += 1
+    if (opening := (yield from _read_opening(reader))) is not None:
         write('"')
-        if not (yield from _copy_string(reader, write, first)):
-            return False
+        # Adjacent strings are one.
+        while opening is not None:
+            if not (yield from _copy_string(reader, write, opening)):
+                return False
+            yield from reader.skip_space()
+            opening = yield from _read_opening(reader)
         write('"')
         return True
+    first = yield from reader.peek()
     if first == "{":
         return (yield from _copy_items(reader, write, depth, "}", keys=True))
     if first in ("[", "("):
@@ -146,6 +178,29 @@ def copy_python(reader: Reader, write: Write, depth: int) -> Steps[bool]:
     value = _WORDS.get(word) or _number(word)
     write(value or word)
     return bool(value)
+
+
+class _Opening(NamedTuple):
+    """How a string begins: its quotes, and whether backslashes stand for themselves."""
+
+    quotes: str
+    raw: bool
+
+
+def _read_opening(reader: Reader) -> Steps[_Opening | None]:
+    """Read the prefix and the opening quotes of a string; None, and nothing is read, if none follows."""
+    while True:
+        found = _OPENING.match(reader.text, reader.at, partial=not reader.ended)
+        if found is None:
+            return None
+        # One quote may be three.
+        rest = "" if found.partial else reader.text[found.start("quotes") :]
+        if reader.ended or (rest and (len(rest) > 2 or rest.strip(rest[0]))):
+            break
+        yield
+    quotes = found["quotes"]
+    reader.at = found.end()
+    return _Opening(quotes, "r" in found["prefix"].lower())
 
 
 def _copy_items(reader: Reader, write: Write, depth: int, end: str, *, keys: bool) -> Steps[bool]:
@@ -160,9 +215,7 @@ def _copy_items(reader: Reader, write: Write, depth: int, end: str, *, keys: boo
             write(", ")
         first = False
         if keys:
-            if following not in ("'", '"'):
-                return False
-            if not (yield from copy_python(reader, write, 0)) or (yield from reader.skip_space()) != ":":
+            if not (yield from _copy_key(reader, write)) or (yield from reader.skip_space()) != ":":
                 return False
             reader.at += 1
             write(": ")
@@ -179,9 +232,20 @@ def _copy_items(reader: Reader, write: Write, depth: int, end: str, *, keys: boo
     return True
 
 
-def _copy_string(reader: Reader, write: Write, quote_mark: str) -> Steps[bool]:
+def _copy_key(reader: Reader, write: Write) -> Steps[bool]:
+    """Write a key as a JSON string: a number or a word becomes what JSON's encoder makes of it."""
+    pieces: list[str] = []
+    if not (yield from copy_python(reader, pieces.append, 0)):
+        return False
+    key = "".join(pieces)
+    write(key if key.startswith('"') else quote(key))
+    return True
+
+
+def _copy_string(reader: Reader, write: Write, opening: _Opening) -> Steps[bool]:
     """Write what is inside a string, up to its end, escaped as JSON wants it."""
-    plain = _PLAIN[quote_mark]
+    mark = opening.quotes[0]
+    plain, end = _PLAIN[mark], markers(opening.quotes)
     while True:
         found = plain.match(reader.text, reader.at)
         assert found is not None
@@ -191,13 +255,19 @@ def _copy_string(reader: Reader, write: Write, quote_mark: str) -> Steps[bool]:
         char = yield from reader.peek()
         if not char:
             return False
-        if char == quote_mark:
-            reader.at += 1
-            return True
         if char == "\\":
             reader.at += 1
-            if not (yield from _copy_escape(reader, write)):
+            if opening.raw:
+                following = yield from reader.peek()
+                write(escape("\\" + (following if following == mark else "")))
+                reader.at += following == mark
+            elif not (yield from _copy_escape(reader, write)):
                 return False
+        elif (yield from reader.accept(end)):
+            return True
+        else:
+            write(escape(char))
+            reader.at += 1
 
 
 def _copy_escape(reader: Reader, write: Write) -> Steps[bool]:

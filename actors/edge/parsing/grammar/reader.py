@@ -52,10 +52,15 @@ class Markers:
             ):
                 return start, ""
             return start, marker
-        return (len(text) if ended else self._find_partial(text, at)), ""
+        return (len(text) if ended else self.find_cut(text, at)), ""
 
-    def _find_partial(self, text: str, at: int) -> int:
-        """Return where a marker begins that the end of `text` cuts."""
+    def is_longer(self, text: str, marker: str, at: int) -> bool:
+        """Return whether the marker at `at` may be a longer one that the end of `text` cuts."""
+        rest = text[at:]
+        return any(long.startswith(rest) for long in self._longer[marker])
+
+    def find_cut(self, text: str, at: int) -> int:
+        """Return where a marker begins that the end of `text` cuts, its length for none."""
         at = max(at, len(text) - self._tail_max)
         while (start := self._start.search(text, at)) is not None:
             at = start.start()
@@ -104,6 +109,13 @@ class Reader:
         self._recording_from = -1
         recorded, self._recorded = "".join(self._recorded), []
         return recorded
+
+    def take_record_back(self, kept: int) -> str:
+        """Return the first `kept` characters since `record`, and have the others read again."""
+        recorded = self.take_record()
+        self.text = recorded[kept:] + self.text[self.at :]
+        self.at = 0
+        return recorded[:kept]
 
     def peek(self) -> Steps[str]:
         """Return the next character without reading it; "" at the end."""
@@ -169,6 +181,35 @@ class Reader:
             self.at = end + len(marker)
         return marker
 
+    def copy_after_space(self, markers: Markers, write: Write) -> Steps[str]:
+        """As `accept_after_space`, and write what was read."""
+        end, marker = yield from self._find_after_space(markers)
+        if marker:
+            write(self.text[self.at : end] + marker)
+            self.at = end + len(marker)
+        return marker
+
+    def accept_end(self, markers: Markers) -> Steps[str]:
+        """As `accept_after_space`; also reads what the answer's end left of a marker, which is markup too."""
+        marker = yield from self.accept_after_space(markers)
+        if not marker:
+            self.drop_cut(markers)
+        return marker
+
+    def drop_cut(self, markers: Markers) -> bool:
+        """Read the rest of an answer that ended, if it is whitespace and the beginning of a marker; return whether it is."""
+        cut = self.is_cut(markers)
+        if cut:
+            self.at = len(self.text)
+        return cut
+
+    def is_cut(self, markers: Markers) -> bool:
+        """Return whether the answer has ended, and its rest is whitespace and the beginning of a marker."""
+        if not self.ended:
+            return False
+        rest = self.text[self.at :].lstrip(WHITESPACE)
+        return any(literal.startswith(rest) for literal in markers.literals)
+
     def look_after_space(self, markers: Markers) -> Steps[str]:
         """Return the marker that follows, perhaps after whitespace, as `accept_after_space` does, and read nothing."""
         _end, marker = yield from self._find_after_space(markers)
@@ -200,16 +241,31 @@ class Reader:
                 return None
         return ""
 
-    def copy_until(self, markers: Markers, write: Write) -> Steps[str]:
-        """Write the text up to the next marker, read the marker and return it; "" if the answer ends first."""
+    def copy_until(
+        self, markers: Markers, write: Write, is_markup: Callable[[], bool] = lambda: False
+    ) -> Steps[str]:
+        """Write the text up to the next marker, read the marker and return it; "" if the answer ends first.
+
+        The beginning of a marker that the answer's end cuts is text, unless `is_markup()` then.
+        """
         while True:
             end, marker = markers.find(self.text, self.at, ended=self.ended)
-            if end > self.at:
-                write(self.text[self.at : end])
+            cut = markers.find_cut(self.text, self.at) if self.ended and not marker else end
+            if cut > self.at:
+                write(self.text[self.at : cut])
+            if cut < end and not is_markup():
+                write(self.text[cut:end])
+            if marker and self.ended and markers.is_longer(self.text, marker, end) and is_markup():
+                self.at = len(self.text)
+                return ""
             self.at = end + len(marker)
             if marker or (self.ended and self.at >= len(self.text)):
                 return marker
             yield
+
+    def copy_value_until(self, markers: Markers, write: Write) -> Steps[str]:
+        """As `copy_until`, in a value: the beginning of a marker at the answer's end is no part of it."""
+        return (yield from self.copy_until(markers, write, lambda: True))
 
     def read_until(self, markers: Markers) -> Steps[tuple[str, str]]:
         """Return the text up to the next marker, and the marker, which is read too.

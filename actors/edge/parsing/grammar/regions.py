@@ -45,10 +45,14 @@ class Regions:
     """Reads an answer of text, reasoning and calls.
 
     Reasoning opens at the beginning of text only: a marker of it further on is text about reasoning. Without
-    `parse_reasoning` reasoning is text too, with its markers, but nothing in it opens a call.
+    `parse_reasoning` reasoning is text too, with its markers. A marker that opens no call is text, and so is one without a meaning of its own
+    that stands neither next to a call nor, around the response, at its beginning or end.
     """
 
-    __slots__ = ("_calls", "_context", "_in_reasoning", "_in_text", "_reasoning", "_show", "_whole")
+    __slots__ = (
+        "_around_calls", "_around_text", "_calls", "_context", "_ends_before", "_in_reasoning", "_in_text",
+        "_reasoning", "_show", "_whole",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -62,8 +66,11 @@ class Regions:
         self._reasoning: Final = reasoning if reasoning is not None else ReasoningFormat(open=(), close=())
         self._calls: Final = tools.calls if tools is not None else {}
         self._whole: Final = tools.whole if tools is not None and tools.whole else self._reasoning.whole
-        framing = (*self._reasoning.framing, *(tools.framing if tools is not None else ()))
-        ends = (*self._reasoning.ends_before, *(tools.end_reasoning if tools is not None else ()))
+        self._around_calls: Final = frozenset(tools.framing if tools is not None else ())
+        self._around_text: Final = frozenset(self._reasoning.framing)
+        self._ends_before: Final = frozenset(self._reasoning.ends_before)
+        framing = (*self._around_text, *self._around_calls)
+        ends = (*self._ends_before, *(tools.end_reasoning if tools is not None else ()))
         self._in_text: Final = markers(*self._calls, *framing, *self._reasoning.open, *self._reasoning.close)
         self._in_reasoning: Final = markers(*self._reasoning.close, *ends)
         self._show: Final = not parse_reasoning
@@ -79,49 +86,79 @@ class Regions:
         elif self._whole is not None and (opened := (yield from reader.accept_after_space(opens))):
             yield from self._read_reasoning(opened)
         if self._whole is not None:
-            reader.record()
+            self._context.begin("")
             yield from self._whole.read(self._context, "")
-        while marker := (yield from reader.copy_until(self._in_text, out.text.write)):
+        while marker := (yield from reader.copy_until(self._in_text, out.text.write, self._is_behind_markup)):
             if marker in self._calls:
                 yield from self._read_call(marker)
             elif marker in self._reasoning.open or marker in self._reasoning.close:
-                if out.text.written:
-                    out.text.write(marker)
-                elif marker in self._reasoning.open:
-                    yield from self._read_reasoning(marker)
-                elif self._show:
-                    out.text.write(marker)
-                else:
-                    out.text.drop_held()
-            else:
+                yield from self._read_reasoning_marker(marker)
+            elif self._is_behind_call() or (marker in self._around_text and not out.text.written):
                 out.text.drop_held()
+            else:
+                out.text.hold_markup(marker)
         if not out.calls or out.text.written:
             out.text.keep_held()
 
-    def _read_call(self, marker: str) -> Steps[None]:
-        reader, out = self._context.reader, self._context.out
-        reader.at -= len(marker)
-        reader.record()
-        reader.at += len(marker)
-        before = out.calls
-        yield from self._calls[marker].read(self._context, marker)
-        if out.calls > before:
-            out.text.start()
+    def _is_behind_markup(self) -> bool:
+        """Whether what begins here, and the answer's end cuts, is markup too."""
+        return self._is_behind_call() or self._context.out.text.holds_markup
+
+    def _is_behind_call(self) -> bool:
+        """Whether nothing but whitespace and markup came since a call."""
+        out = self._context.out
+        return bool(out.calls) and not out.text.written
+
+    def _read_reasoning_marker(self, marker: str) -> Steps[None]:
+        """Deal with a marker of reasoning in text."""
+        out = self._context.out
+        if out.text.written:
+            out.text.write(marker)
+        elif marker in self._reasoning.open:
+            yield from self._read_reasoning(marker)
+        elif self._show:
+            out.text.write(marker)
+        else:
+            out.text.drop_held()
+
+    def _read_call(self, marker: str) -> Steps[bool]:
+        """Read the calls that a marker opens, which has been read; return whether there is one."""
+        context = self._context
+        context.reader.at -= len(marker)
+        context.begin(marker)
+        before = context.out.calls
+        yield from self._calls[marker].read(context, marker)
+        if context.out.calls == before:
+            return False
+        context.out.text.start()
+        return True
 
     def _read_reasoning(self, opened: str) -> Steps[None]:
-        reader, out = self._context.reader, self._context.out
+        context = self._context
+        reader, out = context.reader, context.out
         if self._show:
             out.text.keep_held()
             out.reasoning.write(opened)
         out.text.drop_held()
         out.reasoning.start("" if self._show else self._reasoning.trim)
-        marker = yield from reader.copy_until(self._in_reasoning, out.reasoning.write)
-        if not marker:
-            out.reasoning.keep_held()
-            return
-        out.reasoning.drop_held()
-        if marker not in self._reasoning.close:
-            reader.at -= len(marker)
-        elif self._show:
-            out.reasoning.write(marker)
-        out.text.start("" if self._show else self._reasoning.trim)
+        while marker := (yield from reader.copy_until(self._in_reasoning, out.reasoning.write)):
+            if marker in self._reasoning.close or marker in self._ends_before:
+                out.reasoning.drop_held()
+                if marker in self._ends_before:
+                    reader.at -= len(marker)
+                elif self._show:
+                    out.reasoning.write(marker)
+                out.text.start("" if self._show else self._reasoning.trim)
+                return
+            if marker in self._around_calls:
+                out.reasoning.hold_markup(marker)
+                continue
+            # What opens a call ends the reasoning if there is one: else it is reasoning about calls.
+            opening = next(one for one in self._calls if marker.startswith(one))
+            reader.at -= len(marker) - len(opening)
+            context.no_call = out.reasoning
+            found = yield from self._read_call(opening)
+            context.no_call = out.text
+            if found:
+                return
+        out.reasoning.keep_held()

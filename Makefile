@@ -68,10 +68,14 @@ AGENTS_OF = pinned
 
 agents: $(AGENTS)/.installed
 
-$(AGENTS)/.installed: tests/agents/npm/package-lock.json | $(VENV)/.installed
+$(AGENTS)/.installed: tests/agents/npm/package-lock.json tests/agents/requirements.txt | $(VENV)/.installed
 	@mkdir -p $(AGENTS)
 	cp tests/agents/npm/package.json tests/agents/npm/package-lock.json $(AGENTS)
-	$(if $(filter latest,$(AGENTS_OF)),npm install --silent --prefix $(AGENTS) @anthropic-ai/claude-code@latest @openai/codex@latest,npm ci --silent --prefix $(AGENTS))
+	$(if $(filter latest,$(AGENTS_OF)),npm install --silent --prefix $(AGENTS) $(addsuffix @latest,@anthropic-ai/claude-code \
+		@openai/codex @qwen-code/qwen-code opencode-ai),npm ci --silent --prefix $(AGENTS))
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(AGENTS)/python
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet \
+		--python $(AGENTS)/python/bin/python $(if $(filter latest,$(AGENTS_OF)),-r tests/agents/requirements.in,-r tests/agents/requirements.txt)
 	@touch $@
 
 templates: $(TEMPLATES)/.installed

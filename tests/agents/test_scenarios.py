@@ -102,3 +102,15 @@ async def test_codex_over_a_websocket(tmp_path: Path) -> None:
         assert {one.path for one in on.recorder.generated} == {"websocket"}
         assert sent[0]["generate"] is False
         assert all("previous_response_id" in one for one in sent[1:])
+
+
+@pytest.mark.parametrize("websockets", [False, True], ids=["HTTP", "WebSocket"])
+async def test_codex_under_the_name_of_its_newest_model(tmp_path: Path, websockets: bool) -> None:
+    """There its tools are an item of the conversation, and over WebSocket it begins with an empty input."""
+    answers, name = [Answer("", task.DONE)], "gpt-6.1-sol"
+    async with stage(tmp_path, name, answers, websockets=websockets) as on:
+        assert task.DONE in await on.run(*CODEX.task, "--model", name, task.PROMPT)
+        offered = [one.body for one in on.recorder.generated if one.body]
+        items = [item for one in offered for item in one["input"]]
+        assert any(item.get("type") == "additional_tools" for item in items)
+        assert not await on.metric("headwater_edge_http_errors_total")

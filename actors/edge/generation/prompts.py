@@ -181,7 +181,7 @@ def _check_length(model: Model, context: int, given: str | list[int] | tuple[Tur
     """Refuse what cannot fit the context before it is tokenized. Raises `ApiError` 400."""
     if isinstance(given, list):
         if len(given) > context:
-            raise too_long(model, context, f"{len(given)} tokens", param)
+            raise too_long(model, context, f"{len(given)} tokens", param, tokens=len(given))
         return
     texts = [given] if isinstance(given, str) else _texts(given)
     size = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -193,13 +193,13 @@ def _texts(turns: Iterable[Turn]) -> Iterable[str]:
     return (part.text for turn in turns for part in turn.parts if isinstance(part, TextPart))
 
 
-def too_long(model: Model, context: int, has: str, param: str) -> ApiError:
-    """400: the request does not fit the context, the model's or that of its client."""
-    whose = (
-        "This model's context is" if context == model.card.context_length else "Your context is limited to"
-    )
-    return bad_request(
-        f"{whose} {context} tokens; the request has {has}.",
-        param=param,
-        code="context_length_exceeded",
-    )
+def too_long(model: Model, context: int, has: str, param: str, *, tokens: int | None = None) -> ApiError:
+    """400: the request does not fit the context, the model's or that of its client. `tokens`: the prompt's, if they were counted.
+
+    Agents shorten a conversation when they read the words of the API that they speak: OpenAI's and Anthropic's are in the message.
+    """
+    whose = "This model's" if context == model.card.context_length else "Your"
+    message = f"{whose} maximum context length is {context} tokens. However, you requested {has}."
+    if tokens is not None:
+        message += f" The prompt is too long: {tokens} tokens > {context} maximum."
+    return bad_request(message, param=param, code="context_length_exceeded")

@@ -132,8 +132,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_options: PromptOptions = DEFAULT_PROMPT_OPTIONS
     sampling: SamplingFields = DEFAULT_SAMPLING
     max_tokens: int | None = None
-    reduce_max_tokens: bool = False
-    """To what the context has room for after the prompt; otherwise more is an error."""
+    """At most; what the context has no room for after the prompt is not generated."""
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
     choices: int = 1

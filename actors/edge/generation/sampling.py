@@ -33,11 +33,11 @@ def sampling_for(
 ) -> Sampling:
     """How the engine samples for a request whose longest prompt has `longest` tokens of this context. Raises `ApiError` 400."""
     card, fields = model.card, request.sampling
-    limit = request.max_tokens
-    if limit and request.reduce_max_tokens:
-        limit = max(1, min(limit, context - longest))
-    if longest + (limit or 1) > context:
-        raise too_long(model, context, f"{longest} in the prompt and asks for {limit or 1}", request.param)
+    if longest >= context:
+        has = f"{longest} tokens in the prompt and {request.max_tokens or 1} in the completion"
+        raise too_long(model, context, has, request.param, tokens=longest)
+    # What a client asks for at most is no more than what fits: agents ask for 32,000 whatever the model.
+    limit = min(request.max_tokens, context - longest) if request.max_tokens else request.max_tokens
     if limit is None:
         limit = min(context - longest, int(card.default_sampling.get("max_tokens", context)))
     sampling = sampling_of(

@@ -22,6 +22,7 @@ from headwater.actors.edge.api.anthropic.types import (
     SystemBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UrlSource,
@@ -140,7 +141,15 @@ def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> T
             param=f"{param}.tool_use_id",
         )
     content = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
-    parts = [part for number, one in enumerate(content) for part in _parts(one, f"{param}.content[{number}]")]
+    parts = [
+        part
+        for number, one in enumerate(content)
+        for part in (
+            [TextPart(f"The tool {one.tool_name} is available.")]
+            if isinstance(one, ToolReferenceBlock)
+            else _parts(one, f"{param}.content[{number}]")
+        )
+    ]
     if block.is_error:
         parts = [TextPart(ERROR_PREFIX), *parts]
         if len(parts) > 1 and isinstance(parts[1], TextPart):
@@ -208,3 +217,17 @@ def _media(block: ImageBlock | DocumentBlock, param: str) -> MediaPart:
 def _misplaced(block: Block, param: str, role: Role) -> ApiError:
     kind = type(block).__struct_config__.tag
     return bad_request(f"{param} of type {kind} belongs in a message of role {role}.", param=param)
+
+
+def found_tools(messages: Sequence[InputMessage]) -> frozenset[str]:
+    """Names of the tools that searches of the client have found."""
+    results = (
+        block.content
+        for message in messages
+        if not isinstance(message.content, str)
+        for block in message.content
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list)
+    )
+    return frozenset(
+        one.tool_name for content in results for one in content if isinstance(one, ToolReferenceBlock)
+    )

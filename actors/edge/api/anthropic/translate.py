@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.actors.edge.api.anthropic.conversation import turns_of
+from headwater.actors.edge.api.anthropic.conversation import found_tools, turns_of
 from headwater.actors.edge.api.anthropic.types import (
     MessagesRequest,
     PromptFields,
@@ -46,7 +46,6 @@ def to_generation(request: MessagesRequest, id_: str = "") -> GenerationRequest:
             temperature=request.temperature, top_p=request.top_p, top_k=request.top_k or None
         ),
         max_tokens=request.max_tokens,
-        reduce_max_tokens=True,
         stops=_stops(request.stop_sequences or []),
         stream=bool(request.stream),
         hints=Hints(
@@ -57,7 +56,7 @@ def to_generation(request: MessagesRequest, id_: str = "") -> GenerationRequest:
 
 def to_prompt(request: PromptFields) -> GenerationRequest:
     """The part of a request that becomes its prompt, for counting. Raises `ApiError` 400 naming the field."""
-    tools = _tools(request.tools or [])
+    tools = _tools(request.tools or [], found_tools(request.messages))
     turns = turns_of(request.system, request.messages)
     output = request.output_config
     guide = _guide(request)
@@ -83,7 +82,11 @@ def _prompt_options(turns: Sequence[Turn]) -> PromptOptions:
     return DEFAULT_PROMPT_OPTIONS
 
 
-def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
+def _tools(definitions: Sequence[ToolDefinition], found: frozenset[str]) -> tuple[Tool, ...]:
+    """The tools that the model is offered: a deferred one when a search of the client has found it. Searches that an API's servers would
+    run find nothing here, so all are offered.
+    """
+    searched = any(hosted_name(tool, ANTHROPIC).startswith("tool_search") for tool in definitions)
     tools: list[Tool] = []
     names: set[str] = set()
     for number, tool in enumerate(definitions):
@@ -96,6 +99,8 @@ def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
                 f"{param}.name {tool.name!r} occurs twice; names are unique.", param=f"{param}.name"
             )
         names.add(tool.name)
+        if tool.defer_loading and not searched and tool.name not in found:
+            continue
         tools.append(Tool(tool.name, tool.description or "", tool.input_schema or {}, bool(tool.strict)))
     return tuple(tools)
 
@@ -115,11 +120,6 @@ def _check_tool(tool: ToolDefinition, param: str) -> None:
     if tool.input_schema is None or tool.input_schema.get("type") != "object":
         raise bad_request(
             f"{param}.input_schema must be a JSON schema of type object.", param=f"{param}.input_schema"
-        )
-    if tool.defer_loading:
-        raise bad_request(
-            f"{param}.defer_loading needs a tool search, which is not available here; leave it out.",
-            param=f"{param}.defer_loading",
         )
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
         raise bad_request(

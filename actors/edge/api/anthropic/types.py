@@ -121,7 +121,14 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
     cache_control: CacheControl | None = None
 
 
-ResultContent = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+class ToolReferenceBlock(msgspec.Struct, tag="tool_reference"):
+    """A tool that a client's search found: its definition is in the prompt from then on."""
+
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+
+ResultContent = ToolReferenceBlock | TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
 class ToolResultBlock(msgspec.Struct, tag="tool_result"):

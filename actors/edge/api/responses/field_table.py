@@ -40,9 +40,7 @@ CREATE_FIELDS: Final = (
     ResponseField("max_output_tokens", "served", "reasoning counts"),
     ResponseField("reasoning.effort", "served", "where the chat template has an effort"),
     ResponseField("reasoning.summary", "ignored", "reasoning is returned as it is, without summaries"),
-    ResponseField(
-        "reasoning.context", "rejected", "the chat template decides which reasoning it shows", ("auto",)
-    ),
+    ResponseField("reasoning.context", "ignored", "the chat template decides which reasoning it shows"),
     ResponseField("reasoning.mode", "rejected", "", ("standard",)),
     ResponseField("text.format", "served", "text, json_object and json_schema, enforced"),
     ResponseField("text.verbosity", "ignored"),

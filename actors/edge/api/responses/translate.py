@@ -7,7 +7,7 @@ import msgspec
 
 from headwater.actors.edge.api.responses.items.tools import ToolSet, tools_of
 from headwater.actors.edge.api.responses.items.turns import turns_of
-from headwater.actors.edge.api.responses.items.types import Item
+from headwater.actors.edge.api.responses.items.types import Item, additional_tools
 from headwater.actors.edge.api.responses.types import LOGPROBS, CreateFields, InputFields, TextFormat
 from headwater.actors.edge.generation.messages.turn import Turn
 from headwater.actors.edge.generation.request import GenerationRequest, Hints, Reasoning, SamplingFields
@@ -84,7 +84,12 @@ def count_request(fields: InputFields, history: Sequence[Item], items: Sequence[
 def _prompt(
     fields: InputFields, history: Sequence[Item], items: Sequence[Item]
 ) -> tuple[ToolSet, tuple[Turn, ...], Guide | None]:
-    tools = tools_of(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls is not False)
+    # A tool that is offered again, by a later item too, is the same one.
+    added = additional_tools([*history, *items])
+    given = [*(fields.tools or []), *(tool for tool in added if tool not in (fields.tools or []))]
+    tools = tools_of(
+        given if added else fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls is not False
+    )
     earlier = turns_of(history, "previous_response_id", fields.instructions or "")
     # A call of the earlier response and a text of the input are of different turns.
     turns = earlier + turns_of(items, "input", earlier=history)

@@ -141,7 +141,8 @@ class CreateFields(InputFields, kw_only=True):
                 param="previous_response_id",
                 code="mutually_exclusive_parameters",
             )
-        if not (self.input or self.previous_response_id or self.conversation_id):
+        # An empty list with `generate` false prepares a conversation whose input comes later.
+        if self.input in (None, "") and not (self.previous_response_id or self.conversation_id):
             raise missing("input")
 
     def _value(self, field: str) -> Any:

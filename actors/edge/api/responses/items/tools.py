@@ -156,8 +156,6 @@ def _read(tool: dict[str, Any], param: str) -> AnyTool:
         read = cast(AnyTool, msgspec.convert(tool, AnyTool))
     except msgspec.ValidationError as error:
         raise _invalid(error, param) from error
-    if read.defer_loading:
-        raise _unsupported(f"{param}.defer_loading", "tool search is not served here")
     if read.allowed_callers is not None and "direct" not in read.allowed_callers:
         raise _unsupported(f"{param}.allowed_callers", "only the model itself calls tools here")
     return read

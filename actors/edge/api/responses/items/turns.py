@@ -58,7 +58,7 @@ def turns_of(
     if instructions:
         builder.turns.append(Turn(role="system", parts=(TextPart(instructions),)))
     for index, item in enumerate(items):
-        if is_hosted(item):
+        if is_hosted(item) or item.get("type") == "additional_tools":
             continue
         where = f"{param}[{index}]"
         builder.add(read_item(item, where), where)

@@ -4,6 +4,7 @@ An item that the edge stores or returns is a plain JSON object (`dict`); these t
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -151,6 +152,14 @@ class CompactionItem(msgspec.Struct, tag="compaction"):
     id: str | None = None
 
 
+class AdditionalToolsItem(msgspec.Struct, tag="additional_tools"):
+    """Tools that are offered from here on, in the form of the request's own."""
+
+    tools: list[dict[str, Any]]
+    id: str | None = None
+    role: str | None = None
+
+
 class ItemReference(msgspec.Struct, tag="item_reference"):
     """An item of a stored response, by its id."""
 
@@ -165,6 +174,7 @@ AnyItem = (
     | CustomToolCallOutputItem
     | ReasoningItem
     | CompactionItem
+    | AdditionalToolsItem
     | ItemReference
 )
 
@@ -176,6 +186,7 @@ ITEM_TYPES: Final = (
     "custom_tool_call_output",
     "reasoning",
     "compaction",
+    "additional_tools",
     "item_reference",
 )
 CONTENT_TYPES: Final = (
@@ -199,6 +210,17 @@ def is_hosted(item: Item) -> bool:
     """Whether it is a step of a tool that another server ran: stored and listed, and no part of the prompt."""
     kind = item.get("type")
     return isinstance(kind, str) and _HOSTED.match(kind) is not None
+
+
+def additional_tools(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """The tools that these items offer. Raises `ApiError` 400."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if item.get("type") == "additional_tools":
+            read = read_item(item, "input")
+            assert isinstance(read, AdditionalToolsItem)
+            found += read.tools
+    return found
 
 
 def read_item(item: Item, param: str) -> AnyItem:

@@ -4,6 +4,7 @@ Measured as CPU time of the loop's thread in each callback, which other processe
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -84,3 +85,21 @@ def test_a_prompt_full_of_control_tokens_is_encoded_in_short_turns(
     text = ("<|im_start|>" + "word " * 4) * 4_000
     ask_until_short(world, longest_ms, text)
     assert longest_ms[0] < CALLBACK_MS_MAX
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("/v1/messages", r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"),
+        ("/v1/chat/completions", r"maximum context length is (\d+) tokens.*requested (\d+) tokens"),
+    ],
+)
+def test_agents_recognise_a_prompt_that_is_too_long(path: str, pattern: str) -> None:
+    """By the words of the API that they speak: then they shorten the conversation in place of giving up."""
+    with EdgeWorld(context=600) as world:
+        messages = [{"role": "user", "content": "word " * 700}]
+        response = world.ask(path, {"model": "m", "max_tokens": 5, "messages": messages})
+    assert response.status == 400
+    found = re.search(pattern, response.document["error"]["message"], re.IGNORECASE)
+    assert found is not None
+    assert "600" in found.groups()

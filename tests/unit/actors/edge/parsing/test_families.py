@@ -139,7 +139,8 @@ FAMILIES: dict[str, Family] = {
         reasoning="hm",
     ),
     "seed-oss": Family(
-        "<seed:think>\nhm\n</seed:think>\nLooking.\n" + _QWEN.format("seed:tool_call").replace(">\na\n<", ">a<").replace(">\n3\n<", ">3<"),
+        "<seed:think>\nhm\n</seed:think>\nLooking.\n"
+        + _QWEN.format("seed:tool_call").replace(">\na\n<", ">a<").replace(">\n3\n<", ">3<"),
         "seed_oss",
         "seed_oss",
         reasoning="hm",

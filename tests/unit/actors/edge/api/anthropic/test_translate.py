@@ -241,7 +241,6 @@ def test_an_output_format_is_a_guide() -> None:
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name", "twice"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "schema"),
         ({"tools": [{**WEATHER, "input_schema": {}}]}, "tools[0].input_schema", "object"),
-        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0].defer_loading", "search"),
         ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers", "direct"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name", "'g'"),
@@ -341,3 +340,17 @@ def test_a_line_that_differs_in_every_request_is_no_part_of_the_prompt() -> None
     ):
         assert generation(system=system, messages=[USER]).messages[0].text() == "Be brief."
     assert [turn.role for turn in generation(system=line, messages=[USER]).messages] == ["user"]
+
+
+def test_a_deferred_tool_is_offered_once_the_clients_search_has_found_it() -> None:
+    """As Claude Code sends them. Where Anthropic's servers would search, nothing here does: all are offered."""
+    search = {**WEATHER, "name": "ToolSearch"}
+    deferred = {**WEATHER, "defer_loading": True}
+    tools = [search, deferred]
+    assert [tool.name for tool in generation(tools=tools).tools] == ["ToolSearch"]
+    found = answer("t1", [{"type": "tool_reference", "tool_name": "get_weather"}])
+    request = generation(tools=tools, messages=[USER, assistant(call("t1", "ToolSearch")), user(found)])
+    assert [tool.name for tool in request.tools] == ["ToolSearch", "get_weather"]
+    assert request.messages[-1].text() == "The tool get_weather is available."
+    hosted = {"type": "tool_search_tool_regex_20251119", "name": "search"}
+    assert [tool.name for tool in generation(tools=[hosted, deferred]).tools] == ["get_weather"]

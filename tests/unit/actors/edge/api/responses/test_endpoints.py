@@ -88,7 +88,6 @@ def test_every_field_of_the_table_is_read_and_every_read_field_is_in_the_table()
         {"prompt_cache_options": {"prewarm": True}},
         {"image": {"context_compression": "enabled"}},
         {"reasoning": {"mode": "pro"}},
-        {"reasoning": {"context": "all_turns"}},
     ],
     ids=str,
 )
@@ -135,7 +134,8 @@ def test_neutral_values_of_rejected_fields_are_accepted(edge: EdgeWorld, row: An
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"input": [USER, {"type": "additional_tools", "tools": [{"type": "telepathy"}]}]}, "tools[0].type"),
+        ({"input": [USER, {"type": "additional_tools"}]}, "input"),
         ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),

@@ -157,3 +157,28 @@ def test_steps_of_tools_that_other_servers_ran_are_no_part_of_the_prompt(edge: E
     listed = edge.ask(f"/v1/responses/{made.document['id']}/input_items", b"", method="GET").document["data"]
     assert [one["type"] for one in listed] == [step["type"] for step in reversed(steps)] + ["message"]
     assert all(one["id"] for one in listed)
+
+
+def test_tools_may_be_an_item_of_the_conversation() -> None:
+    """As Codex sends all of them under its newest models' names; they are no turn, and a tool that comes twice is one."""
+    added = {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": [AGENTS, CLOSE]}
+    _, request, tools = translated(input=[added, USER], tools=[CLOSE])
+    assert [tool.name for tool in request.tools] == ["close", "agents__close"]
+    assert tools.namespaces == {"agents__close": ("agents", "close")}
+    assert [turn.role for turn in request.messages] == ["user"]
+    fields = msgspec.convert({"model": "m", "input": [USER]}, CreateFields)
+    later, _ = generation_request(fields, [added], fields.items(), START.id, stream=True)
+    assert [tool.name for tool in later.tools] == ["agents__close", "close"]
+
+
+def test_deferred_tools_are_offered() -> None:
+    """Nothing here searches for tools: all are in the prompt."""
+    _, request, _ = translated(tools=[{"type": "tool_search"}, {**CLOSE, "defer_loading": True}])
+    assert [tool.name for tool in request.tools] == ["close"]
+    assert request.omitted_tools == ("tool_search",)
+
+
+def test_which_reasoning_a_prompt_shows_is_its_templates(edge: EdgeWorld) -> None:
+    """Codex sends this with every request."""
+    for context in ("auto", "current_turn", "all_turns"):
+        assert create(edge, reasoning={"effort": "low", "context": context}).status == 200

@@ -5,28 +5,94 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
-from tests.templates.judge import SPECIAL, cells
+from headwater.actors.edge.model.template_form import TemplateForm
+from tests.templates.judge import CONVERSATIONS, EXPLAINED, SPECIAL, cells, judge, renders
 
 FOLDER = Path(__file__).parents[2] / ".templates"
 
-EXPLAINED = {
-    # It needs two variables that no other template has: its functions as one text, and the date.
-    "fireworks-ai-llama-3-firefunction-v2",
+BETWEEN = "what a user says between two results is a message between them"
+SPOKEN = "what precedes a call is a message of its own, which the template takes for the answer"
+FAULTS = {
+    (
+        "google-gemma-4-31B-it",
+        "result without its call",
+    ): "a result without its call is left out without a word",
+    ("Apertus-8B-Instruct", "messages: text between results"): BETWEEN,
+    ("GigaChat3-10B-A1.8B", "messages: text between results"): BETWEEN,
+    ("GigaChat3.1-10B-A1.8B", "messages: text between results"): BETWEEN,
+    ("google-gemma-4-31B-it", "messages: text between results"): BETWEEN,
+    ("meta-llama-Llama-3.1-8B-Instruct", "messages: text between results"): BETWEEN,
+    ("meta-llama-Llama-3.2-3B-Instruct", "messages: text between results"): BETWEEN,
+    ("meta-llama-Llama-3.3-70B-Instruct", "messages: text between results"): BETWEEN,
+    ("openai-gpt-oss-120b", "messages: text between results"): BETWEEN,
+    ("Mistral-Small-3.2-24B-Instruct-2506", "responses: commentary"): SPOKEN,
+    ("mistralai-Mistral-Nemo-Instruct-2407", "responses: commentary"): SPOKEN,
+    (
+        "openai-gpt-oss-120b",
+        "responses: commentary",
+    ): "what precedes a call is left out once an answer follows",
 }
-"""Templates with cells that are wrong."""
+"""Cells that are wrong, and why."""
+
+AS_TEXT = {
+    "Apriel-1.6-15b-Thinker-fixed": "the tools are a dictionary of Python, which is taken for the call's arguments",
+    "unsloth-Apriel-1.5": "the tools are a dictionary of Python, which is taken for the call's arguments",
+    "Cohere2MoE": "each result has `is_error`: null, which is taken for a missing value",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "each result has `is_error`: null, which is taken for a missing value",
+}
+"""Templates that render calls, and whose calls become texts nevertheless."""
+
+NO_LISTS_APPENDED = {"Kimi-K2-Instruct", "Kimi-K2-Thinking"}
+"""They append to a list at each call, which Hugging Face's sandbox refuses as well."""
+
+
+def form(name: str) -> TemplateForm:
+    """What a template renders."""
+    return ChatTemplate((FOLDER / f"{name}.jinja").read_text(), SPECIAL).form
 
 
 def test_each_conversation_is_rendered_whole() -> None:
-    """28 shapes of conversations: no word is lost, none is refused, and nothing stands for a missing value."""
-    found = cells(FOLDER)
-    assert len(found) >= 70 * 28, "the templates are missing: make templates"
-    wrong = {(name, shape): problem for name, shape, problem in found if problem and name not in EXPLAINED}
+    """88 conversations through three APIs: no word is lost, none is refused, and nothing stands for a missing value."""
+    found = list(cells(FOLDER))
+    assert len(found) >= 70 * len(CONVERSATIONS), "the templates are missing: make templates"
+    known = FAULTS.keys() | {(name, shape) for name in EXPLAINED for shape in CONVERSATIONS}
+    wrong = {place: cell.problem for cell in found if cell.problem and (place := cell[:2]) not in known}
     assert not wrong
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "unsloth-mistral-Devstral-Small-2507"]
+    ("name", "shape"),
+    [
+        pytest.param(*place, marks=pytest.mark.xfail(strict=True, reason=reason))
+        for place, reason in FAULTS.items()
+    ],
 )
+def test_a_conversation_that_loses_something(name: str, shape: str) -> None:
+    """Known faults, which fail here once they are mended."""
+    source = (FOLDER / f"{name}.jinja").read_text()
+    assert not judge(renders(ChatTemplate(source, SPECIAL)), CONVERSATIONS[shape])
+
+
+def _calling() -> list[object]:
+    """The templates that mention calls, those with a known fault marked."""
+    found: list[object] = []
+    for path in sorted(FOLDER.glob("*.jinja")):
+        if "tool_calls" in path.read_text() and path.stem not in NO_LISTS_APPENDED | EXPLAINED:
+            reason = AS_TEXT.get(path.stem)
+            marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+            found.append(pytest.param(path.stem, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("name", _calling())
 def test_a_template_that_renders_calls_renders_its_own(name: str) -> None:
     """Calls are not replaced by text where the model has a format for them."""
-    assert ChatTemplate((FOLDER / f"{name}.jinja").read_text(), SPECIAL).form.calls
+    assert form(name).calls
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the tool with which it is tried has a parameter without a description, which it demands",
+)
+def test_a_template_that_renders_tools_renders_its_own() -> None:
+    assert form("CohereForAI-c4ai-command-r-plus-tool_use").tools

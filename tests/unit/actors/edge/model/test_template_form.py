@@ -13,7 +13,8 @@ from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.template_form import WHOLE
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.engines.sim.model import sim_model_files
-from tests.templates.judge import judge
+from tests.templates.conversations import as_chat
+from tests.templates.judge import judge, renders
 from tests.templates.shapes import SHAPES, Shape
 
 HEAD = "{% if tools %}{% for tool in tools %}[tool {{ tool | tojson }}]{% endfor %}{% endif %}"
@@ -133,7 +134,10 @@ def test_what_a_template_renders_is_found(kind: str) -> None:
 def test_no_word_is_lost(kind: str) -> None:
     """Whatever a template renders, each conversation is in its prompt."""
     template = ChatTemplate(FORMS[kind][0], {})
-    problems = {name: problem for name, shape in SHAPES.items() if (problem := judge(template, shape))}
+    rendered = renders(template)
+    problems = {
+        name: problem for name, shape in SHAPES.items() if (problem := judge(rendered, as_chat(shape)))
+    }
     assert not problems
 
 

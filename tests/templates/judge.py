@@ -5,8 +5,10 @@ python -m tests.templates.judge --templates FOLDER [--aside] [--without-vllm]
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +25,8 @@ SPECIAL: Final = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
 LEAKS: Final = ("None", "null", "Undefined", "{'type': 'text'")
 OWN_NULL: Final = '"is_error": null'
 """What Cohere's templates write with each result."""
+
+TOGETHER: Final = "two texts run into one word"
 
 UNEXPLAINED: Final = "refused the messages."
 """Ends a refusal that does not say why."""
@@ -114,6 +118,9 @@ def judge(rendered: Render, given: Conversation, *, images: bool = True) -> str:
             return f"{leak!r} in the prompt"
     if given.ends and not text.endswith(given.ends):
         return f"it does not end in {given.ends!r} but in {text[-40:]!r}"
+    joined = next((one + other for one, other in pairwise(given.words) if one + other in text), "")
+    if joined:
+        return f"{joined!r}: {TOGETHER}"
     problem = _missing(text, given.words)
     return "" if any(not _missing(text, words) for words in given.others) else problem
 
@@ -188,6 +195,19 @@ def _share(found: list[Cell], label: str) -> str:
     return text
 
 
+def _print(wrong: Iterable[Cell]) -> None:
+    """Each cell, and how many of a conversation have only words that run together."""
+    together: Counter[str] = Counter()
+    for cell in wrong:
+        if cell.problem.endswith(TOGETHER):
+            together[cell.shape] += 1
+            continue
+        vllm = "" if cell.vllm is None else f" | vLLM: {cell.vllm or 'right'}"
+        print(f"  {cell.template} | {cell.shape} | {cell.problem}{vllm}")
+    for shape, count in together.items():
+        print(f"  {count} templates | {shape} | {TOGETHER}")
+
+
 def main() -> int:
     """Print each cell that is wrong, with what vLLM makes of it, and the shares that are right."""
     parser = argparse.ArgumentParser(
@@ -203,10 +223,7 @@ def main() -> int:
     shown = [cell for cell in found if given.aside or not cell.aside]
     explained = [cell for cell in shown if cell.template in EXPLAINED]
     shown = [cell for cell in shown if cell.template not in EXPLAINED]
-    for cell in shown:
-        if cell.problem:
-            vllm = "" if cell.vllm is None else f" | vLLM: {cell.vllm or 'right'}"
-            print(f"{cell.template} | {cell.shape} | {cell.problem}{vllm}")
+    _print(cell for cell in shown if cell.problem)
     print(f"{len({cell.template for cell in found})} templates, {len(CONVERSATIONS)} conversations")
     print(f"of {', '.join(sorted(EXPLAINED))}: {sum(bool(cell.problem) for cell in explained)} wrong")
     print(_share([cell for cell in found if not cell.aside], "not aside"))
@@ -214,8 +231,7 @@ def main() -> int:
         print(_share([cell for cell in found if cell.aside], "kept aside"))
     worse = [cell for cell in shown if cell.problem and cell.vllm == ""]
     print(f"right with vLLM and wrong with Headwater: {len(worse)}")
-    for cell in worse:
-        print(f"  {cell.template} | {cell.shape} | {cell.problem}")
+    _print(worse)
     return 1 if worse else 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.edge.model.template_form import TemplateForm
-from tests.templates.judge import CONVERSATIONS, EXPLAINED, SPECIAL, cells, judge, renders
+from tests.templates.judge import CONVERSATIONS, EXPLAINED, SPECIAL, TOGETHER, cells, judge, renders
 
 FOLDER = Path(__file__).parents[2] / ".templates"
 
@@ -56,8 +56,19 @@ def test_each_conversation_is_rendered_whole() -> None:
     found = list(cells(FOLDER))
     assert len(found) >= 70 * len(CONVERSATIONS), "the templates are missing: make templates"
     known = FAULTS.keys() | {(name, shape) for name in EXPLAINED for shape in CONVERSATIONS}
-    wrong = {place: cell.problem for cell in found if cell.problem and (place := cell[:2]) not in known}
+    wrong = {
+        place: cell.problem
+        for cell in found
+        if cell.problem and not cell.problem.endswith(TOGETHER) and (place := cell[:2]) not in known
+    }
     assert not wrong
+
+
+@pytest.mark.xfail(strict=True, reason="parts of a text are joined without anything between them")
+def test_parts_do_not_run_into_one_word() -> None:
+    """As Anthropic's blocks do not, and as those of chats do not with vLLM."""
+    rendered = renders(ChatTemplate((FOLDER / "Qwen-Qwen3-0.6B.jinja").read_text(), SPECIAL))
+    assert not judge(rendered, CONVERSATIONS["text parts"])
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 Importing this module imports vLLM.
 """
 
+import copy
 import logging
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tokenizers
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
@@ -38,13 +39,44 @@ class Refused(Exception):
     """vLLM has no prompt for it."""
 
 
+class Asked(NamedTuple):
+    """What vLLM makes of a client's body: its own request, messages of chats, and tools."""
+
+    request: Any
+    messages: list[Any]
+    tools: list[Json] | None
+
+
+def asked(given: Conversation, source: str | None) -> Asked:
+    """A conversation as vLLM's endpoints read it. `source`: the model's template, None for a format made by code."""
+    body: Json = copy.deepcopy({"model": "m", **given.body})
+    request: Any
+    if given.api == "responses":
+        request = ResponsesRequest(**body)
+        return Asked(request, *responses_messages(request, given.earlier))
+    if given.api == "messages":
+        request = AnthropicServingMessages.to_chat_completion_request(
+            AnthropicMessagesRequest(max_tokens=16, **body),
+            merge_inline_system=AnthropicServingMessages._detect_merge_inline_system(source),
+        )
+    else:
+        request = ChatCompletionRequest(**body)
+    tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+    return Asked(request, list(request.messages), tools)
+
+
+def small_tokenizer(special_tokens: dict[str, str]) -> PreTrainedTokenizerFast:
+    """One that only renders."""
+    logging.disable(logging.ERROR)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=made, **special_tokens)
+
+
 class VllmTemplate:
     """One model's template, as vLLM uses it."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        logging.disable(logging.ERROR)
-        made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-        self._tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special_tokens)
+        self._tokenizer = small_tokenizer(special_tokens)
         self._source = source
 
     def render(self, given: Conversation) -> str:
@@ -55,21 +87,7 @@ class VllmTemplate:
             raise Refused(f"{type(error).__name__}: {str(error)[:90]}".replace("\n", " ")) from error
 
     def _rendered(self, given: Conversation) -> str:
-        body: Json = {"model": "m", **given.body}
-        request: Any
-        if given.api == "responses":
-            request = ResponsesRequest(**body)
-            messages, tools = responses_messages(request, given.earlier)
-        else:
-            if given.api == "messages":
-                request = AnthropicServingMessages.to_chat_completion_request(
-                    AnthropicMessagesRequest(max_tokens=16, **body),
-                    merge_inline_system=AnthropicServingMessages._detect_merge_inline_system(self._source),
-                )
-            else:
-                request = ChatCompletionRequest(**body)
-            messages = request.messages
-            tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        request, messages, tools = asked(given, self._source)
         params = request.build_chat_params(self._source, "auto").with_defaults(
             {"tools": tools, "tokenize": False}
         )

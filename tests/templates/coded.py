@@ -1,0 +1,220 @@
+"""Formats that a model's own code makes, compared with the chat templates of the same models, word for word.
+
+python -m tests.templates.coded --templates FOLDER [--tokenizers FOLDER] [--show NAME]
+
+`--tokenizers` has gpt-oss's vocabulary, from which the file is written that Harmony's renderer reads. Needs vLLM, whose encoders these are.
+"""
+
+import argparse
+import base64
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import mistral_common
+from mistral_common.protocol.instruct.request import ChatCompletionRequest as MistralRequest
+from mistral_common.tokens.tokenizers.base import SpecialTokens
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from vllm.renderers.chat_utils import parse_chat_messages
+from vllm.tokenizers.deepseek_v4 import get_deepseek_v4_tokenizer
+from vllm.tokenizers.deepseek_v32 import get_deepseek_v32_tokenizer
+
+from headwater.actors.edge.model.chat_template import ChatTemplate
+from tests.templates.conversations import Conversation
+from tests.templates.judge import CONVERSATIONS, Render, judge, renders
+from tests.templates.vllm_prompt import CONFIG, asked, small_tokenizer
+
+DEEPSEEK: Final = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
+MISTRAL: Final = {"bos_token": "<s>", "eos_token": "</s>"}
+MISTRAL_DATA: Final = Path(mistral_common.__file__).parent / "data"
+DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class Pair(NamedTuple):
+    """A template, and the code that makes the same format."""
+
+    template: str
+    special_tokens: dict[str, str]
+    coded: Callable[[], Render]
+
+
+def deepseek(wrap: Callable[[Any], Any], form: Any) -> Callable[[], Render]:
+    """DeepSeek's encoder for V3.2 or V4, as vLLM calls it."""
+
+    def made() -> Render:
+        tokenizer = wrap(small_tokenizer(DEEPSEEK))
+
+        def rendered(given: Conversation) -> str:
+            request, messages, tools = asked(given, None)
+            conversation, _, _ = parse_chat_messages(messages, CONFIG, content_format=form)
+            params = request.build_chat_params(None, "auto").with_defaults(
+                {"tools": tools, "tokenize": False}
+            )
+            kwargs = params.get_apply_chat_template_kwargs()
+            return str(tokenizer.apply_chat_template(conversation=conversation, messages=messages, **kwargs))
+
+        return rendered
+
+    return made
+
+
+def mistral(version: str) -> Callable[[], Render]:
+    """mistral_common's encoder of one version, over a vocabulary of its package."""
+
+    def made() -> Render:
+        tokenizer = MistralTokenizer.from_file(str(_tekken(version)))
+
+        def rendered(given: Conversation) -> str:
+            _, messages, tools = asked(given, None)
+            for message in messages:
+                for call in message.get("tool_calls") or []:
+                    call["id"] = call["id"][-9:].replace("_", "0").rjust(9, "0")
+                if message.get("tool_call_id"):
+                    message["tool_call_id"] = message["tool_call_id"][-9:].replace("_", "0").rjust(9, "0")
+            request: Any = MistralRequest.from_openai(messages, tools=tools)
+            return str(tokenizer.encode_chat_completion(request).text)
+
+        return rendered
+
+    return made
+
+
+def _tekken(version: str) -> Path:
+    """A vocabulary of the package under another version of the format, with the control tokens that this one has."""
+    document = json.loads((MISTRAL_DATA / "tekken_240911.json").read_text())
+    document["config"]["version"] = version
+    if int(version[1:]) > 7:
+        known = list(dict.fromkeys(token.value for token in SpecialTokens))
+        first = ["<unk>", "<s>", "</s>"]
+        ordered = [*first, *(token for token in known if token not in first)]
+        document["special_tokens"] = [
+            {"rank": rank, "token_str": token, "is_control": True} for rank, token in enumerate(ordered)
+        ]
+        document.pop("multimodal", None)
+    path = Path(tempfile.mkdtemp()) / "tekken.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def harmony(folder: Path) -> Callable[[], Render]:
+    """OpenAI's renderer of gpt-oss's format, as vLLM calls it."""
+
+    def made() -> Render:
+        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(_o200k(folder / "gptoss" / "tokenizer.json"))
+        from vllm.entrypoints.openai.parser import harmony_utils as utils
+
+        def rendered(given: Conversation) -> str:
+            _, messages, tools = asked(given, None)
+            request: Any = asked(given, None).request
+            instructions, rest = utils.extract_instructions_from_messages(messages)
+            preamble = utils.build_harmony_preamble(
+                instructions=instructions,
+                tools=request.tools if tools else None,
+                reasoning_effort=None,
+                with_custom_tools=tools is not None,
+            )
+            spoken = utils.parse_chat_inputs_to_harmony_messages(rest)
+            ids = utils.render_for_completion([*preamble, *spoken])
+            return str(utils.get_encoding().decode(ids))
+
+        return rendered
+
+    return made
+
+
+def _o200k(tokenizer: Path) -> Path:
+    """A folder with o200k_base.tiktoken: the ranks of tokens are their ids."""
+    from headwater.actors.edge.model.tokenizer import _unicode_to_byte
+
+    to_byte = _unicode_to_byte()
+    vocabulary = json.loads(tokenizer.read_text())["model"]["vocab"]
+    lines = [
+        base64.b64encode(bytes(to_byte[character] for character in token)).decode() + f" {rank}\n"
+        for token, rank in sorted(vocabulary.items(), key=lambda item: item[1])
+        if rank < 199_998
+    ]
+    folder = Path(tempfile.mkdtemp())
+    (folder / "o200k_base.tiktoken").write_text("".join(lines))
+    return folder
+
+
+def pairs(tokenizers: Path | None) -> list[Pair]:
+    """The templates, each with its code."""
+    found = [
+        Pair("deepseek-ai-DeepSeek-V3.2", DEEPSEEK, deepseek(get_deepseek_v32_tokenizer, "string")),
+        Pair("deepseek-ai-DeepSeek-V4", DEEPSEEK, deepseek(get_deepseek_v4_tokenizer, "openai")),
+        Pair("deepseek-ai-DeepSeek-V4-Flash-0731", DEEPSEEK, deepseek(get_deepseek_v4_tokenizer, "openai")),
+        Pair("mistralai-Mistral-Nemo-Instruct-2407", MISTRAL, mistral("v3")),
+        Pair("Mistral-Small-3.2-24B-Instruct-2506", MISTRAL, mistral("v11")),
+        Pair("unsloth-mistral-Devstral-Small-2507", MISTRAL, mistral("v13")),
+        Pair("mistralai-Ministral-3-14B-Reasoning-2512", MISTRAL, mistral("v13")),
+    ]
+    if tokenizers is not None:
+        found.append(Pair("openai-gpt-oss-120b", {}, harmony(tokenizers)))
+    return found
+
+
+def compare(pair: Pair, source: str) -> dict[str, tuple[str, str]]:
+    """Both prompts of each conversation, or the refusals, by its name."""
+    ours, theirs = renders(ChatTemplate(source, pair.special_tokens)), pair.coded()
+    found = {}
+    for name, given in CONVERSATIONS.items():
+        if given.images:
+            continue
+        found[name] = _text(ours, given), _text(theirs, given)
+    return found
+
+
+def _text(rendered: Render, given: Conversation) -> str:
+    try:
+        return DATE.sub("DATE", rendered(given))
+    except Exception as error:
+        return f"refused: {type(error).__name__}: {error}".splitlines()[0][:160]
+
+
+def difference(ours: str, theirs: str) -> str:
+    """Where two prompts begin to differ."""
+    at = next(
+        (at for at, (one, other) in enumerate(zip(ours, theirs)) if one != other), min(len(ours), len(theirs))
+    )
+    begin = max(0, at - 12)
+    return f"{ours[begin : at + 24]!r} <> {theirs[begin : at + 24]!r}"
+
+
+def main() -> int:
+    """Print for each template which conversations have another prompt by the model's code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--templates", type=Path, required=True, help="a folder of *.jinja files")
+    parser.add_argument("--tokenizers", type=Path, help="a folder with gptoss/tokenizer.json")
+    parser.add_argument("--show", default="", help="print both prompts of this conversation")
+    given = parser.parse_args()
+    for pair in pairs(given.tokenizers):
+        found = compare(pair, (given.templates / f"{pair.template}.jinja").read_text())
+        same = [name for name, (ours, theirs) in found.items() if ours == theirs]
+        refused = [name for name, (ours, theirs) in found.items() if theirs.startswith("refused")]
+        theirs = pair.coded()
+        right = sum(not judge(theirs, CONVERSATIONS[name]) for name in found)
+        print(
+            f"{pair.template}: {len(same)} of {len(found)} the same; {len(refused)} refused by the code; {right} right by the code"
+        )
+        if given.show in found:
+            ours, other = found[given.show]
+            print(f"--- by the template:\n{ours}\n--- by the code:\n{other}")
+        groups: dict[str, list[str]] = {}
+        for name, (ours, other) in found.items():
+            if ours != other:
+                groups.setdefault(difference(ours, other), []).append(name)
+        for text, names in sorted(groups.items(), key=lambda item: -len(item[1])):
+            print(f"  {len(names)} x {text}: {', '.join(names[:4])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

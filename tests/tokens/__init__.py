@@ -1,0 +1,1 @@
+"""Token ids, decoded text and log probabilities, compared with those of other libraries."""

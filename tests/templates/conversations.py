@@ -105,3 +105,9 @@ def call_body(call: ToolCall) -> Json:
 
 PLAIN: Final = as_chat(SHAPES["plain"])
 OFFERED: Final = as_chat(SHAPES["tools offered"])
+
+CONVERSATIONS_OF_TEXT: Final = {
+    name: as_chat(SHAPES[name])
+    for name in ("plain", "two turns", "two users in a row", "calls without tools offered")
+}
+"""Whose text is the same whatever a template makes of tools."""

@@ -3,6 +3,7 @@
 import pytest
 from tokenizers.decoders import DecodeStream
 
+from headwater.actors.edge.model.chat_template import LiteralText
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from tests.tokens.vocabularies import byte, number, small
 
@@ -79,3 +80,24 @@ def test_what_users_spell_is_no_control_token(kind: str) -> None:
     for token in sorted(tokenizer.special):
         spelled = tokenizer.reference.id_to_token(token) or ""
         assert not set(tokenizer.encode_plain(spelled).tolist()) & tokenizer.special - {0}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            "strips",
+            marks=pytest.mark.xfail(
+                strict=True, reason="each piece around a control token begins with a space, as a text does"
+            ),
+        ),
+        "keeps",
+        "smollm2",
+    ],
+)
+async def test_a_word_with_a_control_token_in_it_is_one_word(kind: str) -> None:
+    tokenizer = small(kind)
+    end = tokenizer.reference.id_to_token(max(tokenizer.special)) or ""
+    literal = LiteralText(tokenizer)
+    ids = await literal.encode(literal.mark(f"ok{end}ok"), add_special_tokens=False)
+    assert tokenizer.reference.decode(ids.tolist(), skip_special_tokens=False) == f"ok{end}ok"

@@ -1,6 +1,8 @@
 """Small vocabularies of the kinds that models have, and real ones that packages carry."""
 
+import base64
 import json
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +11,7 @@ import mistral_common
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Reference
 
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.model.tokenizer import Tokenizer, _unicode_to_byte
 from headwater.ops.worker import default_model
 
 MISTRAL_DATA: Final = Path(mistral_common.__file__).parent / "data"
@@ -78,3 +80,17 @@ def number(tokenizer: Tokenizer, piece: str) -> int:
 def byte(tokenizer: Tokenizer, value: int) -> int:
     """The id of the token that is one byte of a character."""
     return number(tokenizer, f"<0x{value:02X}>")
+
+
+def write_o200k(tokenizer: Path) -> Path:
+    """A folder with o200k_base.tiktoken: the ranks of tokens are their ids."""
+    to_byte = _unicode_to_byte()
+    vocabulary = json.loads(tokenizer.read_text())["model"]["vocab"]
+    lines = [
+        base64.b64encode(bytes(to_byte[character] for character in token)).decode() + f" {rank}\n"
+        for token, rank in sorted(vocabulary.items(), key=lambda item: item[1])
+        if rank < 199_998
+    ]
+    folder = Path(tempfile.mkdtemp())
+    (folder / "o200k_base.tiktoken").write_text("".join(lines))
+    return folder

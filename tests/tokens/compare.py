@@ -145,8 +145,8 @@ def _answers(tokenizer: Tokenizer) -> Iterator[list[int]]:
         yield [draw.randrange(tokenizer.vocabulary) for _ in range(draw.choice((1, 2, 3, 8, 40)))]
 
 
-def _streamed(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    decoder = tokenizer.decoder()
+def _streamed(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
+    decoder = tokenizer.decoder(prompt=prompt)
     return "".join(decoder.push((token,)) for token in ids) + decoder.flush()
 
 
@@ -163,7 +163,7 @@ def _behind_prompts(tokenizer: Tokenizer) -> Iterator[tuple[str, object, object]
         ids = tokenizer.reference.encode(text, add_special_tokens=False).ids
         stream = DecodeStream(ids=prompt, skip_special_tokens=True)
         theirs = "".join(stream.step(tokenizer.reference, token) or "" for token in ids)
-        yield repr(text)[:30], _streamed(tokenizer, ids), theirs
+        yield repr(text)[:30], _streamed(tokenizer, ids, prompt), theirs
 
 
 def chats(name: str, tokenizer: Tokenizer, source: str, special: dict[str, str]) -> Iterator[Row]:

@@ -18,11 +18,6 @@ pytestmark = pytest.mark.timeout(300)
 FACE = "🙂".encode()
 
 
-def fails(reason: str) -> pytest.MarkDecorator:
-    """A known fault, whose test fails once it is mended."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 def detail(tokens: Sequence[int], *top: tuple[int, float]) -> TokenDetail:
     """Tokens of an answer, each with these alternatives."""
     return TokenDetail(tuple(tokens), tuple(TokenLogprob(-0.5, top) for _ in tokens))
@@ -47,12 +42,9 @@ def joined(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
     return b"".join(bytes(entry["bytes"]) for entry in entries(tokenizer, tokens))
 
 
-BYTES = "a token of byte fallback has the bytes of U+FFFD in place of its own"
-
-
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("strips", marks=fails(BYTES)), pytest.param("keeps", marks=fails(BYTES)), "smollm2"],
+    ["strips", "keeps", "smollm2"],
 )
 def test_bytes_of_parts_of_a_character_are_the_character(kind: str) -> None:
     """OpenAI: the bytes of several tokens are to be joined where one token is no whole character."""
@@ -61,7 +53,7 @@ def test_bytes_of_parts_of_a_character_are_the_character(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("strips", marks=fails("a token decoded alone has no space in front")), "keeps", "smollm2"],
+    ["strips", "keeps", "smollm2"],
 )
 def test_bytes_and_names_have_the_space(kind: str) -> None:
     tokenizer = small(kind)
@@ -70,12 +62,7 @@ def test_bytes_and_names_have_the_space(kind: str) -> None:
     assert [entry["token"] for entry in entries(tokenizer, tokens)] == ["Hello", " world"]
 
 
-OFFSETS = "each part of a character counts as a character of its own"
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=fails(OFFSETS)) for kind in ("strips", "keeps", "smollm2")]
-)
+@pytest.mark.parametrize("kind", ["strips", "keeps", "smollm2"])
 def test_offsets_are_places_in_the_text(kind: str) -> None:
     """What follows a character of several tokens begins behind that one character."""
     tokenizer = small(kind)
@@ -97,18 +84,7 @@ def test_offsets_go_on_from_chunk_to_chunk() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "first", "second"),
-    [
-        pytest.param(
-            "strips", "▁ok", "ok", marks=fails("of two alternatives with one name the less likely is shown")
-        ),
-        pytest.param(
-            "keeps",
-            "<0xF0>",
-            "<0xE2>",
-            marks=fails("of two alternatives with one name the less likely is shown"),
-        ),
-        ("keeps", "▁ok", "ok"),
-    ],
+    [("strips", "▁ok", "ok"), ("keeps", "<0xF0>", "<0xE2>"), ("keeps", "▁ok", "ok")],
 )
 def test_no_alternative_hides_another(kind: str, first: str, second: str) -> None:
     """Two tokens with one name: the more likely one has it, at least."""
@@ -118,7 +94,6 @@ def test_no_alternative_hides_another(kind: str, first: str, second: str) -> Non
     assert max(document["top_logprobs"][0].values()) == -0.1
 
 
-@pytest.mark.xfail(strict=True, reason="only the likeliest tokens are alternatives, not the chosen one")
 def test_the_chosen_token_is_among_the_alternatives() -> None:
     """OpenAI: "The API will always return the logprob of the sampled token", so that there may be one more than asked for."""
     tokenizer = small("smollm2")

@@ -37,12 +37,14 @@ def template_messages(
     """
     if not form.system_with_calls and turns[-1].role != "user":
         form = form._replace(system=False, late_system=False)
-    shaped = _joined(_without_roles(turns, form), form)
+    shaped = _joined(_without_roles(_results_first(turns), form), form)
     if not form.calls:
         shaped = _joined(list(_calls_as_text(shaped, form, mark)), form)
-    elif not form.several_calls:
-        shaped = list(_one_call_each(shaped))
-    if form.calls:
+    else:
+        if not form.spoken_calls:
+            shaped = _joined(list(_spoken_as_text(shaped, form, mark)), form)
+        if not form.several_calls:
+            shaped = list(_one_call_each(shaped))
         shaped = [one for turn in shaped for one in _spoken_apart(turn, form, mark)]
     called: dict[str, str] = {}
     messages = []
@@ -79,6 +81,22 @@ def template_variables(request: GenerationRequest) -> dict[str, Any]:
     if reasoning.budget is not None:
         variables["thinking_budget"] = reasoning.budget
     return variables | request.prompt_options.variables
+
+
+def _results_first(turns: Sequence[Turn]) -> list[Turn]:
+    """The results of a turn's calls next to these: what a user says between them comes behind the last."""
+    found: list[Turn] = []
+    said: list[Turn] = []
+    called = False
+    for turn in turns:
+        if turn.role == "assistant":
+            found += said
+            said, called = [], bool(turn.calls)
+        if turn.role not in ("tool", "assistant") and called:
+            said.append(turn)
+        else:
+            found.append(turn)
+    return found + said
 
 
 def _without_roles(turns: Sequence[Turn], form: TemplateForm) -> list[Turn]:
@@ -165,6 +183,20 @@ def _calls_as_text(turns: Sequence[Turn], form: TemplateForm, mark: Callable[[st
             yield msgspec.structs.replace(turn, role="user", parts=(head, *turn.parts), name="", call_id="")
         else:
             yield turn
+
+
+def _spoken_as_text(turns: Sequence[Turn], form: TemplateForm, mark: Callable[[str], str]) -> Iterator[Turn]:
+    """Calls that something was said before, and their results, as what model and user say."""
+    left = list(turns)
+    while left:
+        turn = left.pop(0)
+        if not (turn.calls and turn.text()):
+            yield turn
+            continue
+        spoken = [turn]
+        while left and left[0].role == "tool":
+            spoken.append(left.pop(0))
+        yield from _calls_as_text(spoken, form._replace(results=False), mark)
 
 
 def _one_call_each(turns: Sequence[Turn]) -> Iterator[Turn]:

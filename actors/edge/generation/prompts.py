@@ -16,6 +16,7 @@ from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.fill_in_middle import fill_in_middle
+from headwater.actors.edge.model.template_form import described
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.media import PromptMedia
@@ -147,6 +148,8 @@ def render(
     if mark:
         assert literal is not None, "marks need it"
         tools, variables = literal.mark(tools), literal.mark(variables)
+    if template.form.descriptions:
+        tools = [described(tool) for tool in tools]
     if tools and not template.form.tools:
         turns, tools = (Turn(role="system", parts=(TextPart(tools_as_text(tools)),)), *turns), []
     if mark and literal is not None:

@@ -30,6 +30,7 @@ from headwater.actors.edge.request.saga_types import ChoiceSpec
 from headwater.actors.http.asgi import PING_S, Disconnect, Headers
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import Constraints
+from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import TokenLogprob
 from headwater.schemas.messages.media import media_features
 from headwater.schemas.tables.capability import required_capabilities
@@ -111,15 +112,15 @@ class Generation:
                 )
                 messages = ChoiceMessages(spec, prompt, card.block_size, self._dispatcher, media)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
-                self._choices.append(self._writer(index))
+                self._choices.append(self._writer(index, prompt))
         self._open = len(self._drivers)
 
-    def _writer(self, index: int) -> ChoiceWriter:
+    def _writer(self, index: int, prompt: U32) -> ChoiceWriter:
         request, read_as = self._prepared.request, self._prepared.format
         detailed = request.return_token_ids or self._prepared.sampling.logprobs is not None
         encoder = self._encoder if request.stream else None
         special = not read_as.is_plain or not request.skip_special_tokens
-        decoder = self._prepared.model.tokenizer.decoder(special=special)
+        decoder = self._prepared.model.tokenizer.decoder(special=special, prompt=prompt)
         matcher = StopStringMatcher(
             decoder,
             list(request.stops),

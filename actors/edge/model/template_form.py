@@ -27,8 +27,8 @@ class TemplateForm(NamedTuple):
     `parts`: content is a list of parts, never a text. `results` without `calls`: messages of role tool are rendered. `several_systems`, `late_system`: system messages are rendered in their places, at the
     beginning and behind other messages; `system_with_calls`: also where the last message is no user's. `joins`: neighbours of one role have to
     be one message. `call_content` is the content of a message that only calls; `text_with_calls`: what the model said before its calls is
-    rendered before them, and `reasoning_with_text` what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters
-    and digits. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are further names under which it expects them.
+    rendered before them; `spoken_calls`: it is so, or as a message of its own, once an answer follows; and `reasoning_with_text` what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters
+    and digits. `descriptions`: each parameter of a tool must have one. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are further names under which it expects them.
     """
 
     parts: bool = False
@@ -43,6 +43,7 @@ class TemplateForm(NamedTuple):
     results: bool = True
     call_content: CallContent = "null"
     text_with_calls: bool = True
+    spoken_calls: bool = True
     reasoning_with_text: bool = True
     arguments_as_text: bool = False
     ids_short: bool = False
@@ -51,6 +52,7 @@ class TemplateForm(NamedTuple):
     tools: bool = True
     empty_tools: bool = False
     tool_variables: tuple[str, ...] = ()
+    descriptions: bool = False
 
 
 WHOLE: Final = TemplateForm()
@@ -67,12 +69,14 @@ _CHANGES: Final = {
     "calls": "calls are texts",
     "results": "results of calls are a user's texts",
     "text_with_calls": "what precedes a call is a message of its own",
+    "spoken_calls": "calls that something was said before are texts, and so are their results",
     "reasoning_with_text": "reasoning and what precedes a call are one text",
     "arguments_as_text": "arguments of calls are JSON in a text",
     "ids_short": f"ids of calls are {ID_CHARACTERS} letters and digits",
     "several_calls": "several calls at once are one after the other",
     "user_after_result": "what a user says behind a result is a part of it",
     "tools": "tools are JSON in a system message",
+    "descriptions": "parameters of tools without a description get an empty one",
     "empty_tools": "without tools it gets an empty list of them",
 }
 
@@ -96,13 +100,28 @@ _TOOL: Final[dict[str, Any]] = {
     "function": {
         "name": "probetool",
         "description": "Probes.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"field": {"type": "string"}},
+            "required": ["field"],
+        },
     },
 }
 _LEAKS: Final = ("None", "null", "Undefined")
 _USER: Final[Message] = {"role": "user", "content": "userword"}
 _ANSWER: Final[Message] = {"role": "assistant", "content": "answerword"}
 _LATER: Final[Message] = {"role": "user", "content": "laterword"}
+
+
+def described(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's definition in which each parameter has a description."""
+    function = tool["function"]
+    parameters = function.get("parameters") or {}
+    properties = {
+        name: {"description": "", **schema} if isinstance(schema, dict) else schema
+        for name, schema in (parameters.get("properties") or {}).items()
+    }
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
 
 
 class _Probe:
@@ -112,15 +131,31 @@ class _Probe:
         self._render = render
         self._form = form
         self._leaks: dict[bool, dict[str, int]] = {}
+        self._allowed = 0
 
     def shows(self, messages: Sequence[Message], *words: str, tools: bool = False) -> bool:
         """Are all words in the prompt, in this order, and nothing that stands for a missing value?"""
         text = self.text(messages, tools=tools)
-        if text is None:
+        calls = sum("tool_calls" in message for message in messages)
+        if text is None or self.leaks_in(text, tools=tools) > self._allowed * calls * 2:
             return False
+        return self._has(text, words)
+
+    def has(self, messages: Sequence[Message], *words: str, tools: bool = False) -> bool:
+        """Are all words in the prompt, in this order?"""
+        text = self.text(messages, tools=tools)
+        return text is not None and self._has(text, words)
+
+    def leaks_in(self, text: str, *, tools: bool) -> int:
+        """How many words that stand for missing values are in a prompt, beyond those of a plain message's."""
         leaks = self._base_leaks(tools)
-        if any(text.count(leak) > leaks[leak] for leak in _LEAKS):
-            return False
+        return sum(max(0, text.count(leak) - leaks[leak]) for leak in _LEAKS)
+
+    def allow_leaks(self, count: int) -> None:
+        """Ignore as many with each call and its result, which the template writes whatever the messages are."""
+        self._allowed = count
+
+    def _has(self, text: str, words: Sequence[str]) -> bool:
         at = 0
         for word in words:
             at = text.find(word, at)
@@ -130,7 +165,8 @@ class _Probe:
 
     def text(self, messages: Sequence[Message], *, tools: bool = False) -> str | None:
         """The prompt; None if the template cannot render it."""
-        offered = [_TOOL] if tools else [] if self._form.empty_tools else None
+        tool = described(_TOOL) if self._form.descriptions else _TOOL
+        offered = [tool] if tools else [] if self._form.empty_tools else None
         try:
             shaped = [self._shaped(message) for message in messages]
             return self._render(shaped, offered, self._form.tool_variables if tools else ())
@@ -160,8 +196,11 @@ def find_form(render: Render, mentions: Callable[[str], bool]) -> TemplateForm:
         return WHOLE
     if not _Probe(render, form).shows([_USER], "probetool", "userword", tools=True):
         named = form._replace(tool_variables=tuple(name for name in TOOL_VARIABLES if mentions(name)))
-        shows = _Probe(render, named).shows([_USER], "probetool", "userword", tools=True)
-        form = named if shows else form._replace(tools=False)
+        tried = (named, form._replace(descriptions=True))
+        form = next(
+            (one for one in tried if _Probe(render, one).shows([_USER], "probetool", "userword", tools=True)),
+            form._replace(tools=False),
+        )
     probe = _Probe(render, form)
     form = _with_systems(form, probe)
     form = form._replace(
@@ -184,7 +223,10 @@ def _with_systems(form: TemplateForm, probe: _Probe) -> TemplateForm:
     developer = probe.shows(
         [said("systemword", "developer"), _USER], "systemword", "userword"
     ) and probe.shows([first, said("secondword", "developer"), _USER], "systemword", "secondword", "userword")
-    several = system and probe.shows([first, second, _USER], "systemword", "secondword", "userword")
+    both = [first, second, _USER]
+    several = system and probe.shows(both, "systemword", "secondword", "userword")
+    # Nothing between them makes one word of two.
+    several = several and "systemwordsecondword" not in (probe.text(both) or "")
     late = (
         system
         and probe.shows([_USER, _ANSWER, second, _LATER], "answerword", "secondword", "laterword")
@@ -221,23 +263,35 @@ def _result(form: TemplateForm, text: str, number: int) -> Message:
 
 def _with_calls(form: TemplateForm, probe: _Probe) -> TemplateForm:
     contents: tuple[CallContent, ...] = ("null", "empty", "absent")
-    for short, text, content in product((False, True), (False, True), contents):
-        tried = form._replace(call_content=content, arguments_as_text=text, ids_short=short)
-        if _renders_a_loop(tried, probe):
-            return _with_several(tried, probe)
+    for short, text in product((False, True), (False, True)):
+        forms = [
+            form._replace(call_content=content, arguments_as_text=text, ids_short=short)
+            for content in contents
+        ]
+        rendered = [
+            (leaks, tried) for tried in forms if (leaks := _leaks_of_a_loop(tried, probe)) is not None
+        ]
+        if rendered:
+            # A template may write such a word itself, with each result: then so it does whatever the content is.
+            leaks, best = min(rendered, key=lambda one: one[0])
+            probe.allow_leaks(leaks)
+            return _with_several(best, probe)
     result = _result(form, "resultword", 1)
     shown = probe.shows([_USER, _ANSWER, result, _ANSWER, _LATER], "answerword", "resultword", "laterword")
     return form._replace(calls=False, results=shown)
 
 
-def _renders_a_loop(form: TemplateForm, probe: _Probe) -> bool:
+def _leaks_of_a_loop(form: TemplateForm, probe: _Probe) -> int | None:
+    """How many words that stand for missing values are with a call and its result; None if something of these is lost."""
     call, result = _call(form, "valueword", 1), _result(form, "resultword", 1)
     loop = [_USER, call_message(form, call), result]
-    if not probe.shows(loop, "userword", "probetool", "valueword", "resultword", tools=form.tools):
-        return False
+    if not probe.has(loop, "userword", "probetool", "valueword", "resultword", tools=form.tools):
+        return None
     written = probe.text(loop, tools=form.tools) or ""
     # A dictionary of Python, or a text of JSON written as JSON once more.
-    return "{'key'" not in written and '\\"key' not in written
+    if "{'key'" in written or '\\"key' in written:
+        return None
+    return probe.leaks_in(written, tools=form.tools)
 
 
 def _with_several(form: TemplateForm, probe: _Probe) -> TemplateForm:
@@ -263,10 +317,18 @@ def _with_several(form: TemplateForm, probe: _Probe) -> TemplateForm:
     spoken = {**loop[0], "content": "answerword"}
     thought = {**spoken, **dict.fromkeys(REASONING_NAMES, "thoughtword")}
     words = ("userword", "answerword", "valueword", "resultword")
+    together = probe.shows([_USER, spoken, results[0]], *words, tools=form.tools)
+    end = [results[0], {"role": "assistant", "content": "finalword"}, _LATER]
+    ended = (*words, "finalword", "laterword")
+    if together and not probe.shows([_USER, spoken, *end], *ended, tools=form.tools):
+        # A template may take it for reasoning, which it leaves out later.
+        together = False
+    apart = probe.shows([_USER, _ANSWER, loop[0], *end], *ended, tools=form.tools)
     return form._replace(
+        spoken_calls=together or apart,
         several_calls=several,
         user_after_result=behind,
         system_with_calls=probe.shows([system, _USER, *loop], "systemword", "userword", tools=form.tools),
-        text_with_calls=probe.shows([_USER, spoken, results[0]], *words, tools=form.tools),
+        text_with_calls=together,
         reasoning_with_text=probe.shows([_USER, thought, results[0]], *words, tools=form.tools),
     )

@@ -9,6 +9,8 @@ tokenizer; if that fails, the tokenizer's own incremental decoder.
 import asyncio
 import itertools
 import random
+import re
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import fastokens
@@ -22,6 +24,11 @@ from headwater.schemas.hashing import U32
 
 TOKEN_BYTES_MAX = 128
 """Assumed bytes of the longest token without a byte table: runs of spaces are the longest in known tokenizers."""
+
+PROMPT_TAIL = 6
+"""Tokens of a prompt that are decoded with its answer's first ones."""
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 REPLACEMENT = "\ufffd"
 
@@ -64,6 +71,8 @@ class Tokenizer:
         self._ends = frozenset(eos_token_ids)
         self._spelled: TokenTable | None = None
         self._data = data
+        self._has_bytes = b'"ByteFallback"' in data
+        self._anchor: list[int] = list(self.reference.encode("a", add_special_tokens=False).ids)
         spelled = [token.content.encode() for token in self.reference.get_added_tokens_decoder().values()]
         self.token_bytes_max = (
             max((len(piece) for piece in [*self.table.pieces, *spelled]), default=TOKEN_BYTES_MAX)
@@ -110,12 +119,22 @@ class Tokenizer:
             return (self.reference.id_to_token(token) or "").encode()
         if self.table is not None and token < len(self.table.pieces):
             return self.table.pieces[token]
-        return self.reference.decode([token], skip_special_tokens=False).encode()
+        part = _BYTE.fullmatch(self.reference.id_to_token(token) or "") if self._has_bytes else None
+        if part is not None:
+            return bytes([int(part[1], 16)])
+        # Behind another token: alone, or at the beginning of a text, it may lose its space.
+        before = self.reference.decode(self._anchor, skip_special_tokens=False)
+        text = self.reference.decode([*self._anchor, token], skip_special_tokens=False)
+        return text.removeprefix(before).encode()
 
-    def decoder(self, *, special: bool = False) -> "Decoder":
-        """A new incremental decoder for one answer. `special`: it spells out special tokens, except those that end it."""
+    def decoder(self, *, special: bool = False, prompt: Sequence[int] | U32 = ()) -> "Decoder":
+        """A new incremental decoder for one answer. `special`: it spells out special tokens, except those that end it.
+
+        `prompt` are tokens that the answer goes on from: its first token has a space where it has one inside of a text.
+        """
         if self.table is None:
-            return StreamDecoder(self.reference, frozenset(self._ends) if special else None)
+            left_out = frozenset(self._ends) if special else None
+            return StreamDecoder(self.reference, left_out, self._tail(prompt))
         if not special:
             return TableDecoder(self.table, self.special)
         if self._spelled is None:
@@ -125,6 +144,15 @@ class Tokenizer:
                     pieces[token] = self.bytes_of(token)
             self._spelled = TokenTable(pieces)
         return TableDecoder(self._spelled, self._ends)
+
+    def _tail(self, prompt: Sequence[int] | U32) -> list[int]:
+        """The last tokens of a prompt, behind its last special one: behind that a text begins."""
+        tail: list[int] = []
+        for token in reversed(prompt[-PROMPT_TAIL:]):
+            if token in self.special:
+                break
+            tail.insert(0, int(token))
+        return tail
 
 
 class Decoder(Protocol):
@@ -182,12 +210,17 @@ class StreamDecoder:
 
     __slots__ = ("_begin", "_ids", "_left_out", "_reference", "_shown")
 
-    def __init__(self, reference: tokenizers.Tokenizer, left_out: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        reference: tokenizers.Tokenizer,
+        left_out: frozenset[int] | None = None,
+        prompt: Sequence[int] = (),
+    ) -> None:
         self._reference = reference
         self._left_out = left_out
-        self._ids: list[int] = []
+        self._ids: list[int] = list(prompt)
         self._begin = 0
-        self._shown = 0
+        self._shown = len(self._ids)
 
     def push(self, tokens: tuple[int, ...]) -> str:
         """See `Decoder.push`."""

@@ -27,7 +27,16 @@ from headwater.actors.edge.api.anthropic.types import (
     ToolUseBlock,
     UrlSource,
 )
-from headwater.actors.edge.generation.messages.turn import MediaPart, Part, Role, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.messages.turn import (
+    TEXT_SEPARATOR,
+    MediaPart,
+    Part,
+    Role,
+    TextPart,
+    ToolCall,
+    Turn,
+    joined_texts,
+)
 from headwater.actors.http.errors import ApiError, bad_request
 
 BILLING_PREFIX: Final = "x-anthropic-billing-header"
@@ -36,8 +45,6 @@ BILLING_PREFIX: Final = "x-anthropic-billing-header"
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 DOCUMENT_TYPES: Final = ("application/pdf",)
 ERROR_PREFIX: Final = "Error: "
-SEPARATOR: Final = "\n"
-"""Between adjacent text blocks: joined without it, the last word of one and the first of the next would be one."""
 
 Content = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
@@ -62,7 +69,7 @@ def turns_of(system: str | list[SystemBlock] | None, messages: Sequence[InputMes
 
 def _system_text(system: str | list[SystemBlock] | None) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system or []]
-    return SEPARATOR.join(filter(None, map(_without_billing, texts)))
+    return TEXT_SEPARATOR.join(filter(None, map(_without_billing, texts)))
 
 
 def _without_billing(text: str) -> str:
@@ -77,9 +84,9 @@ def _append(turns: list[Turn], turn: Turn) -> None:
         return
     turns[-1] = msgspec.structs.replace(
         last,
-        parts=tuple(_joined([*last.parts, *turn.parts])),
+        parts=joined_texts([*last.parts, *turn.parts]),
         calls=turn.calls,
-        reasoning=SEPARATOR.join(filter(None, (last.reasoning, turn.reasoning))),
+        reasoning=TEXT_SEPARATOR.join(filter(None, (last.reasoning, turn.reasoning))),
     )
 
 
@@ -109,9 +116,9 @@ def _assistant(blocks: Sequence[Block], param: str, names: dict[str, str]) -> Tu
             raise _misplaced(block, f"{param}[{number}]", "user")
     return Turn(
         role="assistant",
-        parts=tuple(_joined(parts)),
+        parts=joined_texts(parts),
         calls=tuple(calls),
-        reasoning=SEPARATOR.join(filter(None, thoughts)),
+        reasoning=TEXT_SEPARATOR.join(filter(None, thoughts)),
     )
 
 
@@ -122,7 +129,7 @@ def _given(role: Role, blocks: Sequence[Block], param: str, names: dict[str, str
         here = f"{param}[{number}]"
         if isinstance(block, ToolResultBlock) and role == "user":
             if parts:
-                yield Turn(role=role, parts=tuple(_joined(parts)))
+                yield Turn(role=role, parts=joined_texts(parts))
                 parts = []
             yield _tool_result(block, here, names)
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
@@ -130,7 +137,7 @@ def _given(role: Role, blocks: Sequence[Block], param: str, names: dict[str, str
         else:
             raise _misplaced(block, here, "assistant" if role == "user" else "user")
     if parts or not blocks:
-        yield Turn(role=role, parts=tuple(_joined(parts)))
+        yield Turn(role=role, parts=joined_texts(parts))
 
 
 def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> Turn:
@@ -154,22 +161,7 @@ def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> T
         parts = [TextPart(ERROR_PREFIX), *parts]
         if len(parts) > 1 and isinstance(parts[1], TextPart):
             parts[:2] = [TextPart(ERROR_PREFIX + parts[1].text)]
-    return Turn(role="tool", parts=tuple(_joined(parts)), name=name, call_id=block.tool_use_id)
-
-
-def _joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """The parts, adjacent texts as one."""
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, TextPart):
-            texts.append(part.text)
-            continue
-        if texts:
-            yield TextPart(SEPARATOR.join(texts))
-            texts = []
-        yield part
-    if texts:
-        yield TextPart(SEPARATOR.join(texts))
+    return Turn(role="tool", parts=joined_texts(parts), name=name, call_id=block.tool_use_id)
 
 
 def _parts(block: Content, param: str) -> list[Part]:
@@ -187,9 +179,9 @@ def _part(block: Content, param: str) -> Part:
         return _media(block, param)
     if isinstance(block, SearchResultBlock):
         texts = (text.text for text in block.content)
-        return TextPart(SEPARATOR.join((block.title, block.source, *texts)))
+        return TextPart(TEXT_SEPARATOR.join((block.title, block.source, *texts)))
     if isinstance(block.source, PlainTextSource):
-        return TextPart(SEPARATOR.join(filter(None, (block.title, block.context, block.source.data))))
+        return TextPart(TEXT_SEPARATOR.join(filter(None, (block.title, block.context, block.source.data))))
     return _media(block, param)
 
 

@@ -1,5 +1,6 @@
 """Log probabilities in the two shapes of OpenAI's API. Pure."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,8 +34,9 @@ class CompletionLogprobs:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self.offset = 0
-        """Length of the text before the next tokens."""
+        """Length of the text before the next tokens, without a character that they complete."""
 
     def prompt(self, prompt: PromptDetail) -> dict[str, list[Any]]:
         """Of an echoed prompt, whose first token has none."""
@@ -44,20 +46,28 @@ class CompletionLogprobs:
         """Of the next tokens of the answer."""
         return self._document(detail.tokens, detail.logprobs)
 
+    def _named(self, token: int, item: TokenLogprob) -> dict[str, float]:
+        """The alternatives and the chosen token by their texts; of equal texts, the likelier one's."""
+        found: dict[str, float] = {}
+        for other, value in (*item.top, (token, item.logprob)):
+            text = self._tokenizer.text_of(other)
+            found[text] = max(found.get(text, LEAST), value, LEAST)
+        return found
+
     def _document(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
     ) -> dict[str, list[Any]]:
         name = self._tokenizer.text_of
         names = [name(token) for token in tokens]
         offsets: list[int] = []
-        for text in names:
+        for token in tokens:
             offsets.append(self.offset)
-            self.offset += len(text)
+            self.offset += len(self._characters.decode(self._tokenizer.bytes_of(token)))
         return {
             "tokens": names,
             "token_logprobs": [item and max(item.logprob, LEAST) for item in logprobs],
             "top_logprobs": [
-                item and {name(other): max(value, LEAST) for other, value in item.top} for item in logprobs
+                item and self._named(token, item) for token, item in zip(tokens, logprobs, strict=False)
             ],
             "text_offset": offsets,
         }

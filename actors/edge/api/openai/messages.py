@@ -10,7 +10,14 @@ from headwater.actors.edge.generation.messages.media_parts import (
     file_media,
     url_media,
 )
-from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.messages.turn import (
+    MediaPart,
+    Part,
+    TextPart,
+    ToolCall,
+    Turn,
+    joined_texts,
+)
 from headwater.actors.http.errors import bad_request
 
 
@@ -47,7 +54,7 @@ def _parts(content: str | list[ContentPart] | None, param: str) -> tuple[Part, .
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(_part(part, f"{param}[{number}]") for number, part in enumerate(content))
+    return joined_texts(_part(part, f"{param}[{number}]") for number, part in enumerate(content))
 
 
 def _part(part: ContentPart, param: str) -> Part:

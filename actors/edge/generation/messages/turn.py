@@ -1,6 +1,7 @@
 """Messages of a conversation as requests have them, whichever API they came through."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Final, Literal
 
 import msgspec
 
@@ -38,6 +39,26 @@ class MediaPart(msgspec.Struct, frozen=True):
 
 
 Part = TextPart | MediaPart
+
+TEXT_SEPARATOR: Final = "\n"
+"""Between neighbouring parts of text: without it the last word of one and the first of the next would be one."""
+
+
+def joined_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts of one message, with neighbouring texts as one."""
+    found: list[Part] = []
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+            continue
+        if texts:
+            found.append(TextPart(TEXT_SEPARATOR.join(texts)))
+            texts = []
+        found.append(part)
+    if texts:
+        found.append(TextPart(TEXT_SEPARATOR.join(texts)))
+    return tuple(found)
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -29,7 +29,14 @@ from headwater.actors.edge.api.responses.items.types import (
     read_item,
 )
 from headwater.actors.edge.generation.messages.media_parts import audio_media, file_media
-from headwater.actors.edge.generation.messages.turn import MediaPart, Part, TextPart, ToolCall, Turn
+from headwater.actors.edge.generation.messages.turn import (
+    MediaPart,
+    Part,
+    TextPart,
+    ToolCall,
+    Turn,
+    joined_texts,
+)
 from headwater.actors.http.errors import bad_request
 
 CUSTOM_INPUT: Final = "input"
@@ -161,7 +168,7 @@ def parts_of(content: str | list[Content], param: str) -> tuple[Part, ...]:
     """Parts of a message. Raises `ApiError` 400 for a medium without its bytes, URL or upload."""
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(_part_of(part, f"{param}.content[{index}]") for index, part in enumerate(content))
+    return joined_texts(_part_of(part, f"{param}.content[{index}]") for index, part in enumerate(content))
 
 
 def _part_of(part: Content, param: str) -> Part:

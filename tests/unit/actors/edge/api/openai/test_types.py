@@ -196,7 +196,7 @@ def test_content_parts_are_joined_and_nothing_else_of_a_message_is_changed() -> 
     called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     turns = chat_request(chat(messages=messages)).messages
     assert template_messages(turns) == [
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "content": "3", "tool_call_id": "1", "name": "f"},
     ]

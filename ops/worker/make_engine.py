@@ -139,12 +139,16 @@ def sim_files(worker: WorkerSettings) -> ModelFiles:
     Raises `EngineUnavailable`.
     """
     if not worker.model:
-        return sim_model_files(worker.served_model_name or registry.find(worker.engine).name)
+        name = worker.served_model_name or registry.find(worker.engine).name
+        return _with_template(sim_model_files(name), worker)
     return _files(model_folder(worker.model), worker)
 
 
 def _files(folder: Path, worker: WorkerSettings) -> ModelFiles:
-    files = read_model_files(folder)
+    return _with_template(read_model_files(folder), worker)
+
+
+def _with_template(files: ModelFiles, worker: WorkerSettings) -> ModelFiles:
     if worker.chat_template:
         return files._replace(chat_template=checks.template(worker.chat_template))
     return files

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from headwater.engines import registry
+from headwater.engines import native_arguments, registry
 from headwater.engines.sglang.config import cli_arguments as sglang_arguments
 from headwater.engines.vllm.config import cli_arguments
 from headwater.ops.config.errors import ConfigError
@@ -109,7 +109,10 @@ def _gpus(settings: EngineProcess, engine: str) -> int:
         return settings.vllm.gpus_per_worker or gpus_needed(settings.vllm.native)
     words = settings.sglang.native
     parts = sglang_arguments.number(words, "tp_size", 1) * sglang_arguments.number(words, "pp_size", 1)
-    return settings.sglang.gpus_per_worker or parts * sglang_arguments.number(words, "dp_size", 1)
+    # With it the ranks share the GPUs of the tensor-parallel parts.
+    shared = native_arguments.has(words, "enable_dp_attention")
+    ranks = 1 if shared else sglang_arguments.number(words, "dp_size", 1)
+    return settings.sglang.gpus_per_worker or parts * ranks
 
 
 def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
@@ -177,6 +180,8 @@ def ranks_here(native: Sequence[str]) -> int:
 def gpus_needed(native: Sequence[str]) -> int:
     """GPUs of one worker, from vLLM's arguments: all parts of the model, for each rank."""
     parts = cli_arguments.number(native, "tensor_parallel_size", 1)
+    # Context parallelism of the decode shares the GPUs of the tensor-parallel parts.
+    parts *= cli_arguments.number(native, "prefill_context_parallel_size", 1)
     return parts * cli_arguments.number(native, "pipeline_parallel_size", 1) * ranks_here(native)
 
 

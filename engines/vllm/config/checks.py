@@ -56,6 +56,15 @@ def role(wanted: Role, connector: str, words: Sequence[str], *, needs_vllm: bool
         raise EngineUnavailable(
             f"--connector {connector} and --kv-transfer-config both set the connectors: use one of them"
         )
+    if (
+        explicit
+        and wanted != "both"
+        and not connectors.may_hand_over(cli_arguments.value(words, "kv_transfer_config") or "")
+    ):
+        raise EngineUnavailable(
+            f"--role {wanted} with a --kv-transfer-config whose connectors do not hand KV over from prefill to decode: name "
+            f"{' or '.join(sorted(connectors.PULLING))} in it, or leave it out for nixl"
+        )
     if wanted == "both" or explicit or not needs_vllm:
         return chosen
     if not connector:

@@ -3,6 +3,7 @@
 Connectors are queried for blocks in this order; all of them receive blocks to store.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -136,6 +137,18 @@ def _config(name: str, options: Mapping[str, Any], *, cpu: bool) -> dict[str, An
     if extra:
         config["kv_connector_extra_config"] = extra
     return config
+
+
+def may_hand_over(text: str) -> bool:
+    """Does a KV transfer configuration, as JSON, name a connector that hands over? What is no JSON, the engine's parser judges."""
+    try:
+        found = json.loads(text)
+        inner = (found.get("kv_connector_extra_config") or {}).get("connectors") or ()
+        names = [found.get("kv_connector"), *(one.get("kv_connector") for one in inner)]
+    except (ValueError, AttributeError, TypeError):
+        return True
+    # One of another package is loaded from its own module: what it can shows when it is started.
+    return bool(found.get("kv_connector_module_path")) or any(name in PULLING for name in names)
 
 
 def can_hand_over(config: Any) -> bool:

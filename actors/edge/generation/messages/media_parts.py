@@ -17,18 +17,23 @@ URL_CHARACTERS_MAX: Final = 8_192
 NAME_CHARACTERS_MAX: Final = 255
 UNNAMED: Final = "unnamed"
 
-_DATA_URL: Final = re.compile(r"data:([\w.+-]{1,64}/[\w.+-]{1,64})(?:;[\w.+-]{1,64}=[\w.+-]{1,64})*;base64,")
+_DATA_URL: Final = re.compile(
+    r"data:([\w.+-]{1,64}/[\w.+-]{1,64})?(?:;[\w.+-]{1,64}=[\w.+-]{1,64})*;base64,", re.IGNORECASE
+)
+"""Its type may be left out: the first bytes of the data decide what it is."""
+
+_DATA: Final = "data:"
 
 
 def url_media(kind: MediaKind, url: Any, param: str, *, detail: str = "") -> MediaPart:
     """Media behind a URL: https:, http:, file: or data: with base64. Which of them are accepted, the media intake decides. Raises `ApiError` 400 naming `param`."""
     if not isinstance(url, str) or not url:
         raise bad_request(f"{param} must have a URL.", param=param)
-    if url.startswith("data:"):
+    if url[: len(_DATA)].lower() == _DATA:
         head = _DATA_URL.match(url[:512])
         if head is None:
             raise bad_request(f"{param} must be data:TYPE;base64,DATA.", param=param)
-        return MediaPart(kind, param, url=url, media_type=head[1], detail=detail)
+        return MediaPart(kind, param, url=url, media_type=(head[1] or "").lower(), detail=detail)
     if len(url) > URL_CHARACTERS_MAX:
         raise bad_request(f"{param} is longer than {URL_CHARACTERS_MAX} characters.", param=param)
     try:
@@ -54,7 +59,7 @@ def file_media(
         raise bad_request(f"{param}.filename must be a string.", param=f"{param}.filename")
     if url and not data:
         part = url_media("file", url, f"{param}.file_url")
-    elif isinstance(data, str) and data.startswith("data:"):
+    elif isinstance(data, str) and data[: len(_DATA)].lower() == _DATA:
         part = url_media("file", data, f"{param}.file_data")
     else:
         part = data_media("file", data, f"{param}.file_data", media_type="")

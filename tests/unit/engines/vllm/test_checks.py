@@ -58,7 +58,22 @@ def test_a_template_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
         ("prefill", "", (), ("nixl",)),
         ("decode", "", (), ("nixl",)),
         ("decode", "nixl,offload", (), ("nixl", "offload")),
-        ("prefill", "", ("--kv-transfer-config", "{}"), ()),
+        ("prefill", "", ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), ()),
+        (
+            "decode",
+            "",
+            (
+                "--kv-transfer-config",
+                '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector"}]}}',
+            ),
+            (),
+        ),
+        (
+            "prefill",
+            "",
+            ("--kv-transfer-config", '{"kv_connector": "Own", "kv_connector_module_path": "own.connector"}'),
+            (),
+        ),
         ("both", "", ("--headless",), ()),
     ],
 )
@@ -83,6 +98,13 @@ def test_a_role_chooses_its_connector(
             "--connector nixl and --kv-transfer-config .*use one of them",
         ),
         ("both", "nixl", ("--kv-transfer-config.kv_connector", "X"), "use one of them"),
+        (
+            "prefill",
+            "",
+            ("--kv-transfer-config", '{"kv_connector": "OffloadingConnector"}'),
+            "do not hand KV over",
+        ),
+        ("decode", "", ("--kv-transfer-config", "{}"), "do not hand KV over"),
     ],
 )
 def test_roles_and_connectors_that_exclude_each_other(

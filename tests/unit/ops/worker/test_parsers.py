@@ -61,7 +61,7 @@ def test_inspect_prints_formats_and_reasons(tmp_path: Path, capsys: pytest.Captu
         "tool parser       hermes (the chat template has <tool_call>)",
         "reasoning parser  none (no marker of a known format in the chat template nor the tokenizer)",
         "answers begin     outside reasoning",
-        "conversations     calls are texts; tools are JSON in a system message",
+        "conversations     system messages at the beginning are one; calls are texts; tools are JSON in a system message",
     ]
     assert main(["models", "inspect", str(folder), "--json", "--reasoning-parser", "none"]) == 0
     shown = json.loads(capsys.readouterr().out)

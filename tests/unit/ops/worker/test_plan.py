@@ -118,6 +118,9 @@ def test_each_worker_sees_all_gpus_its_own_first() -> None:
         ("2", "3", "4", "0", "1"),
     ]
     assert workers.gpus_needed(("-tp=2", "--pipeline-parallel-size", "3")) == 6
+    # As vLLM counts: context parallelism of the prefill has GPUs of its own, that of the decode has not.
+    context = ("--prefill-context-parallel-size", "2", "--decode-context-parallel-size", "2")
+    assert workers.gpus_needed(("-tp=2", *context)) == 4
     own = made({"fleet.workers": 2, "vllm.gpus_per_worker": 3})
     with pytest.raises(
         ConfigError, match=r"2 workers with 3 GPUs each need 6, and 5 are visible: .*--gpus-per-worker"
@@ -169,3 +172,15 @@ def test_a_process_that_hosts_all_plans_the_same() -> None:
     for worker in workers.plan(settings):
         alone = settings_of("engine", *process_words(workers.of_worker(settings, worker)))
         assert workers.plan(workers.of_worker(alone, worker)) == [worker._replace(gpus=())]
+
+
+def test_ranks_of_sglang_that_share_attention_share_gpus() -> None:
+    """`--tp-size 8 --dp-size 8 --enable-dp-attention` are 8 GPUs, and 64 without the last."""
+    words = ("--tp-size", "8", "--dp-size", "8")
+    devices = tuple(map(str, range(64)))
+    for native, count in ((words, 64), ((*words, "--enable-dp-attention"), 8)):
+        settings = made({"worker.engine": "sglang", "fleet.workers": 1, "sglang.native": native})
+        (worker,) = workers.plan(settings, devices=devices)
+        with pytest.raises(ConfigError, match=f"{count} GPUs each"):
+            workers.plan(settings, devices=devices[: count - 1])
+        del worker

@@ -8,6 +8,7 @@ import pytest
 
 from headwater.actors.edge.generation.conversation import template_messages
 from headwater.actors.edge.generation.messages.load import NO_MEDIA, LoadedMedia, load_media
+from headwater.actors.edge.generation.messages.media_parts import url_media
 from headwater.actors.edge.generation.messages.placeholders import expand_placeholders, of_tenant
 from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, Turn
 from headwater.actors.edge.model.catalog import Model
@@ -281,3 +282,11 @@ async def test_embeddings_that_a_model_does_not_take(
     with pytest.raises(ApiError, match=message) as raised:
         await load_media([Turn(role="user", parts=parts)], taking, MediaIntake(), known)
     assert (raised.value.status, raised.value.code) == (400, code)
+
+
+@pytest.mark.parametrize(
+    "url", ["data:;base64,aGk=", "DATA:image/PNG;base64,aGk=", "data:image/png;charset=utf-8;BASE64,aGk="]
+)
+def test_data_urls_as_clients_write_them(url: str) -> None:
+    """The scheme has no case, and the type may be left out: what the data is, its first bytes say."""
+    assert url_media("image", url, "messages").url == url

@@ -130,7 +130,7 @@ class Tokenizer:
     def decoder(self, *, special: bool = False, prompt: Sequence[int] | U32 = ()) -> "Decoder":
         """A new incremental decoder for one answer. `special`: it spells out special tokens, except those that end it.
 
-        `prompt` are tokens that the answer goes on from: its first token has a space where it has one inside of a text.
+        `prompt` are tokens that the answer continues: its first token has a space where it has one inside of a text.
         """
         if self.table is None:
             left_out = frozenset(self._ends) if special else None

@@ -18,6 +18,7 @@ DEPTH_MAX: Final = 64
 _NAME: Final = re.compile(r"[\w.\-]+")
 _IDENTIFIER: Final = re.compile(r"\w+")
 _WORD: Final = re.compile(r"[-+.\w]+")
+_STRING_BEGINS: Final = frozenset("\"'rRuUbB")
 _OPENING: Final = regex.compile(r"(?P<prefix>[rRuUbB]{0,2})(?P<quotes>\"\"\"|'''|\"|')")
 _PLAIN: Final = {quote_mark: re.compile(rf"[^\\{quote_mark}]*") for quote_mark in "'\""}
 
@@ -189,6 +190,8 @@ class _Opening(NamedTuple):
 
 def _read_opening(reader: Reader) -> Steps[_Opening | None]:
     """Read the prefix and the opening quotes of a string; None, and nothing is read, if none follows."""
+    if (yield from reader.peek()) not in _STRING_BEGINS:
+        return None
     while True:
         found = _OPENING.match(reader.text, reader.at, partial=not reader.ended)
         if found is None:

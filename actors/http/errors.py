@@ -144,6 +144,10 @@ def ended_workers(count: int, reason: str) -> ApiError:
 
 def migrated_too_often(count: int, reason: str) -> ApiError:
     """502: so many migrations are the limit."""
+    if not count:
+        return upstream_failed(
+            f"Requests of this model do not migrate (--migration-limit 0), and its worker failed: {reason}."
+        )
     return upstream_failed(f"The request was migrated {count} times; last reason: {reason}.")
 
 

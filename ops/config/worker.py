@@ -15,6 +15,7 @@ from headwater.engines.sim.defaults import TOTAL_BLOCKS
 from headwater.engines.tensorrt_llm.config.settings import HandoffMode
 from headwater.ops.config.setting import Flag, Prefix, Text
 from headwater.schemas.events.fleet import Role
+from headwater.schemas.tables.card import MIGRATIONS_MAX
 
 Label = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
@@ -161,6 +162,14 @@ class WorkerSettings(NamedTuple):
         Flag("taint"),
         Meta(description="reject requests that do not tolerate this (x-headwater-tolerates)"),
     ] = ()
+    migration_limit: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="how often a request may move to another worker after its own failed; 0: it fails with its worker",
+        ),
+    ] = MIGRATIONS_MAX
     block_size: Annotated[
         int,
         Meta(

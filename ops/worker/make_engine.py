@@ -180,6 +180,7 @@ def served(worker: WorkerSettings, files: ModelFiles) -> Served:
         worker.model_aliases,
         tool_parser=found.tool_format,
         reasoning_parser=found.reasoning_format,
+        migrations_max=worker.migration_limit,
     )
 
 

@@ -1,7 +1,7 @@
 """Model cards and LoRA cards: what an edge needs to serve a model. KV bucket, one key per pool and per LoRA adapter."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -164,6 +164,9 @@ class VideoGenerationSupport(msgspec.Struct, frozen=True, kw_only=True):
     steps_max: int
 
 
+MIGRATIONS_MAX: Final = 5
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model. Stored as JSON, so that people can read it with the stock `nats` tool.
 
@@ -193,6 +196,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The format of tool calls; empty: answers are not searched for any."""
     reasoning_parser: str = ""
     """The format of reasoning; empty: none."""
+    migrations_max: int = MIGRATIONS_MAX
+    """How often a request may move to another worker: one that ends every worker is taken for the cause."""
     logits_processors: tuple[str, ...] = ()
     """Names that requests may use."""
     pooling_tasks: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ class LanguageChoice:
             Constraints(needs=needs),
             cache_salt=prepared.salt.value,
             tokenizer=card.tokenizer,
+            migrations_max=card.migrations_max,
         )
         messages = ChoiceMessages(spec, detection.prompt, card.block_size, dispatcher, media)
         self.driver = ChoiceDriver(spec, messages, dispatcher.workers, record, self)

@@ -108,7 +108,15 @@ class Generation:
                 one = with_seed(sampling, number) if number else sampling
                 salt, tokenizer = self._prepared.salt.value, card.tokenizer
                 spec = ChoiceSpec(
-                    self.name, index, one, constraints, request.guide_param, salt, priority, tokenizer
+                    self.name,
+                    index,
+                    one,
+                    constraints,
+                    request.guide_param,
+                    salt,
+                    priority,
+                    tokenizer,
+                    card.migrations_max,
                 )
                 messages = ChoiceMessages(spec, prompt, card.block_size, self._dispatcher, media)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))

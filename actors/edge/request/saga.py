@@ -59,7 +59,6 @@ from headwater.schemas.events.request import RequestPrefilled, RequestRouted, Re
 from headwater.schemas.messages.handoff import Handoff
 from headwater.schemas.messages.inference import FrameEntry, Leg
 
-MIGRATIONS_MAX: Final = 5
 REASON_CHARACTERS_MAX: Final = 300
 
 Effects = list[Effect]
@@ -126,8 +125,8 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
     ):
         reason = f"no worker claimed the prefilled prompt in time: {placement.reason}"
         saga, holder = _drop_handoff(saga, "timed out", reason, effects), None
-    if saga.migrations > MIGRATIONS_MAX:
-        return _fail(saga, errors.migrated_too_often(MIGRATIONS_MAX, placement.reason), effects)
+    if saga.migrations > saga.spec.migrations_max:
+        return _fail(saga, errors.migrated_too_often(saga.spec.migrations_max, placement.reason), effects)
     number = saga.attempts + 1
     decodes = saga.state == "handoff" and holder is not None
     constraints = replace(
@@ -346,8 +345,8 @@ def _lose(
     saga, handoff = _release(_detach(saga, effects), effects)
     saga = _go(replace(saga, migrations=saga.migrations + 1), cause, effects, reason, handoff)
     sampling = saga.spec.sampling
-    if saga.migrations > MIGRATIONS_MAX:
-        return _fail(saga, errors.migrated_too_often(MIGRATIONS_MAX, reason), effects)
+    if saga.migrations > saga.spec.migrations_max:
+        return _fail(saga, errors.migrated_too_often(saga.spec.migrations_max, reason), effects)
     if saga.emitted >= sampling.max_tokens:
         return _end(saga, "finished", "length", effects)
     if not is_migratable(sampling, saga.emitted):

@@ -16,6 +16,7 @@ from headwater.schemas.events.request import RequestEvent, SagaState
 from headwater.schemas.events.route import Decision, RouteRefused
 from headwater.schemas.messages.handoff import Handoff
 from headwater.schemas.messages.inference import FrameEntry, Leg, Sampling, TokenLogprob
+from headwater.schemas.tables.card import MIGRATIONS_MAX
 
 End = Literal["stop", "length", "cancelled", "error"]
 Awaited = Literal["", "route", "dispatch", "pause"]
@@ -36,6 +37,7 @@ class ChoiceSpec(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     priority: int = 0
     tokenizer: str = ""
+    migrations_max: int = MIGRATIONS_MAX
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from headwater.engines.model_files import ModelFiles
 from headwater.events.errors import LogError
 from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables.card import MediaSupport, ModelCard
+from headwater.schemas.tables.card import MIGRATIONS_MAX, MediaSupport, ModelCard
 
 CARD_TTL_S: Final = 900
 """A model whose last worker has ended is unavailable for so long; then it no longer exists. Longer than any restart of a fleet."""
@@ -34,13 +34,14 @@ _log = structlog.get_logger("headwater.worker")
 
 
 class Served(NamedTuple):
-    """A model as it is to be served: its name and aliases, files and parsers."""
+    """A model as it is to be served: its name and aliases, files and parsers, and how often its requests may migrate."""
 
     name: str
     files: ModelFiles
     aliases: tuple[str, ...] = ()
     tool_parser: str = ""
     reasoning_parser: str = ""
+    migrations_max: int = MIGRATIONS_MAX
 
 
 async def publish_card(ports: Ports, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
@@ -171,6 +172,7 @@ def own_card(served: Served, engine: Engine, info: EngineInfo, now_s: int) -> Mo
         max_running=info.max_running,
         tool_parser=served.tool_parser,
         reasoning_parser=served.reasoning_parser,
+        migrations_max=served.migrations_max,
         logits_processors=info.processors,
         pooling_tasks=info.tasks,
         lora_slots=info.lora_slots,

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from headwater.actors.edge.request.migration import DEATHS_MAX
 from headwater.actors.edge.request.placement import MOVE_S_MAX
-from headwater.actors.edge.request.saga import MIGRATIONS_MAX, step
+from headwater.actors.edge.request.saga import step
 from headwater.actors.edge.request.saga_types import (
     AskRouter,
     CancelAttempt,
@@ -28,6 +28,7 @@ from headwater.actors.edge.request.saga_types import (
 from headwater.actors.http.errors import NO_RETRY
 from headwater.schemas.events.route import RouteRefused
 from headwater.schemas.messages.inference import FrameEntry, Sampling
+from headwater.schemas.tables.card import MIGRATIONS_MAX
 from tests.unit.actors.edge.request.test_saga import (
     CLAIMING,
     DECODING,

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX
-from headwater.actors.edge.request.saga import MIGRATIONS_MAX, step
+from headwater.actors.edge.request.saga import step
 from headwater.actors.edge.request.saga_types import (
     Aborted,
     AskRouter,
@@ -44,6 +44,7 @@ from headwater.schemas.events.request import RequestPrefilled, RequestRouted, Re
 from headwater.schemas.events.route import Decision, RouteRefused, Weights
 from headwater.schemas.messages.handoff import Handoff
 from headwater.schemas.messages.inference import FrameEntry, Leg, Sampling
+from headwater.schemas.tables.card import MIGRATIONS_MAX
 
 MAX_TOKENS = 6
 SPEC = ChoiceSpec("r", 0, Sampling(MAX_TOKENS))
@@ -343,6 +344,17 @@ def test_a_request_that_every_worker_drops_ends() -> None:
     assert finish.error is not None
     assert finish.error.status == 502
     assert str(finish.error).endswith(f"migrated {MIGRATIONS_MAX} times; last reason: gone.")
+
+
+def test_a_model_whose_requests_do_not_migrate() -> None:
+    """With the limit 0 a request fails with its worker, and says so."""
+    saga, _ = run(*DECODING, saga=Saga(replace(SPEC, migrations_max=0)))
+    saga, effects = step(saga, LegLost(saga.attempt.number, "gone", 0.0, died=False))
+    [finish] = [effect for effect in effects if isinstance(effect, Finish)]
+    assert saga.end is not None
+    assert finish.error is not None
+    assert finish.error.status == 502
+    assert "--migration-limit 0" in str(finish.error)
 
 
 def test_a_late_acceptance_is_cancelled() -> None:

@@ -9,12 +9,16 @@ import json
 import re
 from typing import Final
 
+import regex
+
 from headwater.actors.edge.parsing.grammar.reader import Reader, Steps, Write
 from headwater.actors.edge.parsing.json_number import JSON_NUMBER
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD: Final = re.compile(r"[-+.0-9A-Za-z]*")
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_PAIR: Final = regex.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4}")
 
 _LITERALS: Final = {
@@ -158,7 +162,7 @@ def _copy_escape(reader: Reader, write: Write) -> Steps[bool]:
     at = reader.at
     char = reader.text[at + 1]
     if char == "u" and _HEX.match(reader.text, at + 2):
-        _advance(reader, at, at + 6, write)
+        yield from _copy_code(reader, write)
     elif char in '"\\/bfnrt':
         _advance(reader, at, at + 2, write)
     else:
@@ -166,6 +170,24 @@ def _copy_escape(reader: Reader, write: Write) -> Steps[bool]:
         write("'" if char == "'" else "\\\\")
         reader.at = at + (2 if char == "'" else 1)
     return True
+
+
+def _copy_code(reader: Reader, write: Write) -> Steps[None]:
+    """Copy an escape of four digits. Half of a surrogate pair is no character, and readers of JSON refuse it: it becomes U+FFFD."""
+    at = reader.at
+    if not _SURROGATE.match(reader.text, at):
+        _advance(reader, at, at + 6, write)
+        return
+    while not reader.ended and _PAIR.fullmatch(reader.text[at : at + 12], partial=True):
+        if len(reader.text) - at >= 12:
+            break
+        yield
+        at = reader.at
+    if _PAIR.match(reader.text, at):
+        _advance(reader, at, at + 12, write)
+    else:
+        write(r"\ufffd")
+        reader.at = at + 6
 
 
 def _copy_word(reader: Reader, write: Write) -> Steps[bool]:

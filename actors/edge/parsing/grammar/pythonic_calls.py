@@ -49,6 +49,8 @@ _ESCAPES: Final[Mapping[str, str]] = {
 _HEX_DIGITS: Final[Mapping[str, int]] = {"x": 2, "u": 4, "U": 8}
 
 _SURROGATES: Final = range(0xD800, 0xE000)
+_LOW_BEGINS: Final = 0xDC00
+_LOW: Final = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,12 @@ def _copy_escape(reader: Reader, write: Write) -> Steps[bool]:
     if 0 <= number <= 0x10FFFF and number not in _SURROGATES:
         write(escape(chr(number)))
     elif number in _SURROGATES:
-        write(f"\\u{number:04x}")  # half of a pair, as JSON writes it too
+        # JSON's way to write one character, which models mean; half of such a pair is none.
+        while not reader.ended and len(reader.text) - reader.at < 6:
+            yield
+        low = _LOW.match(reader.text, reader.at) if number < _LOW_BEGINS else None
+        write(f"\\u{number:04x}{low.group()}" if low is not None else r"\ufffd")
+        reader.at += len(low.group()) if low is not None else 0
     else:
         write(escape("\\" + char + code))
     return True

@@ -2,10 +2,11 @@
 
 import json
 
+import msgspec
 import pytest
 
 from headwater.actors.edge.parsing.events import ParsedCall, ParsedOutput
-from tests.unit.actors.edge.parsing.support import parse, tool
+from tests.unit.actors.edge.parsing.support import parse, parse_pieces, tool
 
 
 def call(name: str, arguments: str, *, complete: bool = True, call_id: str = "") -> ParsedCall:
@@ -113,3 +114,26 @@ def test_reasoning_that_the_prompt_opened() -> None:
     assert parse("<think>\nhm</think>Hi", "", "think", inside=True) == ParsedOutput("Hi", "hm", ())
     assert parse("hm", "", "think", inside=True) == ParsedOutput("", "hm", ())
     assert parse("hm</think>Hi", "", "think", inside=True, parse_reasoning=False).text == "hm</think>Hi"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r"a\ud800b", "a\ufffdb"),
+        (r"\ud83d\ude42", "🙂"),
+        (r"\ude42\ud83d", "\ufffd\ufffd"),
+        (r"\ud83d\ud83d\ude42", "\ufffd🙂"),
+        (r"\ud83d", "\ufffd"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_no_character(written: str, read: str) -> None:
+    """A client could not read the arguments otherwise; whole and in pieces they are the same."""
+    for form, text in (
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"s": "' + written + '"}}\n</tool_call>'),
+        ("pythonic", f'[f(s="{written}")]'),
+    ):
+        for size in (1, 4, 7, len(text)):
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            (call,) = parse_pieces(pieces, form, tools=[tool("f")]).calls
+            assert call.complete
+            assert msgspec.json.decode(call.arguments) == {"s": read}

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any, Final, Literal
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.limits import ConnectionLimits
@@ -48,6 +48,24 @@ def protocol_of(limits: ConnectionLimits) -> type["LimitedConnection"]:
 def websocket_protocol_of(http: type["LimitedConnection"]) -> type[WebSocketConnection]:
     """The protocol class of its upgraded connections, which are counted with the others."""
     return type("EdgeWebSocket", (WebSocketConnection,), {"addresses": http.addresses})
+
+
+def send_until_close(cycle: RequestResponseCycle) -> None:
+    """Have a response whose length is unknown end with its connection: HTTP/1.0 has no chunks, and its clients would read their sizes as text."""
+    send = cycle.send
+    is_sized = True
+
+    async def send_plain(message: Any) -> None:
+        nonlocal is_sized
+        if message["type"] == "http.response.start":
+            is_sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not is_sized:
+                cycle.keep_alive = cycle.chunked_encoding = False
+        elif not is_sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -150,6 +168,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._phase, self._body_bytes = "body", 0
         self._wait(self.limits.body_timeout_s)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            send_until_close(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body arrived."""

@@ -35,7 +35,7 @@ class SlowApp:
 
 
 @contextlib.asynccontextmanager
-async def serving(listener: socket.socket, app: SlowApp) -> AsyncIterator[tuple[UvicornServer, Any]]:
+async def serving(listener: socket.socket, app: Any) -> AsyncIterator[tuple[UvicornServer, Any]]:
     """One life's server on its own copy of the socket."""
     server = UvicornServer(listener.dup())
     task = asyncio.create_task(server.serve(app))
@@ -105,3 +105,30 @@ async def test_a_life_after_a_stop_can_listen_again(listener: socket.socket) -> 
         reader, writer = await asked(listener)
         assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+async def streams(scope: Any, receive: Any, send: Any) -> None:
+    """An application that streams two events, or an answer of known length."""
+    sized = scope["path"] == "/sized"
+    headers = [(b"content-length", b"8")] if sized else []
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"one\n", "more_body": True})
+    await send({"type": "http.response.body", "body": b"two\n"})
+
+
+@pytest.mark.parametrize("keep", [b"", b"connection: keep-alive\r\n"])
+@pytest.mark.parametrize("path", [b"/stream", b"/sized"])
+async def test_clients_of_http_1_0_get_no_chunks(listener: socket.socket, path: bytes, keep: bytes) -> None:
+    """As curl -0 and old proxies: a stream ends with its connection, and an answer of known length need not."""
+    async with serving(listener, streams):
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        writer.write(b"GET " + path + b" HTTP/1.0\r\n" + keep + b"\r\n")
+        async with asyncio.timeout(10):
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(8)
+            if path == b"/stream" or not keep:
+                body += await reader.read()
+                assert b"connection: close" in head
+        writer.close()
+    assert b"chunked" not in head
+    assert body == b"one\ntwo\n"

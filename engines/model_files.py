@@ -80,19 +80,30 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, settings: dict[str, Any]) -> str:
-    """Newer models have the template in a separate file; some have several: one named `default`, and one for requests with tools."""
+    """Newer models have the template in a separate file, models with a processor of media in one of JSON; some have several: one named
+    `default`, and one for requests with tools.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text()
-    template = settings.get("chat_template") or ""
+        tools = folder / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+        return _either(path.read_text(), tools.read_text() if tools.is_file() else "")
+    template = (
+        _json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template") or ""
+    )
+    if isinstance(template, dict):
+        template = [{"name": name, "template": text} for name, text in template.items()]
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        default, with_tools = str(named.get("default", "")), str(named.get(TOOL_USE, ""))
-        if default and with_tools:
-            # The line ends belong to the tags: nothing is added to either.
-            return f"{{% if tools %}}\n{with_tools}{{% else %}}\n{default}{{% endif %}}"
-        return default or with_tools
+        return _either(str(named.get("default", "")), str(named.get(TOOL_USE, "")))
     return str(template)
+
+
+def _either(default: str, with_tools: str) -> str:
+    """One template that is the one or the other."""
+    if default and with_tools:
+        # The line ends belong to the tags: nothing is added to either.
+        return f"{{% if tools %}}\n{with_tools}{{% else %}}\n{default}{{% endif %}}"
+    return default or with_tools
 
 
 def _token_text(value: Any) -> str:

@@ -35,6 +35,7 @@ WEIGHTS: Final = "model.safetensors"
 
 KNOWN: Final = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"),
+    *("chat_template.json", "additional_chat_templates/tool_use.jinja"),
     *("special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
     *("hf_quant_config.json", "quantize_config.json", INDEX),

@@ -65,3 +65,23 @@ def test_a_template_for_tools_is_used_where_tools_are_offered(tmp_path: Path) ->
     one = template(tmp_path / "one", ("tool_use", WITH))
     assert one.render(messages, tools=[tool]) == both.render(messages, tools=[tool])
     assert template(tmp_path / "default", ("default", WITHOUT)).render(messages) == both.render(messages)
+
+
+def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    """Older models with images have one in JSON; transformers writes named ones into a folder."""
+    messages, tool = [{"role": "user", "content": "Hi"}], {"function": {"name": "f"}}
+    json_file, named = tmp_path / "json", tmp_path / "named"
+    for folder in (json_file, named):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text("{}")
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "other"}))
+    (json_file / "chat_template.json").write_text(json.dumps({"chat_template": WITH}))
+    (named / "chat_template.jinja").write_text(WITHOUT)
+    (named / "additional_chat_templates").mkdir()
+    (named / "additional_chat_templates" / "tool_use.jinja").write_text(WITH)
+    wanted = ChatTemplate(WITH, {}).render(messages, tools=[tool])
+    for folder in (json_file, named):
+        found = ChatTemplate(read_model_files(folder).chat_template, {})
+        assert found.render(messages, tools=[tool]) == wanted
+    found = ChatTemplate(read_model_files(named).chat_template, {})
+    assert found.render(messages) == ChatTemplate(WITHOUT, {}).render(messages)

@@ -73,7 +73,8 @@ def preload(*, online: bool = False) -> float:
     # Deprecations inside vLLM and torch are of no use to operators.
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch").setLevel(logging.ERROR)
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    # Its own variable, where an operator wants more.
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "").upper() or logging.ERROR)
     began = time.monotonic()
     for name in PRELOADS:
         try:

@@ -82,6 +82,13 @@ class EdgeSettings(NamedTuple):
             description="tools that OpenAI's or Anthropic's own servers would run (web search, MCP, …): omit them from the prompt, or reject the request"
         ),
     ] = "omit"
+    keep_billing_line: Annotated[
+        bool,
+        Flag("keep-billing-line"),
+        Meta(
+            description="leave Claude Code's line x-anthropic-billing-header in the prompt, where it keeps sessions from sharing a prefix"
+        ),
+    ] = False
     encode_legs: Annotated[
         EncodeLegs,
         Flag("encode-legs"),

@@ -46,6 +46,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         special_tokens_in_text=edge.allow_special_tokens_in_text,
         reasoning_field=edge.reasoning_field,
         hosted_tools=edge.hosted_tools,
+        keep_billing_line=edge.keep_billing_line,
         probes=http.probes,
     )
     try:

@@ -6,6 +6,7 @@ import pytest
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.edge.model.template_form import TemplateForm
+from headwater.actors.edge.parsing.selection.detect import detect
 from tests.templates.judge import CONVERSATIONS, EXPLAINED, SPECIAL, TOGETHER, cells, judge, renders
 
 FOLDER = Path(__file__).parents[2] / ".templates"
@@ -76,3 +77,20 @@ def test_a_template_that_renders_calls_renders_its_own(name: str) -> None:
 
 def test_a_template_that_renders_tools_renders_its_own() -> None:
     assert form("CohereForAI-c4ai-command-r-plus-tool_use").tools
+
+
+NO_FORMAT = {
+    "HuggingFaceTB-SmolLM3-3B": "its template here shows no tools",
+    "google-gemma-2-2b-it": "it knows no tools",
+    "llama-cpp-rwkv-world": "it knows no tools",
+    "microsoft-Phi-3.5-mini-instruct": "it knows no tools",
+    "meetkai-functionary-medium-v3.2": "the prompt ends inside its first marker",
+    "muse-glimmer": "not read",
+    "openbmb-MiniCPM5-1B": "not read",
+}
+"""Templates whose format of calls is not known."""
+
+
+def test_formats_of_calls_are_found() -> None:
+    found = {path.stem: detect(path.read_text()).tool_format for path in FOLDER.glob("*.jinja")}
+    assert {name for name, form in found.items() if not form} == NO_FORMAT.keys()

@@ -114,7 +114,8 @@ class App:
             options.hosted_tools,
         )
         generator = Generator(serving)
-        openai, anthropic = OpenAiApi(serving, generator), AnthropicApi(serving, generator)
+        openai = OpenAiApi(serving, generator)
+        anthropic = AnthropicApi(serving, generator, keep_billing_line=options.keep_billing_line)
         pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
         tokens = TokensApi(serving)
         history = options.history

@@ -22,5 +22,6 @@ class EdgeOptions(NamedTuple):
     special_tokens_in_text: bool = False
     reasoning_field: ReasoningField = "both"
     hosted_tools: HostedTools = "omit"
+    keep_billing_line: bool = False
     probes: bool = True
     """Serve /metrics, /health and /live, too."""

@@ -76,6 +76,28 @@ def _mistral(middle: str) -> Group:
     return write
 
 
+def _solar(calls: Sequence[Call], rnd: Random) -> str:
+    rows = [
+        f"<|tool_call:begin|>id{number}<|tool_call:name|>{call.name}<|tool_call:args|>{dumps(call.arguments, rnd)}<|tool_call:end|>"
+        for number, call in enumerate(calls)
+    ]
+    return "<|tool_calls|>" + "".join(rows) + "<|calls|>"
+
+
+def _functionary(calls: Sequence[Call], rnd: Random) -> str:
+    return "".join(f"<function={call.name}>{dumps(call.arguments, rnd)}</function>" for call in calls)
+
+
+def _command_r(calls: Sequence[Call], rnd: Random) -> str:
+    rows = [dumps({"tool_name": call.name, "parameters": call.arguments}, rnd) for call in calls]
+    return "Action:\n```json\n[\n    " + ",\n    ".join(rows) + "\n]```"
+
+
+def _lines(calls: Sequence[Call], rnd: Random) -> str:
+    rows = [dumps(_object(call), rnd) for call in calls]
+    return "<tool_calls>\n" + "\n".join(rows) + "\n</tool_calls>"
+
+
 def _plamo3(calls: Sequence[Call], rnd: Random) -> str:
     rows = [
         f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{call.name}<|plamo:end_tool_name:plamo|>"
@@ -131,6 +153,11 @@ JSON_WRITERS: Final = (
         **_NO_REASONING, **_ONCE,
     ),
     Writer("jamba", "jamba", array("<tool_calls>", "</tool_calls>"), vllm="jamba", **_NO_REASONING),
+    Writer("minimax_m1", "minimax_m1", _lines),
+    Writer("nemotron_nano_v2", "nemotron_nano_v2", array("<TOOLCALL>", "</TOOLCALL>")),
+    Writer("command_r", "command_r", _command_r, **_NO_REASONING, **_ONCE),
+    Writer("functionary_v31", "functionary_v31", _functionary, **_NO_REASONING, **_ONCE),
+    Writer("solar_open", "solar_open", _solar, separator="", **_ONCE),
     Writer(
         "internlm", "internlm", each("<|action_start|><|plugin|>\n", "<|action_end|>\n", between="", arguments="parameters"),
         vllm="internlm",

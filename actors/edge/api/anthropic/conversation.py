@@ -49,11 +49,16 @@ ERROR_PREFIX: Final = "Error: "
 Content = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
-def turns_of(system: str | list[SystemBlock] | None, messages: Sequence[InputMessage]) -> tuple[Turn, ...]:
+def turns_of(
+    system: str | list[SystemBlock] | None,
+    messages: Sequence[InputMessage],
+    *,
+    keep_billing_line: bool = False,
+) -> tuple[Turn, ...]:
     """All turns; there is at least one message. Raises `ApiError` 400 naming the block."""
     names: dict[str, str] = {}
     turns: list[Turn] = []
-    text = _system_text(system)
+    text = _system_text(system, keep_billing_line=keep_billing_line)
     if text:
         turns.append(Turn(role="system", parts=(TextPart(text),)))
     for number, message in enumerate(messages):
@@ -67,9 +72,9 @@ def turns_of(system: str | list[SystemBlock] | None, messages: Sequence[InputMes
     return tuple(turns)
 
 
-def _system_text(system: str | list[SystemBlock] | None) -> str:
+def _system_text(system: str | list[SystemBlock] | None, *, keep_billing_line: bool) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system or []]
-    return TEXT_SEPARATOR.join(filter(None, map(_without_billing, texts)))
+    return TEXT_SEPARATOR.join(filter(None, texts if keep_billing_line else map(_without_billing, texts)))
 
 
 def _without_billing(text: str) -> str:

@@ -31,9 +31,10 @@ def request_id_header(id_: str) -> tuple[bytes, bytes]:
 class AnthropicApi:
     """The endpoints of Anthropic's Messages API."""
 
-    def __init__(self, serving: Serving, generator: Generator) -> None:
+    def __init__(self, serving: Serving, generator: Generator, *, keep_billing_line: bool = False) -> None:
         self._serving = serving
         self._generator = generator
+        self._keep_billing_line = keep_billing_line
 
     async def messages(self, call: Call) -> None:
         """POST /v1/messages."""
@@ -44,14 +45,16 @@ class AnthropicApi:
         omit = request.thinking is not None and request.thinking.display == "omitted"
         encoder = MessageEncoder(request.max_tokens, omit_thinking=omit)
         send = HeaderAdder(call.send, lambda: [request_id_header(id_)])
-        await self._generator.run(to_generation(request, id_), encoder, call._replace(send=send))
+        wanted = to_generation(request, id_, keep_billing_line=self._keep_billing_line)
+        await self._generator.run(wanted, encoder, call._replace(send=send))
 
     async def count_tokens(self, call: Call) -> None:
         """POST /v1/messages/count_tokens: renders and encodes the prompt; no engine is involved."""
         check_version(call.headers)
         request = decode_count(call.body)
         self._serving.fields.count(request)
-        prepared = await self._generator.prepare(to_prompt(request), call)
+        wanted = to_prompt(request, keep_billing_line=self._keep_billing_line)
+        prepared = await self._generator.prepare(wanted, call)
         header = request_id_header(self._serving.workers.ports.ids())
         await respond(call.send, 200, msgspec.json.encode(TokenCount(prepared.prompt_tokens)), [header])
 

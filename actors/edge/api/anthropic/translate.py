@@ -36,9 +36,11 @@ ID_PREFIX: Final = "msg_"
 FORMAT_PARAM: Final = "output_config.format.schema"
 
 
-def to_generation(request: MessagesRequest, id_: str = "") -> GenerationRequest:
+def to_generation(
+    request: MessagesRequest, id_: str = "", *, keep_billing_line: bool = False
+) -> GenerationRequest:
     """What a message request asks for; the message's id ends with `id_`. Raises `ApiError` 400 naming the field."""
-    prompt = to_prompt(request)
+    prompt = to_prompt(request, keep_billing_line=keep_billing_line)
     return msgspec.structs.replace(
         prompt,
         id=id_,
@@ -54,10 +56,10 @@ def to_generation(request: MessagesRequest, id_: str = "") -> GenerationRequest:
     )
 
 
-def to_prompt(request: PromptFields) -> GenerationRequest:
+def to_prompt(request: PromptFields, *, keep_billing_line: bool = False) -> GenerationRequest:
     """The part of a request that becomes its prompt, for counting. Raises `ApiError` 400 naming the field."""
     tools = _tools(request.tools or [], found_tools(request.messages))
-    turns = turns_of(request.system, request.messages)
+    turns = turns_of(request.system, request.messages, keep_billing_line=keep_billing_line)
     output = request.output_config
     guide = _guide(request)
     return GenerationRequest(

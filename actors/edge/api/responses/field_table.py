@@ -44,6 +44,7 @@ CREATE_FIELDS: Final = (
     ResponseField("reasoning.mode", "rejected", "", ("standard",)),
     ResponseField("text.format", "served", "text, json_object and json_schema, enforced"),
     ResponseField("text.verbosity", "ignored"),
+    ResponseField("client_metadata", "ignored", "an agent's own notes on its session and turn"),
     ResponseField("temperature", "served"),
     ResponseField("top_p", "served"),
     ResponseField("top_logprobs", "served"),

@@ -103,6 +103,7 @@ class CreateFields(InputFields, kw_only=True):
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
     service_tier: Any = None
+    client_metadata: Any = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None
     # Rejected unless neutral.

@@ -69,6 +69,32 @@ MISTRAL: Final = ToolFormat(
 )
 """`[TOOL_CALLS]` with an array of objects (up to 2024), or with `name[CALL_ID]id[ARGS]{…}` for each call: Mistral."""
 
+FUNCTIONARY_V31: Final = ToolFormat(
+    calls={
+        "<function=": HeadedCalls(
+            header=Header(ends=(">",), pattern=r"\s*(?P<name>[^\s<>{]+)\s*"), close=("</function>",)
+        )
+    },
+    framing=("<|eom_id|>",),
+)
+"""`<function=name>{…}</function>`: Functionary 3.1, and Llama 3.1 with tools of a user's own."""
+
+SOLAR_OPEN: Final = ToolFormat(
+    calls={
+        "<|tool_call:begin|>": HeadedCalls(
+            header=Header(
+                ends=("<|tool_call:args|>",),
+                pattern=r"\s*(?P<id>[^\s<]*)\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]+)\s*",
+            ),
+            close=("<|tool_call:end|>",),
+        )
+    },
+    framing=("<|tool_calls|>", "<|calls|>"),
+    trim="",
+    end_reasoning=("<|tool_calls|>", "<|tool_call:begin|>"),
+)
+"""`<|tool_call:begin|>id<|tool_call:name|>name<|tool_call:args|>{…}<|tool_call:end|>`: Solar Open."""
+
 PLAMO3: Final = ToolFormat(
     calls={
         "<|plamo:begin_tool_name:plamo|>": HeadedCalls(

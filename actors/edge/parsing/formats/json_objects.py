@@ -41,6 +41,23 @@ JAMBA: Final = ToolFormat(
 )
 """`<tool_calls>[…]</tool_calls>` with an array of objects: Jamba, Hunyuan A13B."""
 
+MINIMAX_M1: Final = ToolFormat(
+    calls={"<tool_calls>": JsonCalls(close=("</tool_calls>",), adjacent=True)},
+    framing=("</tool_calls>",),
+    trim=WHITESPACE,
+)
+"""`<tool_calls>` and an object a line: MiniMax M1."""
+
+NEMOTRON_NANO_V2: Final = ToolFormat(
+    calls={"<TOOLCALL>": JsonCalls(close=("</TOOLCALL>",))}, framing=("</TOOLCALL>",), trim=WHITESPACE
+)
+"""`<TOOLCALL>[…]</TOOLCALL>` with an array of objects: Nemotron Nano 2."""
+
+COMMAND_R: Final = ToolFormat(
+    calls={"Action:\n```json": JsonCalls(close=("```",), name="tool_name")}, trim=WHITESPACE
+)
+"""`Action:` and a fenced block with an array of objects: Command R and R+."""
+
 INTERNLM: Final = ToolFormat(
     calls={"<|plugin|>": JsonCalls(close=("<|action_end|>",))},
     framing=("<|action_start|>", "<|action_end|>"),

@@ -22,6 +22,8 @@ class JsonCalls:
     close: tuple[str, ...] = ()
     separators: tuple[str, ...] = ()
     strict: bool = False
+    adjacent: bool = False
+    """Whether several objects have only whitespace between them."""
     arguments: tuple[str, ...] = ("arguments", "parameters")
     name: str = "name"
     id: str = "id"
@@ -38,7 +40,10 @@ class JsonCalls:
         elif first == "{":
             separators = markers(*self.separators)
             while (yield from _JsonCall(self, context).read()):
-                if not self.separators or not (yield from reader.accept_after_space(separators)):
+                if self.adjacent:
+                    if (yield from reader.skip_space()) != "{":
+                        break
+                elif not self.separators or not (yield from reader.accept_after_space(separators)):
                     break
                 context.begin("")
                 if (yield from reader.skip_space()) != "{":

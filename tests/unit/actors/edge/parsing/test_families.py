@@ -117,6 +117,24 @@ FAMILIES: dict[str, Family] = {
         reasoning="hm",
     ),
     "lfm2": Family("Looking.<|tool_call_start|>[f(s='a', n=3), g(a=[\"x\"])]<|tool_call_end|>", "lfm2"),
+    "minimax m1": Family(f"Looking.\n<tool_calls>\n{F}\n{G}\n</tool_calls>", "minimax_m1"),
+    "nemotron nano 2": Family(f"Looking.\n<TOOLCALL>[{F}, {G}]</TOOLCALL>", "nemotron_nano_v2"),
+    "command r": Family(
+        "Looking.\nAction:\n```json\n[\n"
+        + f"{F},\n{G}".replace('"name"', '"tool_name"').replace('"arguments"', '"parameters"')
+        + "\n]```",
+        "command_r",
+    ),
+    "functionary 3.1": Family(
+        'Looking.<function=f>{"s": "a", "n": 3}</function><function=g>{"a": ["x"]}</function>',
+        "functionary_v31",
+    ),
+    "solar open": Family(
+        'Looking.<|tool_calls|><|tool_call:begin|>id0<|tool_call:name|>f<|tool_call:args|>{"s": "a", "n": 3}<|tool_call:end|>'
+        '<|tool_call:begin|>id1<|tool_call:name|>g<|tool_call:args|>{"a": ["x"]}<|tool_call:end|><|calls|>',
+        "solar_open",
+        ids=("id0", "id1"),
+    ),
     "longcat": Family(
         f"Looking.\n<longcat_tool_call>\n{F}\n</longcat_tool_call>\n<longcat_tool_call>\n{G}\n</longcat_tool_call>",
         "longcat",

@@ -118,7 +118,7 @@ async def test_errors_are_the_clients_own_kinds(client: openai.AsyncOpenAI) -> N
     """The official client raises its own exceptions, naming what is wrong."""
     with pytest.raises(openai.NotFoundError, match="not served here"):
         await client.chat.completions.create(model="gpt-9", messages=FRANCE)
-    with pytest.raises(openai.BadRequestError, match="context is 2048"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048"):
         await client.completions.create(model=MODEL, prompt="a " * 3000, max_tokens=5)
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=9)

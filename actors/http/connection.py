@@ -65,7 +65,7 @@ def send_until_close(cycle: RequestResponseCycle) -> None:
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
-    cycle.send = send_plain  # type: ignore[method-assign]
+    cycle.send = send_plain  # type: ignore[method-assign]  # of this response only
 
 
 class LimitedConnection(HttpToolsProtocol):

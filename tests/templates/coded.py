@@ -148,14 +148,17 @@ def pairs(tokenizers: Path | None) -> list[Pair]:
     return found
 
 
-def compare(pair: Pair, source: str) -> dict[str, tuple[str, str]]:
-    """Both prompts of each conversation, or the refusals, by its name."""
+def compare(
+    pair: Pair, source: str, change: Callable[[Conversation], Conversation] | None = None
+) -> dict[str, tuple[str, str]]:
+    """Both prompts of each conversation, or the refusals, by its name; of chats only, after `change`, if it is given."""
     ours, theirs = renders(ChatTemplate(source, pair.special_tokens)), pair.coded()
     found = {}
     for name, given in CONVERSATIONS.items():
-        if given.images:
+        if given.images or (change and given.api != "chat"):
             continue
-        found[name] = _text(ours, given), _text(theirs, given)
+        sent = change(given) if change else given
+        found[name] = _text(ours, sent), _text(theirs, sent)
     return found
 
 

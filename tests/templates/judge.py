@@ -57,14 +57,6 @@ TEMPLATES_ASIDE: Final = frozenset(
 )
 """Chosen before any result of the conversations beyond `SHAPES` was seen, and counted on their own."""
 
-EXPLAINED: Final = frozenset(
-    {
-        # It needs two variables that no other template has: its functions as one text, and the date.
-        "fireworks-ai-llama-3-firefunction-v2",
-    }
-)
-"""Templates with cells that are wrong."""
-
 Render = Callable[[Conversation], str]
 """Raises an exception where there is no prompt."""
 
@@ -221,11 +213,8 @@ def main() -> int:
     given = parser.parse_args()
     found = list(cells(given.templates, vllm=not given.without_vllm))
     shown = [cell for cell in found if given.aside or not cell.aside]
-    explained = [cell for cell in shown if cell.template in EXPLAINED]
-    shown = [cell for cell in shown if cell.template not in EXPLAINED]
     _print(cell for cell in shown if cell.problem)
     print(f"{len({cell.template for cell in found})} templates, {len(CONVERSATIONS)} conversations")
-    print(f"of {', '.join(sorted(EXPLAINED))}: {sum(bool(cell.problem) for cell in explained)} wrong")
     print(_share([cell for cell in found if not cell.aside], "not aside"))
     if given.aside:
         print(_share([cell for cell in found if cell.aside], "kept aside"))

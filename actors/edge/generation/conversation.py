@@ -84,19 +84,33 @@ def template_variables(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _results_first(turns: Sequence[Turn]) -> list[Turn]:
-    """The results of a turn's calls next to these: what a user says between them comes behind the last."""
+    """The results of a turn's calls next to these, in the order of the calls: what a user says between them comes behind the last.
+
+    Many templates render no ids, and the model then pairs results with calls by their order.
+    """
     found: list[Turn] = []
+    results: list[Turn] = []
     said: list[Turn] = []
-    called = False
+    calls: tuple[ToolCall, ...] = ()
     for turn in turns:
         if turn.role == "assistant":
-            found += said
-            said, called = [], bool(turn.calls)
-        if turn.role not in ("tool", "assistant") and called:
-            said.append(turn)
-        else:
+            found += (*_in_order(results, calls), *said, turn)
+            results, said, calls = [], [], tuple(turn.calls)
+        elif not calls:
             found.append(turn)
-    return found + said
+        elif turn.role == "tool":
+            results.append(turn)
+        else:
+            said.append(turn)
+    return [*found, *_in_order(results, calls), *said]
+
+
+def _in_order(results: Sequence[Turn], calls: Sequence[ToolCall]) -> Sequence[Turn]:
+    """Results in the order of their calls, or as they are where ids do not say it."""
+    order = {call.id: at for at, call in enumerate(calls)}
+    if len(order) < len(calls) or any(result.call_id not in order for result in results):
+        return results
+    return sorted(results, key=lambda result: order[result.call_id])
 
 
 def _without_roles(turns: Sequence[Turn], form: TemplateForm) -> list[Turn]:

@@ -110,7 +110,10 @@ async def chat_prompt(
     """The rendered conversation, with its `loaded` media. `context` as in `text_prompts`. Raises `ApiError` 400."""
     template = model.template
     if template is None:
-        raise bad_request(f"{request.model} has no chat template; use /v1/completions.", param="model")
+        raise bad_request(
+            f"{request.model} has no chat template: use /v1/completions, or start its workers with --chat-template.",
+            param="model",
+        )
     is_limited = request.prompt_options.truncate_tokens is None
     if is_limited:
         _check_length(model, context, request.messages, request.param)

@@ -25,7 +25,7 @@ import jinja2.sandbox
 import numpy as np
 
 from headwater.actors.edge.model.control_tokens import MARK
-from headwater.actors.edge.model.template_form import find_form
+from headwater.actors.edge.model.template_form import find_form, further_variables
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.hashing import U32
@@ -33,6 +33,9 @@ from headwater.schemas.hashing import U32
 USER_ROLES: Final = frozenset({"user", "tool"})
 
 SPELLINGS_MAX: Final = 4_096
+
+DATE: Final = "%d %B %Y"
+"""Of the variable `datetime`, which few templates have. No time of day: each prompt would be another one for a cache."""
 
 ENCODED_A_TURN: Final = 32
 """Pieces around marks that are encoded in a turn of the event loop."""
@@ -68,7 +71,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._source = source
         self.form = find_form(
-            lambda messages, tools, names: self._rendered(messages, tools, True, dict.fromkeys(names, tools)),
+            lambda messages, tools, variables: self._rendered(messages, tools, True, variables),
             self.mentions,
         )
 
@@ -91,7 +94,7 @@ class ChatTemplate:
         if not tools:
             # Many templates ask whether `tools` is defined; an empty list would count as such.
             tools = [] if self.form.empty_tools else None
-        further = dict.fromkeys(self.form.tool_variables, tools) if tools else {}
+        further = further_variables(self.form, tools)
         return self._rendered(messages, tools, add_generation_prompt, {**further, **(variables or {})})
 
     def _rendered(
@@ -104,7 +107,9 @@ class ChatTemplate:
         ours = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             # As one dictionary: a client may name a variable anything.
-            return self._template.render({**self._special_tokens, **variables, **ours})
+            return self._template.render(
+                {**self._special_tokens, "datetime": _strftime_now(DATE), **variables, **ours}
+            )
         except jinja2.TemplateError as error:
             complaint = str(error)
             reason = f": {complaint}" if complaint and complaint in self._source else "."

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 from headwater.actors.http.errors import ApiError
 
 Message = dict[str, Any]
-Render = Callable[[list[Message], list[dict[str, Any]] | None, tuple[str, ...]], str]
-"""Renders messages and tools, these under further names too; raises `ApiError` where the template cannot."""
+Render = Callable[[list[Message], list[dict[str, Any]] | None, dict[str, Any]], str]
+"""Renders messages and tools, with further variables; raises `ApiError` where the template cannot."""
 
 CallContent = Literal["null", "empty", "absent"]
 
@@ -28,7 +28,8 @@ class TemplateForm(NamedTuple):
     beginning and behind other messages; `system_with_calls`: also where the last message is no user's. `joins`: neighbours of one role have to
     be one message. `call_content` is the content of a message that only calls; `text_with_calls`: what the model said before its calls is
     rendered before them; `spoken_calls`: it is so, or as a message of its own, once an answer follows; and `reasoning_with_text` what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters
-    and digits. `descriptions`: each parameter of a tool must have one. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are further names under which it expects them.
+    and digits. `descriptions`: each parameter of a tool must have one. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are further names under which it expects them,
+    `tools_as_json` if as one text.
     """
 
     parts: bool = False
@@ -52,6 +53,7 @@ class TemplateForm(NamedTuple):
     tools: bool = True
     empty_tools: bool = False
     tool_variables: tuple[str, ...] = ()
+    tools_as_json: bool = False
     descriptions: bool = False
 
 
@@ -86,7 +88,16 @@ def changes_of(form: TemplateForm) -> list[str]:
     found = [text for name, text in _CHANGES.items() if getattr(form, name) != getattr(WHOLE, name)]
     if form.calls and form.call_content != "null":
         found.append(f"the content of a call without text is {form.call_content}")
-    return found + [f"the tools are in the variable {name} as well" for name in form.tool_variables]
+    as_text = " as JSON in a text" if form.tools_as_json else ""
+    return found + [f"the tools are in the variable {name} as well{as_text}" for name in form.tool_variables]
+
+
+def further_variables(form: TemplateForm, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """The variables of a template besides Hugging Face's: the tools under the further names that it has for them."""
+    if form.tools_as_json:
+        text = json.dumps([tool["function"] for tool in tools or ()], ensure_ascii=False, indent=4)
+        return dict.fromkeys(form.tool_variables, text)
+    return dict.fromkeys(form.tool_variables, tools) if tools else {}
 
 
 TOOL_VARIABLES: Final = ("xml_tools", "functions")
@@ -169,7 +180,7 @@ class _Probe:
         offered = [tool] if tools else [] if self._form.empty_tools else None
         try:
             shaped = [self._shaped(message) for message in messages]
-            return self._render(shaped, offered, self._form.tool_variables if tools else ())
+            return self._render(shaped, offered, further_variables(self._form, offered))
         except ApiError:
             return None
 
@@ -188,15 +199,18 @@ class _Probe:
 
 def find_form(render: Render, mentions: Callable[[str], bool]) -> TemplateForm:
     """The form that a template renders. `mentions`: is a word in its source? `WHOLE` for one that renders not even a plain message."""
-    for parts, empty_tools in product((False, True), (False, True)):
-        form = WHOLE._replace(parts=parts, empty_tools=empty_tools)
+    names = tuple(name for name in TOOL_VARIABLES if mentions(name))
+    for as_json, parts, empty_tools in product(
+        (False, True) if names else (False,), (False, True), (False, True)
+    ):
+        form = WHOLE._replace(parts=parts, empty_tools=empty_tools, tools_as_json=as_json)
+        form = form._replace(tool_variables=names if as_json else ())
         if _Probe(render, form).shows([_USER], "userword"):
             break
     else:
         return WHOLE
     if not _Probe(render, form).shows([_USER], "probetool", "userword", tools=True):
-        named = form._replace(tool_variables=tuple(name for name in TOOL_VARIABLES if mentions(name)))
-        tried = (named, form._replace(descriptions=True))
+        tried = (form._replace(tool_variables=names), form._replace(descriptions=True))
         form = next(
             (one for one in tried if _Probe(render, one).shows([_USER], "probetool", "userword", tools=True)),
             form._replace(tools=False),

@@ -85,3 +85,16 @@ def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
         assert found.render(messages, tools=[tool]) == wanted
     found = ChatTemplate(read_model_files(named).chat_template, {})
     assert found.render(messages) == ChatTemplate(WITHOUT, {}).render(messages)
+
+
+def test_a_model_with_a_program_in_place_of_a_template(tmp_path: Path) -> None:
+    """As DeepSeek V3.2 and V4 are published. Any other folder without a template has no chats."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for model_type, said in (("deepseek_v32", "function_calls>"), ("deepseek_v4", "tool_calls>")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert said in read_model_files(tmp_path).chat_template
+        (tmp_path / "chat_template.jinja").write_text(WITH)
+        assert read_model_files(tmp_path).chat_template == WITH
+        (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
+    assert not read_model_files(tmp_path).chat_template

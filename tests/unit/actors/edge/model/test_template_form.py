@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.actors.edge.generation.conversation import template_messages
@@ -121,6 +122,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         WHOLE_TEMPLATE.replace("tools %}", "xml_tools %}"),
         {"tool_variables": ("xml_tools",)},
     ),
+    "tools are JSON in a text, and there is a date": (
+        "[{{ datetime + functions }}]" + EACH + PLAIN + CALLS + END,
+        {"tool_variables": ("functions",), "tools_as_json": True},
+    ),
 }
 
 
@@ -201,3 +206,21 @@ def test_what_becomes_text_spells_no_control_tokens(kind: str) -> None:
     template = ChatTemplate(FORMS[kind][0], {})
     assert spelled in render(asked, template)
     assert spelled not in render(asked, template, LiteralText(tokenizer), True)
+
+
+def test_results_come_in_the_order_of_their_calls() -> None:
+    """A template that renders no ids says by the order only which result belongs to which call."""
+    calls = tuple(ToolCall(id=name, name=name, arguments="{}") for name in ("first", "second"))
+    asked = Turn(role="user", parts=(TextPart("go"),))
+    said = Turn(role="user", parts=(TextPart("wait"),))
+    called = Turn(role="assistant", calls=calls)
+    results = [Turn(role="tool", call_id=one, parts=(TextPart(one),)) for one in ("second", "first")]
+    sent = [asked, called, results[0], said, results[1]]
+    contents = [message["content"] for message in template_messages(sent)]
+    assert contents == ["go", None, "first", "second", "wait"]
+    unknown = msgspec.structs.replace(results[1], call_id="third")
+    contents = [message["content"] for message in template_messages([asked, called, results[0], unknown])]
+    assert contents == ["go", None, "second", "first"]
+    twice = Turn(role="assistant", calls=(calls[0], calls[0]))
+    contents = [message["content"] for message in template_messages([asked, twice, *results[1:], results[1]])]
+    assert contents == ["go", None, "first", "first"]

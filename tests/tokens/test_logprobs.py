@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
-from headwater.actors.edge.generation.events import TokenDetail
+from headwater.actors.edge.generation.events import PromptDetail, TokenDetail
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.schemas.messages.inference import TokenLogprob
 from tests.tokens.vocabularies import byte, number, small
@@ -108,3 +108,24 @@ def test_without_alternatives_there_are_log_probabilities() -> None:
     document = CompletionLogprobs(tokenizer).answer(detail([number(tokenizer, "Hello")]))
     assert (document["tokens"], document["token_logprobs"]) == (["Hello"], [-0.5])
     assert msgspec.json.encode(document)
+
+
+@pytest.mark.parametrize("kind", ["strips", "keeps"])
+def test_offsets_of_an_echo_are_places_in_the_prompt(kind: str) -> None:
+    """The prompt's text has neither the token before it nor the space that its first token begins with."""
+    tokenizer = small(kind)
+    first, world = number(tokenizer, "<s>"), number(tokenizer, "▁world")
+    text = "world" + "🙂" + " world"
+    tokens = (first, world, *face(kind), world)
+    writer = CompletionLogprobs(tokenizer)
+    none = (None, *(TokenLogprob(-0.5, ()) for _ in tokens[1:]))
+    document = writer.prompt(PromptDetail(text, tokens, none))
+    assert [document["text_offset"][at] for at in (0, 1, 2, -1)] == [0, 0, 5, 6]
+    assert writer.answer(detail([world]))["text_offset"] == [len(text)]
+
+
+def test_offsets_of_an_echo_that_spells_a_special_token() -> None:
+    tokenizer = small("keeps")
+    first, hello = number(tokenizer, "<s>"), number(tokenizer, "Hello")
+    prompt = PromptDetail("<s>Hello", (first, hello), (None, TokenLogprob(-0.5, ())))
+    assert CompletionLogprobs(tokenizer).prompt(prompt)["text_offset"] == [0, 3]

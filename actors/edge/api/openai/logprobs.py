@@ -39,8 +39,8 @@ class CompletionLogprobs:
         """Length of the text before the next tokens, without a character that they complete."""
 
     def prompt(self, prompt: PromptDetail) -> dict[str, list[Any]]:
-        """Of an echoed prompt, whose first token has none."""
-        return self._document(prompt.tokens, prompt.logprobs)
+        """Of an echoed prompt, whose first token has none. Its text may be without a special token, and the space, before it."""
+        return self._document(prompt.tokens, prompt.logprobs, prompt.text)
 
     def answer(self, detail: TokenDetail) -> dict[str, list[Any]]:
         """Of the next tokens of the answer."""
@@ -54,15 +54,24 @@ class CompletionLogprobs:
             found[text] = max(found.get(text, LEAST), value, LEAST)
         return found
 
+    def _length_in(self, text: str, token: int, piece: str) -> int:
+        """How many characters of a prompt's text are a token's."""
+        if text.startswith(piece, self.offset):
+            return len(piece)
+        if token in self._tokenizer.special:
+            return 0
+        return len(piece) - (piece.startswith(" ") and text.startswith(piece[1:], self.offset))
+
     def _document(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: str | None = None
     ) -> dict[str, list[Any]]:
         name = self._tokenizer.text_of
         names = [name(token) for token in tokens]
         offsets: list[int] = []
         for token in tokens:
             offsets.append(self.offset)
-            self.offset += len(self._characters.decode(self._tokenizer.bytes_of(token)))
+            piece = self._characters.decode(self._tokenizer.bytes_of(token))
+            self.offset += len(piece) if text is None else self._length_in(text, token, piece)
         return {
             "tokens": names,
             "token_logprobs": [item and max(item.logprob, LEAST) for item in logprobs],

@@ -46,7 +46,7 @@ class Chains:
         """
         batch = record.batch
         if batch.digest == NO_DIGEST:
-            # Schema version 1 wrote no chain.
+            # It was not sealed: it is folded without a log.
             return True, None
         head = self.heads.get(record.subject)
         reason = ""

@@ -16,7 +16,7 @@ from headwater.ops.whatif.trace import read
 from headwater.router.decision.policies import POLICIES, Choice
 from headwater.schemas.events.route import Candidate
 
-TRACE = Path(__file__).resolve().parent.parent / "ops" / "bench" / "data" / "conversation_trace.jsonl.gz"
+TRACE = Path(__file__).resolve().parent.parent / "examples" / "data" / "conversation_trace.jsonl.gz"
 
 SHARE = 0.5
 

@@ -49,6 +49,6 @@ class Reconstruction(Replay):
             return Reconstructed((), str(error))
         if isinstance(again, RouteRefused):
             return Reconstructed((), f"it is refused now: {again.reason}")
-        if decision.scored and again.decision.digest != decision.digest:
+        if again.decision.digest != decision.digest:
             return Reconstructed((), "the costs differ from those that its digest is of: see replay --verify")
         return Reconstructed(tuple(again.candidates))

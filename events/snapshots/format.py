@@ -1,12 +1,11 @@
 """The byte format of a snapshot: a manifest, and arrays in chunks.
 
-The manifest (format 2) is
+The manifest is
 
     magic | SHA-256 of the rest | msgpack of `Manifest`
 
 and names, for each array, the objects with its chunks, with their sizes and SHA-256. Verifying the manifest and each
-chunk against it therefore verifies the whole snapshot. Format 1 was a single object with a header followed by unchecked
-arrays; it is read, and no longer written.
+chunk against it therefore verifies the whole snapshot.
 """
 
 import hashlib
@@ -18,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK_BYTES_MAX = 32 * 1024 * 1024
-MAGIC = b"HWSNAP02"
-MAGIC_1 = b"HWSNAP01"
+MAGIC = b"HWSNAP01"
 _DIGEST_BYTES = 32
 
 
@@ -133,37 +131,4 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         return msgspec.msgpack.decode(body, type=Manifest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise UnreadableSnapshot(str(error)) from error
-
-
-def decode_1(data: bytes) -> Snapshot:
-    """Read a snapshot of format 1. Raises `UnreadableSnapshot`."""
-    try:
-        if data[:8] != MAGIC_1:
-            raise UnreadableSnapshot("it does not start with the magic bytes of a snapshot")
-        size = int.from_bytes(data[8:16], "little")
-        header = msgspec.msgpack.decode(data[16 : 16 + size])
-        if header["format"] != 1:
-            raise UnreadableSnapshot(f"format {header['format']} after the magic bytes of format 1")
-        at = 16 + size
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, dtype, shape, nbytes in header["arrays"]:
-            kind = np.dtype(dtype)
-            if kind.hasobject or not kind.itemsize or at + nbytes > len(data):
-                raise UnreadableSnapshot(f"array {name} does not fit its bytes")
-            flat = np.frombuffer(data, kind, count=nbytes // kind.itemsize, offset=at)
-            arrays[name] = flat.reshape(shape).copy()
-            at += nbytes
-        position, facts = header["position"], header["facts"]
-        if not isinstance(position, int) or not isinstance(facts, dict):
-            raise UnreadableSnapshot("its header has fields of the wrong type")
-        return Snapshot(position, facts, arrays)
-    except (
-        msgspec.DecodeError,
-        LookupError,
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
         raise UnreadableSnapshot(str(error)) from error

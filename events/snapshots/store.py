@@ -21,13 +21,11 @@ from headwater.events.snapshots.bookmarks import Bookmarks
 from headwater.events.snapshots.cache import SnapshotCache
 from headwater.events.snapshots.format import (
     CHUNK_BYTES_MAX,
-    MAGIC_1,
     ArrayEntry,
     Chunk,
     Manifest,
     Snapshot,
     UnreadableSnapshot,
-    decode_1,
     decode_manifest,
     encode_manifest,
     pieces,
@@ -152,8 +150,6 @@ class SnapshotStore:
         data = await self._blobs.get(subjects.snapshot_name(self._pool, position))
         if data is None:
             raise UnreadableSnapshot(f"there is no snapshot at position {position}")
-        if data[: len(MAGIC_1)] == MAGIC_1:
-            return decode_1(data)
         manifest = decode_manifest(data)
         if manifest.position != position:
             raise UnreadableSnapshot(f"its manifest has position {manifest.position}")
@@ -172,10 +168,6 @@ class SnapshotStore:
             try:
                 data = await self._blobs.get(subjects.snapshot_name(self._pool, position))
                 if data is None:
-                    continue
-                if data[: len(MAGIC_1)] == MAGIC_1:
-                    old = decode_1(data)
-                    found.append(Kept(position, len(data), Manifest(position, old.facts, ())))
                     continue
                 manifest = decode_manifest(data)
                 size = len(data) + sum(chunk.size for chunk in manifest.chunks)

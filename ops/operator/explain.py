@@ -164,7 +164,6 @@ def describe(
     timed = any(candidate.prefill_ms for candidate in decision.candidates)
     decodes = timed and any(candidate.itl_ms for candidate in decision.candidates)
     assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
-    pulled = any(candidate.pull_blocks for candidate in decision.candidates)
     rows = [
         (
             "->" if candidate.worker == decision.worker else "",
@@ -174,12 +173,11 @@ def describe(
             *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
             f"{candidate.cached_blocks} of {decision.blocks}",
             *((candidate.assumed_blocks,) if assumed else ()),
-            *((f"{candidate.pull_blocks} in {candidate.pull_ms:.1f} ms",) if pulled else ()),
             candidate.lower_blocks,
             candidate.prefill_tokens,
             candidate.decode_blocks,
             candidate.requests,
-            *(_times(candidate, decision, split or pulled) if timed else ()),
+            *(_times(candidate, decision, split) if timed else ()),
             *(_decode_times(candidate, decision) if decodes else ()),
             f"{candidate.score:.2f}",
         )
@@ -193,13 +191,12 @@ def describe(
         *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
         "cached",
         *(("of those assumed",) if assumed else ()),
-        *(("pulled",) if pulled else ()),
         *("lower tier", "queued tokens", "held blocks", "requests"),
         *(
             (
                 "queue ms",
                 "prefill ms",
-                *(("transfer ms",) if split or pulled else ()),
+                *(("transfer ms",) if split else ()),
                 "others ms",
                 "rest ms",
             )
@@ -231,7 +228,6 @@ def describe(
         *expected,
         *drawn,
         f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
-        *_pulled(decision),
     ]
     return "\n".join(lines + [f"  later: {line}" for line in after])
 
@@ -240,17 +236,6 @@ def _rest(decision: Decision) -> list[str]:
     """How many candidates the table does not have."""
     rest = decision.scored - len(decision.candidates)
     return [f"and {rest:,} more of {decision.scored:,} candidates: --all shows them"] if rest > 0 else []
-
-
-def _pulled(decision: Decision) -> list[str]:
-    """What the worker pulls, from whom, and what that takes."""
-    pull = decision.pull
-    if pull is None:
-        return []
-    return [
-        f"{decision.worker} pulls blocks {pull.first} to {pull.end - 1} of the prompt from {pull.source}.{pull.epoch}, expected to take "
-        f"{decision.chosen.pull_ms:.1f} ms, less than to compute them"
-    ]
 
 
 def why_engine(draw: EngineDraw, decision: Decision) -> str:
@@ -285,12 +270,11 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
 
 
 def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, ...]:
-    """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, a long queue, adapters, tiers)."""
+    """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, adapters, tiers)."""
     weights = weights_at(cost_weights(decision.weights), decision.spare)
     others = delay_of_others(
         weights.crowding,
         weights.arrivals,
-        weights.retain,
         candidate.requests,
         candidate.queue_ms,
         candidate.prefill_ms,
@@ -344,9 +328,9 @@ def event_line(event: Event) -> str:
     """An event of a request's life as a line of text."""
     if isinstance(event, RequestEncoded):
         return _encoded_line(event)
-    if isinstance(event, RequestAccepted) and event.places:
-        rest = event_line(msgspec.structs.replace(event, images=(), media=()))
-        return f"{rest}; {_media_text(event.places)}"
+    if isinstance(event, RequestAccepted) and event.media:
+        rest = event_line(msgspec.structs.replace(event, media=()))
+        return f"{rest}; {_media_text(event.media)}"
     fields = [
         f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
         for name, value in msgspec.structs.asdict(event).items()

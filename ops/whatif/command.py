@@ -16,10 +16,9 @@ from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.kernels import compile_kernels
 from headwater.ops.whatif import fidelity, report
-from headwater.ops.whatif import plot as plots
 from headwater.ops.whatif.options import Runs
 from headwater.ops.whatif.recording import Recording, recording
-from headwater.ops.whatif.report import PolicyResult, WhatifReport
+from headwater.ops.whatif.report import WhatifReport
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
@@ -40,12 +39,11 @@ Values = Mapping[str, Sequence[Any]]
 """What options give, by field of `Setup`: one value for all columns, or one per column."""
 
 
-def run_trace(trace: str, values: Values, runs: Runs, plot: str) -> int:
-    """Run all columns on a trace file and print them. `plot`: a file for a plot of them, as SVG."""
+def run_trace(trace: str, values: Values, runs: Runs) -> int:
+    """Run all columns on a trace file and print them."""
     setups = columns(values, runs.requests)
-    results = run_all(read(Path(trace)), setups, runs.jobs)
-    _draw(plot, results)
-    print(shown([result.report for result in results], as_json=runs.as_json))
+    reports = run_all(read(Path(trace)), setups, runs.jobs)
+    print(shown(reports, as_json=runs.as_json))
     return 0
 
 
@@ -56,15 +54,13 @@ async def recorded_run(nats: NatsSettings, pool: str, name: str) -> Recording:
         return await recording(chosen, await ports.pool_log(chosen), ports.requests)
 
 
-async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs, plot: str) -> int:
+async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs) -> int:
     """Run a recorded log again: with its own settings, compared with what happened, and with those given."""
     recorded = await recorded_run(nats, pool, "whatif")
     base, others = log_columns(values, runs.requests, recorded.setup)
     compile_kernels()
     as_it_was = run(recorded.trace, base)
-    results = [report.result_of(as_it_was), *run_all(recorded.trace, others, runs.jobs)]
-    _draw(plot, results)
-    reports = [result.report for result in results]
+    reports = [report.report_of(as_it_was), *run_all(recorded.trace, others, runs.jobs)]
     found = fidelity.fidelity(recorded, as_it_was)
     if runs.as_json:
         document = {"fidelity": found, "runs": [report.as_data(one) for one in reports]}
@@ -86,11 +82,6 @@ def log_columns(values: Values, requests: int, recorded: Setup) -> tuple[Setup, 
     return base, [setup for setup in others if setup != base]
 
 
-def _draw(path: str, results: Sequence[PolicyResult]) -> None:
-    if path:
-        plots.write(Path(path), results, report.names_of([result.report for result in results]))
-
-
 def shown(reports: Sequence[WhatifReport], *, as_json: bool) -> str:
     """What is printed."""
     if as_json:
@@ -98,7 +89,7 @@ def shown(reports: Sequence[WhatifReport], *, as_json: bool) -> str:
     return report.as_table(reports)
 
 
-def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[PolicyResult]:
+def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[WhatifReport]:
     """Every column, `jobs` at a time."""
     compile_kernels()
     if jobs <= 1 or len(setups) == 1:
@@ -108,9 +99,9 @@ def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[PolicyResu
         return list(pool.map(run_one, [trace] * len(setups), setups))
 
 
-def run_one(trace: Trace, setup: Setup) -> PolicyResult:
+def run_one(trace: Trace, setup: Setup) -> WhatifReport:
     """One column."""
-    return report.result_of(run(trace, setup))
+    return report.report_of(run(trace, setup))
 
 
 def columns(values: Values, requests: int = 0, base: Setup = DEFAULTS) -> list[Setup]:

@@ -9,7 +9,7 @@ from headwater.ops.whatif.routing.routers import Routers
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker
 from headwater.router.decision.encode_leg import weigh_encoding
-from headwater.schemas.events.route import Decision, PrefixPull
+from headwater.schemas.events.route import Decision
 from headwater.schemas.messages.encode import embedding_blocks, embedding_hashes
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
@@ -19,9 +19,9 @@ GIVEN = 0
 
 
 class WaitingRequest:
-    """A request that waits for the embeddings of its images, on their way to `worker`, before it pulls what its decision says."""
+    """A request that waits for the embeddings of its images, on their way to `worker`."""
 
-    __slots__ = ("began_ns", "job", "left", "pull", "question", "worker")
+    __slots__ = ("began_ns", "job", "left", "question", "worker")
 
     def __init__(
         self,
@@ -29,13 +29,11 @@ class WaitingRequest:
         worker: SimWorker,
         question: Question,
         now_ns: int,
-        pull: PrefixPull | None = None,
     ) -> None:
         self.job = job
         self.worker = worker
         self.question = question
         self.began_ns = now_ns
-        self.pull = pull
         self.left = 0
 
 

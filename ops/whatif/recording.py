@@ -146,7 +146,7 @@ class _Requests:
                     match event:
                         case RequestAccepted():
                             self.choices[event.request] = event.choices
-                            self.media[event.request] = tuple([_span(place) for place in event.places])
+                            self.media[event.request] = tuple([_span(place) for place in event.media])
                         case RequestRouted() if not event.emitted_tokens:
                             # Later ones are the decode leg, or another worker after a failure.
                             self.first.setdefault((event.request, event.choice), event.attempt)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -64,7 +64,7 @@ class WhatifReport(msgspec.Struct, frozen=True):
 
     `reuse` is the share of all prompts' blocks (including partial ones) that were cached when their request started.
     `itl_ms` weights each token equally. `queue_ms` is from the arrival at the engine to its first step, `router_queue_ms`
-    the wait in the admission queue before that, `pulled_blocks` came from other workers for `pulled` requests (`reuse` counts them), and `waited` the number of requests that waited. `goodput` is the share of the
+    the wait in the admission queue before that, and `waited` the number of requests that waited. `goodput` is the share of the
     requests, refused ones included, within `GOODPUT_TTFT_MS` and `GOODPUT_ITL_MS`. `digest` covers the times of all requests:
     equal runs have equal digests.
     """
@@ -83,8 +83,6 @@ class WhatifReport(msgspec.Struct, frozen=True):
     queue_ms: Spread
     preemptions: int
     handed_over: int
-    pulled: int
-    pulled_blocks: int
     media: MediaReport
     balance: Balance
     virtual_s: float
@@ -94,19 +92,6 @@ class WhatifReport(msgspec.Struct, frozen=True):
     events_per_s: float
     wall_s: float
     digest: str
-
-
-class PolicyResult(NamedTuple):
-    """A run's figures, and further data of the plot: milliseconds to the first token, ascending."""
-
-    report: WhatifReport
-    ttft_ms: Milliseconds
-
-
-def result_of(ran: RunResult) -> PolicyResult:
-    """The part of a run that is retained."""
-    waits = [(one.first_ns - one.request.arrival_ns) / 1e6 for one in ran.served]
-    return PolicyResult(report_of(ran), np.sort(np.array(waits, np.float64)))
 
 
 def report_of(ran: RunResult) -> WhatifReport:
@@ -142,8 +127,6 @@ def report_of(ran: RunResult) -> WhatifReport:
         queue_ms=_spread(began - given - encoding),
         preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
         handed_over=sum(bool(one.prefill_worker) for one in served),
-        pulled=ran.pulls.count,
-        pulled_blocks=ran.pulls.blocks,
         media=_media(ran, encoding),
         balance=_balance(ran),
         virtual_s=float(done.max(initial=0.0)) / 1e9,
@@ -243,14 +226,6 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
             if any(r.handed_over for r in reports)
             else []
         ),
-        *(
-            [
-                ("pulled prefixes", [f"{r.pulled:,}" for r in reports]),
-                ("pulled blocks", [f"{r.pulled_blocks:,}" for r in reports]),
-            ]
-            if any(r.pulled for r in reports)
-            else []
-        ),
         *(_media_rows(reports) if any(r.media.items for r in reports) else []),
         ("busiest/mean requests", [f"{r.balance.requests_ratio:.2f}" for r in reports]),
         ("busiest/mean tokens computed", [f"{r.balance.computed_tokens_ratio:.2f}" for r in reports]),
@@ -278,32 +253,6 @@ def _media_rows(reports: Sequence[WhatifReport]) -> list[tuple[str, list[str]]]:
         if any(cells):
             rows.append((f"wait for embeddings {share} ms", [f"{cell:,.1f}" for cell in cells]))
     return rows
-
-
-def names_of(reports: Sequence[WhatifReport]) -> list[str]:
-    """Short names of the runs, by the settings in which they differ."""
-    names = [
-        name
-        for name in Setup.__struct_fields__
-        if len({_short(getattr(report.setup, name)) for report in reports}) > 1
-    ]
-    if all(_goes_with_policy(report.setup) for report in reports):
-        names = [name for name in names if name != "busy_prefill_tokens"]
-    chosen = ("policy", *(name for name in names if name != "policy"))
-    return [
-        ", ".join(
-            _short(getattr(report.setup, name))
-            if name == "policy"
-            else f"{name.replace('_', ' ')} {_short(getattr(report.setup, name))}"
-            for name in chosen
-        )
-        for report in reports
-    ]
-
-
-def _goes_with_policy(setup: Setup) -> bool:
-    """Has the router's queue its default setting for this policy?"""
-    return setup.busy_prefill_tokens == (Setup().busy_prefill_tokens if setup.policy == "kv" else 0)
 
 
 def _short(value: object) -> str:

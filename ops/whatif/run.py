@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from headwater.engines.engine import KvEvent
 from headwater.ops.whatif.encoding import ActiveEncoding, EncodeFleet, WaitingRequest
-from headwater.ops.whatif.pulling import ActivePull, Pulls
 from headwater.ops.whatif.routing.log import NEVER
 from headwater.ops.whatif.routing.router import Question, joined
 from headwater.ops.whatif.routing.routers import Routers
@@ -14,18 +13,18 @@ from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest, all_hashes, check_block_size
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, PrefixPull, RouteRefused
+from headwater.schemas.events.route import Decision, RouteRefused
 from headwater.schemas.hashing import U64, tenant_digest
 
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""
 
-STEP, ARRIVAL, HANDED, PULLED, READABLE, ENCODED, DELIVERED = range(7)
-"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV that was handed off or pulled,
+STEP, ARRIVAL, HANDED, READABLE, ENCODED, DELIVERED = range(6)
+"""Events of equal time are handled in this order: ends of steps, arrivals of requests, arrivals of KV that was handed off,
 and of messages at a router with a queue, images that were encoded, arrivals of their embeddings."""
 
 Event = tuple[int, int, int, int]
-"""(nanoseconds, kind, number of the worker, the request, the hand-off, the pull or the encoding, version of the worker's step)."""
+"""(nanoseconds, kind, number of the worker, the request, the hand-off or the encoding, version of the worker's step)."""
 
 
 class ServedRequest(NamedTuple):
@@ -56,7 +55,6 @@ class RunResult(NamedTuple):
     requests_a_worker: dict[str, int]
     routers: Routers
     wall_s: float
-    pulls: Pulls
     encoding: EncodeFleet
 
 
@@ -89,8 +87,6 @@ class VirtualRun:
         self._given = dict.fromkeys(self._workers, 0)
         self._events: list[Event] = []
         self._handoffs: list[_Handoff] = []
-        self._pulls = Pulls(setup, self._workers)
-        self._active_pulls: list[ActivePull] = []
         self._encoding = EncodeFleet(setup, self._routers)
         for worker in self._workers.values():
             worker.reads_embeddings = bool(self._encoding.encoders)
@@ -118,7 +114,7 @@ class VirtualRun:
                 setup.block_size,
                 shape.blocks,
                 setup.sequences,
-                self._pulls.capabilities or self._encoding.serving,
+                self._encoding.serving,
             )
             self._routers.send(shape.name, self._joined_ns, event)
         self._encoding.join(self._joined_ns)
@@ -137,8 +133,6 @@ class VirtualRun:
                 self._arrive(number, last, now_ns)
             elif kind == HANDED:
                 self._finish_handoff(self._handoffs[number], now_ns)
-            elif kind == PULLED:
-                self._finish_pull(self._active_pulls[number], now_ns)
             elif kind == ENCODED:
                 self._encoding.finish(self._encodings[number], now_ns)
             elif kind == DELIVERED:
@@ -163,7 +157,6 @@ class VirtualRun:
             self._given,
             self._routers,
             wall_s,
-            self._pulls,
             self._encoding,
         )
 
@@ -224,12 +217,6 @@ class VirtualRun:
             self._legs[job.name] = (job, worker, decision.pairs_with)
         self._requests[job.name] = request
         if not job.media or not self._await_embeddings(job, worker, question, decision, now_ns):
-            self._pull_and_submit(worker, job, question.hashes, decision.pull, now_ns)
-
-    def _pull_and_submit(
-        self, worker: SimWorker, job: SimulatedRequest, hashes: U64, pull: PrefixPull | None, now_ns: int
-    ) -> None:
-        if not self._setup.pull_gb_per_s or not self._start_pull(worker, job, hashes, pull, now_ns):
             self._submit(worker, job, now_ns)
 
     def _await_embeddings(
@@ -241,7 +228,7 @@ class VirtualRun:
         now_ns: int,
     ) -> bool:
         """Have encode workers encode the images of a request. False: there is nothing to wait for."""
-        waiting = WaitingRequest(job, worker, question, now_ns, decision.pull)
+        waiting = WaitingRequest(job, worker, question, now_ns)
         for active in self._encoding.begin(waiting, decision, now_ns):
             self._encodings.append(active)
             number = len(self._encodings) - 1
@@ -253,36 +240,7 @@ class VirtualRun:
         if self._encoding.deliver(active):
             waiting = active.waiting
             self._encoding_ns[waiting.job.name] = now_ns - waiting.began_ns
-            self._pull_and_submit(waiting.worker, waiting.job, waiting.question.hashes, waiting.pull, now_ns)
-
-    def _start_pull(
-        self, worker: SimWorker, job: SimulatedRequest, hashes: U64, pull: PrefixPull | None, now_ns: int
-    ) -> bool:
-        """Let the request wait for a prefix from another worker. False: there is none to pull."""
-        if self._setup.pull_choice == "simulation":
-            pull = self._pulls.choose(job, worker, self._routers.holders(hashes), now_ns)
-        active = pull and self._pulls.begin(pull, job, worker, now_ns)
-        if not active:
-            return False
-        self._active_pulls.append(active)
-        heappush(self._events, (active.end_ns, PULLED, len(self._active_pulls) - 1, 0))
-        self._given[worker.shape.name] += 1
-        # Other shares of their blocks are in use from the next step on.
-        for changed in (active.source, worker):
-            self._publish(changed, changed.cache.take_events(), now_ns)
-            if changed.cut(now_ns):
-                self._schedule(changed)
-        self._report(worker, now_ns)
-        return True
-
-    def _finish_pull(self, active: ActivePull, now_ns: int) -> None:
-        source, target = active.source, active.target
-        earlier = self._pulls.end(active, now_ns)
-        self._publish(target, target.cache.take_events(), now_ns)
-        if target.begin(now_ns) or earlier:
-            self._schedule(target)
-        if source.begin(now_ns) or source.cut(now_ns):
-            self._schedule(source)
+            self._submit(waiting.worker, waiting.job, now_ns)
 
     def _job(self, request: TraceRequest, name: str, number: int, hashes: U64) -> SimulatedRequest:
         return SimulatedRequest(

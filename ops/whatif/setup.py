@@ -147,24 +147,6 @@ class Setup(msgspec.Struct, frozen=True):
     transfer_gb_per_s: Annotated[float, Meta(gt=0, description="bandwidth of one KV transfer, GB/s")] = (
         TRANSFER_GB_PER_S
     )
-    pull_gb_per_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="workers pull a prefix from another worker at this rate, GB/s, where that is estimated to be quicker than "
-            "to compute it; 0: never",
-        ),
-    ] = 0.0
-    pull_latency_ms: Annotated[
-        float, Meta(ge=0, description="time of each pull in addition to its bytes")
-    ] = 2.0
-    pull_choice: Annotated[
-        Literal["router", "simulation"],
-        Meta(
-            description="who decides on pulls: the router, in the cost of each worker, or the simulation, for the worker that a "
-            "router chose which knows nothing of pulls"
-        ),
-    ] = "router"
     busy_prefill_tokens: Annotated[
         int,
         Meta(

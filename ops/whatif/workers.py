@@ -75,15 +75,11 @@ class _Stretch(NamedTuple):
 
 
 class SimWorker:
-    """One engine. The caller begins a step (`begin`) and ends it when its time has passed (`finish`).
-
-    `pulling` requests wait for blocks from other workers, see `pulling`.
-    """
+    """One engine. The caller begins a step (`begin`) and ends it when its time has passed (`finish`)."""
 
     def __init__(self, shape: WorkerShape, *, skip: bool = True) -> None:
         self.shape = shape
         self.epoch = EPOCH
-        self.pulling = 0
         self.cache = PagedCache(shape.blocks)
         self.images = ImageStore(shape.embedding_tokens, lambda: self._now_ns / 1e9, LINGER_S)
         self.scheduler: SimScheduler[SimulatedRequest] = SimScheduler(shape.limits, self.cache, self.images)
@@ -97,13 +93,11 @@ class SimWorker:
         self.reported_ns = 0
         self._reported_idle = False
         self._skip = skip
-        self._pulled: dict[str, list[int]] = {}
         self._accepted: list[str] = []
         self._prefilled: list[SimulatedRequest] = []
         self._ended: list[str] = []
         self._outputs: list[tuple[int, int]] = []
         self._answered: list[tuple[int, int]] = []
-        self._pulls: list[tuple[int, int]] = []
         self._reads: list[tuple[int, int]] = []
         self._now_ns = 0
         # The timer that a real worker measures with.
@@ -113,9 +107,6 @@ class SimWorker:
     def submit(self, job: SimulatedRequest, now_ns: int) -> bool:
         """Accept a request. True: the steps in progress now end earlier than scheduled."""
         self._accepted.append(job.name)
-        return self._enqueue(job, now_ns)
-
-    def _enqueue(self, job: SimulatedRequest, now_ns: int) -> bool:
         self._now_ns = now_ns
         self._reported_idle = False
         if job.leg != "decode":
@@ -128,60 +119,9 @@ class SimWorker:
         self.scheduler.waiting.append(job)
         return self.cut(now_ns)
 
-    def reserve(self, job: SimulatedRequest, first: int, end: int) -> bool:
-        """Accept a request whose blocks from `first` to `end` will be received. False: no room, or the blocks before are gone."""
-        before = job.hashes[:first]
-        if self.cache.match(before) < first:
-            return False
-        self.cache.take(before)
-        if not self.cache.allocate(end - first):
-            self.cache.release(before, 0)
-            return False
-        self.pulling += 1
-        self._accepted.append(job.name)
-        self._reported_idle = False
-        return True
-
-    def receive(self, job: SimulatedRequest, first: int, end: int, now_ns: int) -> bool:
-        """The blocks of a request have arrived. It keeps them until it runs. True: as `submit`."""
-        self.cache.commit(job.hashes[first - 1] if first else job.root, job.hashes[first:end])
-        self._pulled[job.name] = job.hashes[:end]
-        self.pulling -= 1
-        return self._enqueue(job, now_ns)
-
-    def add_pull(self, tokens: int, took_ns: int) -> None:
-        """Note for the next report how long a pull took."""
-        self._pulls.append((tokens, max(1, took_ns // 1000)))
-
     def add_read(self, tokens: int, took_ns: int) -> None:
         """Note for the next report how long an image's embedding took to read."""
         self._reads.append((tokens, max(1, took_ns // 1000)))
-
-    def pin(self, blocks: list[int]) -> bool:
-        """Keep these blocks until `unpin`; another worker pulls them. False: one of them is not cached."""
-        if self.cache.match(blocks) < len(blocks):
-            return False
-        self.cache.take(blocks)
-        return True
-
-    def unpin(self, blocks: list[int]) -> None:
-        """Let blocks be evicted again."""
-        self.cache.release(blocks, 0)
-
-    def _plan(self) -> StepPlan[SimulatedRequest]:
-        """The next step. Requests that run hold their blocks themselves; if none can, what waiting ones have pulled may be evicted."""
-        plan = self.scheduler.plan()
-        if not self._pulled:
-            return plan
-        if not plan.chunks:
-            self._drop_pulled(list(self._pulled))
-            return self.scheduler.plan()
-        self._drop_pulled([job.name for job, _ in plan.chunks if job.name in self._pulled])
-        return plan
-
-    def _drop_pulled(self, names: list[str]) -> None:
-        for name in names:
-            self.cache.release(self._pulled.pop(name), 0)
 
     def cut(self, now_ns: int) -> bool:
         """Something changed: of equal steps taken together, those that have not begun are dropped. True: some were."""
@@ -198,7 +138,7 @@ class SimWorker:
         """Plan and begin a step, unless one is in progress. False: there is nothing to do, or no space for it."""
         if self.stretch is not None or not (self.scheduler.running or self.scheduler.waiting):
             return False
-        plan = self._plan()
+        plan = self.scheduler.plan()
         if not plan.chunks:
             return False
         used = self.cache.used / self.cache.capacity
@@ -299,7 +239,7 @@ class SimWorker:
             return None
         # The first one after the work also has the measurements that were still open when the last request ended.
         scheduler = self.scheduler
-        self._reported_idle = not (self.stretch or scheduler.running or scheduler.waiting or self.pulling)
+        self._reported_idle = not (self.stretch or scheduler.running or scheduler.waiting)
         return self.report(now_ns)
 
     def report(self, now_ns: int) -> LoadReported:
@@ -310,7 +250,7 @@ class SimWorker:
         measured = self._timer.take_measurements(0)
         report = LoadReported(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + self.pulling,
+            waiting=len(self.scheduler.waiting),
             used_blocks=self.cache.used,
             total_blocks=self.cache.capacity,
             accepted=tuple(self._accepted),
@@ -321,12 +261,11 @@ class SimWorker:
             step_us=self._token_ns // self._tokens // 1000 if self._tokens else 0,
             gaps=self._tokens,
             outputs=tuple(self._outputs),
-            pulls=tuple(self._pulls),
             encodes=measured.encodes,
             reads=tuple(self._reads),
             answered=tuple(self._answered),
         )
-        self._pulls, self._reads, self._answered = [], [], []
+        self._reads, self._answered = [], []
         self._accepted, self._prefilled, self._ended, self._outputs = [], [], [], []
         self._token_ns = self._tokens = 0
         return report

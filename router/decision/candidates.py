@@ -21,7 +21,7 @@ from headwater.router.decision.filters import allows
 from headwater.router.fold.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
 from headwater.router.fold.worker import Traits, Worker
 from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.route import Candidate, PrefixPull
+from headwater.schemas.events.route import Candidate
 from headwater.schemas.messages.inference import Leg
 
 _LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
@@ -96,15 +96,6 @@ class Candidates(Sequence[Candidate]):
         found: F64 = self._costs[self.rows, which]
         return found
 
-    def pull_of(self, chosen: Candidate) -> PrefixPull | None:
-        """What the chosen candidate pulls, and from whom."""
-        if not chosen.pull_blocks:
-            return None
-        row = next(row for row in self.rows.tolist() if self._workers[row].name == chosen.worker)
-        source = self._workers[int(self._counts[row, work.SOURCE])]
-        first = chosen.cached_blocks + chosen.lower_blocks
-        return PrefixPull(source.name, source.epoch, first, first + chosen.pull_blocks)
-
     def engines(self) -> set[str]:
         """The engines that they run."""
         return {self._workers[row].engine for row in self.rows.tolist()}
@@ -122,8 +113,8 @@ class Candidates(Sequence[Candidate]):
 
 def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
     """From a worker's row of each array."""
-    leg, cached, lower, tokens, blocks, requests, assumed, loads, pulled, _ = counts
-    score, queue_ms, prefill_ms, transfer_ms, itl_ms, pull_ms = costs
+    leg, cached, lower, tokens, blocks, requests, assumed, loads = counts
+    score, queue_ms, prefill_ms, transfer_ms, itl_ms = costs
     return Candidate(
         worker.name,
         worker.epoch,
@@ -140,8 +131,6 @@ def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candida
         prefill_ms,
         transfer_ms,
         itl_ms,
-        pulled,
-        pull_ms,
     )
 
 
@@ -150,8 +139,8 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     wanted, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
     columns.refresh_at(scoring.context.wall_ns)
     count = len(columns.names)
-    counts: I64 = np.empty((count, 10), np.int64)
-    costs: F64 = np.empty((count, 6))
+    counts: I64 = np.empty((count, 8), np.int64)
+    costs: F64 = np.empty((count, 5))
     excluded = _excluded(columns, wanted)
     allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
     if excluded:
@@ -160,7 +149,6 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         columns.table,
         columns.queues,
         (columns.classes, columns.lengths, columns.times),
-        (columns.pull_classes, columns.pull_lengths, columns.pull_times),
         allowed,
         changes,
         _slots(scoring, columns),

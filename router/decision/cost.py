@@ -1,8 +1,8 @@
 """Scorer: what a request would cost on a worker. Pure arithmetic.
 
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
-(disaggregated only). Blocks that another worker has are pulled where they arrive sooner than they would be computed. What others lose
-is added: `crowding`, `queued`, `arrivals` and `memory`, and by default 0, `retain` and `tail` (see `Weights`). Until the step times of all candidates
+(disaggregated only). What others lose
+is added: `crowding`, `queued`, `arrivals` and `memory` (see `Weights`). Until the step times of all candidates
 are known, the unit is the work for one block. `itl_ms`, the estimated time between two tokens, is recorded, and no part of the cost.
 
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.router.decision.prefill_times import estimate_computed, estimate_times, saves_time
+from headwater.router.decision.prefill_times import estimate_computed, estimate_times
 from headwater.router.decision.work import (
     ASSUMED,
     BLOCKS,
@@ -26,12 +26,9 @@ from headwater.router.decision.work import (
     NO_CANDIDATE,
     PREFILL,
     PREFILL_MS,
-    PULL_MS,
-    PULLED,
     QUEUE_MS,
     REQUESTS,
     SCORE,
-    SOURCE,
     TOKENS,
     TRANSFER_MS,
     WHOLE,
@@ -45,7 +42,6 @@ from headwater.router.decision.work import (
 )
 from headwater.router.fold.decode_time import DecodeLine, predict_step_ms
 from headwater.router.fold.prefill_time import longer_ms, predict_ms
-from headwater.router.fold.pull_time import PRIOR, predict_pull_ms
 from headwater.schemas.jit import jitable, kernel
 
 
@@ -75,9 +71,7 @@ def block(work: WorkEstimate) -> float:
 
 
 @jitable
-def delay_of_others(
-    crowding: float, arrivals: float, retain: float, requests: int, queue: float, own: float
-) -> float:
+def delay_of_others(crowding: float, arrivals: float, requests: int, queue: float, own: float) -> float:
     """What other requests lose by a prompt that takes `own` ms, after `queue` ms of earlier ones.
 
     Each of the `requests` that run is delayed by the whole prompt. A request that arrives while the worker has work waits for the rest of it: the
@@ -86,32 +80,29 @@ def delay_of_others(
     queue-specific job sizes, 2012), where `arrivals` is the rate over the share of time in which the worker is idle.
     """
     later = arrivals / 1000.0 * (2.0 * queue + own) * own / 2.0
-    return own * (retain + crowding * requests) + later
+    return own * (crowding * requests) + later
 
 
 @jitable
 def delay_of_queued(weights: CostWeights, work: WorkEstimate) -> float:
     """What queued prompts lose: a step that computes several ends later for all of them by what this one adds, without a step's fixed time."""
-    blocks = uncached_tokens(work) / work.block_size - work.pulled_blocks
-    return weights.queued * work.queued_prompts * work.times.block * blocks
+    return weights.queued * work.queued_prompts * work.times.block * (uncached_tokens(work) / work.block_size)
 
 
 @jitable
 def prefill(weights: CostWeights, work: WorkEstimate) -> float:
     """Cost of computing the uncached part of the prompt, and of the queue before it.
 
-    Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay of others is added, and for each
-    block that is pulled `weights.pull` of computing it: two copies of a prefix in use take the KV cache of two workers. Without times it is `PRIOR` of that.
+    Loading a block from a lower tier costs `weights.lower_tier` of computing it. With known times, the delay of others is added.
     """
     lower = weights.lower_tier * work.lower_blocks * block(work) if work.lower_blocks else 0.0
-    pulled = weights.pull * work.pulled_blocks * block(work)
     if not work.timed:
-        queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size - work.pulled_blocks
-        return weights.prefill * (queued + lower) + PRIOR * pulled
+        queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size
+        return weights.prefill * (queued + lower)
     queue, own = work.times.queue, work.times.prefill
-    others = delay_of_others(weights.crowding, weights.arrivals, weights.retain, work.requests, queue, own)
-    waits = weights.prefill * (queue + work.times.arrival + own + lower)
-    return waits + others + delay_of_queued(weights, work) + pulled + weights.tail * queue * queue / 1000.0
+    others = delay_of_others(weights.crowding, weights.arrivals, work.requests, queue, own)
+    waits = weights.prefill * (queue + own + lower)
+    return waits + others + delay_of_queued(weights, work)
 
 
 @jitable
@@ -168,39 +159,17 @@ def _model_at(model: Any, at: int) -> tuple[Any, Any, int, float]:
 
 
 @jitable
-def _find_sources(
-    table: Any, allowed: Any, slots: Any, depths: Any, models: int, prompt_tokens: int
-) -> tuple[Any, Any]:
-    """By row of an engine's model: the worker that pulls can come from, -1 for none, and how many blocks of the prompt it has announced.
-
-    It is the first of those that have most.
-    """
-    sources, held = np.full(models, -1, np.int64), np.zeros(models, np.int64)
-    for row in range(table.shape[0]):
-        slot = slots[row]
-        if allowed[row] and table[row]["pulls"] and slot >= 0:
-            at = table[row]["model"]
-            blocks = min(np.int64(depths[0, slot]), max(0, prompt_tokens - 1) // table[row]["block_size"])
-            if blocks > held[at]:
-                sources[at], held[at] = row, blocks
-    return sources, held
-
-
-@jitable
 def _work(
     table: Any,
     queues: Any,
     steps: Any,
-    pulls: Any,
     row: int,
     asked: Asked,
     timed: bool,
     slots: Any,
     credited: Any,
     depths: Any,
-    remote_blocks: int,
 ) -> WorkEstimate:
-    """`remote_blocks` of the prompt can be pulled; `pulls` is the model of its engine's pulls."""
     one = table[row]
     size = one["block_size"]
     # An engine computes at least the last token itself, even of a fully cached prompt.
@@ -213,10 +182,8 @@ def _work(
     cached = max(gpu, min(credited[row], usable))
     lower = max(0, any_tier - cached)
     queued, prompts, held = one["prefill_tokens"], one["queued_prompts"], one["decode_blocks"]
-    missing = max(0, remote_blocks - cached - lower)
-    times, pulled_blocks, pull_ms = Times(0.0, 0.0, 1.0, 0.0), missing, 0.0
+    times = Times(0.0, 0.0, 1.0)
     if timed:
-        pulled_blocks = 0
         lengths, known, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
         held = max(held, one["used_blocks"])
@@ -244,14 +211,6 @@ def _work(
         times = estimate_times(
             lengths, known, classes, longer, one["pace"], size, uncached, left, computed_ms
         )
-        if missing:
-            less = uncached - missing * size
-            rest = estimate_times(lengths, known, classes, longer, one["pace"], size, less, left, computed_ms)
-            saved_ms = times.prefill - rest.prefill
-            taken_ms = predict_pull_ms(pulls[1], pulls[2], pulls[0], missing * size, saved_ms)
-            if saves_time(times, rest, taken_ms):
-                pulled_blocks, pull_ms = missing, taken_ms
-                times = Times(rest.queue, rest.prefill, rest.block, max(0.0, taken_ms - rest.queue))
     return WorkEstimate(
         size,
         asked.prompt_tokens,
@@ -264,8 +223,6 @@ def _work(
         cached - gpu,
         timed,
         times,
-        pulled_blocks,
-        pull_ms,
         prompts,
     )
 
@@ -281,7 +238,6 @@ def score_workers(
     table: Any,
     queues: Any,
     model: Any,
-    pull_model: Any,
     allowed: Any,
     changes: Any,
     slots: Any,
@@ -294,11 +250,11 @@ def score_workers(
 ) -> tuple[int, int, float]:
     """Score the `allowed` rows of `table` and `queues` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
 
-    `model` is (classes, lengths, times) of the step times, and `pull_model` of pulls; `changes` how many slots of LoRA adapters each worker must change;
+    `model` is (classes, lengths, times) of the step times; `changes` how many slots of LoRA adapters each worker must change;
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
     the whole request, how many only a leg, and the spare capacity of the allowed workers, 0 to 1.
     """
-    timed, workers, decoders, pulling, used = asked.estimate, 0, 0, 0, 0.0
+    timed, workers, decoders, used = asked.estimate, 0, 0, 0.0
     for row in range(table.shape[0]):
         if allowed[row]:
             workers += 1
@@ -306,20 +262,14 @@ def score_workers(
             used += utilization_of(
                 one["prefill_tokens"], max(one["decode_blocks"], one["used_blocks"]), one["total_blocks"]
             )
-            pulling += table[row]["pulls"]
             if table[row]["role"] != _PREFILL_ROLE:
                 decoders += 1
             if model[0][table[row]["model"]] == 0:
                 timed = False
     spare = spare_capacity(used / workers, workers) if workers else 0.0
     weights = weights_at(weights, spare)
-    # A source and a target.
-    pulling = pulling > 1 and not asked.decode
-    models = model[0].shape[0] if pulling else 0
-    sources, held = _find_sources(table, allowed, slots, depths, models, asked.prompt_tokens)
     # The same for all workers of an engine, most of which follow each other.
     at, steps = 0, _model_at(model, 0)
-    pulls = (pull_model[0][0], pull_model[1][0], pull_model[2][0])
     # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
     cheapest = np.full((3, table.shape[0] + 1), np.inf)
     if decoders < workers and not asked.decode:
@@ -328,7 +278,7 @@ def score_workers(
                 if table[row]["model"] != at:
                     at = table[row]["model"]
                     steps = _model_at(model, at)
-                work = _work(table, queues, steps, pulls, row, asked, timed, slots, credited, depths, 0)
+                work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
                 cost, moved = remote_decode(weights, work), transfer(weights, work)
                 pairs = table[row]["pairs"]
                 if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
@@ -343,13 +293,7 @@ def score_workers(
         if table[row]["model"] != at:
             at = table[row]["model"]
             steps = _model_at(model, at)
-        remote, source = 0, -1
-        if pulling and table[row]["pulls"]:
-            source = sources[at]
-            if source >= 0 and source != row and table[source]["block_size"] == table[row]["block_size"]:
-                remote = held[at]
-                pulls = (pull_model[0][at], pull_model[1][at], pull_model[2][at])
-        work = _work(table, queues, steps, pulls, row, asked, timed, slots, credited, depths, remote)
+        work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
         moved = 0.0
         itl_ms = _itl_ms(table[row], work)
         if asked.decode:
@@ -384,9 +328,6 @@ def score_workers(
         costs[row, SCORE] = score
         costs[row, QUEUE_MS] = work.times.queue if timed and leg != DECODE else 0.0
         costs[row, PREFILL_MS] = work.times.prefill if timed and leg != DECODE else 0.0
-        costs[row, TRANSFER_MS] = moved + work.times.arrival if timed else 0.0
+        costs[row, TRANSFER_MS] = moved if timed else 0.0
         costs[row, ITL_MS] = itl_ms
-        counts[row, PULLED] = work.pulled_blocks
-        counts[row, SOURCE] = source if work.pulled_blocks else -1
-        costs[row, PULL_MS] = work.pull_ms
     return whole, legs, spare

@@ -30,15 +30,9 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 10
+ALGORITHM: Final = 1
 """Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
-change by which a recorded decision would come out otherwise.
-
-Version 4 learned prefill times in another way, and version 5 learns the pace of workers in another way, so that earlier decisions cannot be made again.
-Version 6 adds the delay of queued prompts, which those before had no weight for. Version 7 takes account of late load reports.
-Version 8 expects output tokens by prompt length and tenant too; its choices are those of version 7.
-Version 9 keeps the step times of encode workers apart from those of the workers that serve prompts with the same engine.
-Version 10 counts the delay of running requests more where workers are idle."""
+change by which a recorded decision would come out otherwise."""
 
 RECOMPUTABLE: Final = frozenset({ALGORITHM})
 """The versions whose decisions this release can make again."""
@@ -174,7 +168,6 @@ def evaluate(
         digest=summary.digest,
         excluded=excluded,
         output_tokens=expected.mean,
-        pull=candidates.pull_of(chosen),
         encoding=estimate_encoding(loads, chosen, query.prompt_tokens, query.reader),
         output_deviation=expected.deviation,
         tenant=tenant,
@@ -205,19 +198,7 @@ def recompute(
 ) -> Decision | RouteRefused:
     """Decide again from the record alone; the result has the form of the record. Raises `CannotRecompute`."""
     found = reevaluate(index, loads, cold, recorded)
-    if isinstance(found, RouteRefused):
-        return found
-    if recorded.scored:
-        return found.decision
-    # A release that recorded all candidates, and every excluded worker by name.
-    return msgspec.structs.replace(
-        found.decision,
-        candidates=tuple(found.candidates),
-        constraints=recorded.constraints,
-        scored=0,
-        digest=b"",
-        excluded=b"",
-    )
+    return found if isinstance(found, RouteRefused) else found.decision
 
 
 def reevaluate(

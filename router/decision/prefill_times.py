@@ -80,11 +80,4 @@ def estimate_times(
     if queued:
         # Queued prompts are computed together: the fixed time of a step is not paid for each.
         queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
-    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size, 0.0)
-
-
-@jitable
-def saves_time(computed: Times, pulled: Times, pull_ms: float) -> bool:
-    """Is the first token there sooner with a pull of `pull_ms`? `pulled` are the times without what it brings."""
-    arrival = max(0.0, pull_ms - pulled.queue)
-    return pulled.queue + arrival + pulled.prefill < computed.queue + computed.prefill
+    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)

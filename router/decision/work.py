@@ -26,11 +26,8 @@ class CostWeights(NamedTuple):
     interference: float
     lora_load: float
     crowding: float
-    retain: float
     memory: float
-    tail: float
     arrivals: float
-    pull: float
     queued: float
     crowding_spare: float
 
@@ -75,11 +72,8 @@ def weights_at(weights: CostWeights, spare: float) -> CostWeights:
         weights.interference,
         weights.lora_load,
         weights.crowding * (1.0 + weights.crowding_spare * spare),
-        weights.retain,
         weights.memory,
-        weights.tail,
         weights.arrivals,
-        weights.pull,
         weights.queued,
         weights.crowding_spare,
     )
@@ -89,13 +83,12 @@ class Times(NamedTuple):
     """Estimates in milliseconds.
 
     `queue`: until the worker has computed its queued prompts; `prefill`: to compute the uncached part of this prompt;
-    `block`: to compute one block of a prompt; `arrival`: from then on until the blocks that it pulls have arrived.
+    `block`: to compute one block of a prompt.
     """
 
     queue: float
     prefill: float
     block: float
-    arrival: float
 
 
 class WorkEstimate(NamedTuple):
@@ -103,8 +96,7 @@ class WorkEstimate(NamedTuple):
 
     `cached_blocks` leading blocks of the prompt are on its GPU (`assumed_blocks` of them are credit); `lower_blocks` more
     are on a lower tier. `prefill_tokens` are queued and not computed yet; `decode_blocks` of its `total_blocks` are held
-    by its `requests`. `times` mean something only if step times are known (`timed`). `pulled_blocks` after those that it has come from another
-    worker, in `pull_ms`; they are not computed, so `times` are those with the pull. `queued_prompts` were routed to the worker and are not computed.
+    by its `requests`. `times` mean something only if step times are known (`timed`). `queued_prompts` were routed to the worker and are not computed.
     """
 
     block_size: int
@@ -117,9 +109,7 @@ class WorkEstimate(NamedTuple):
     total_blocks: int = 1
     assumed_blocks: int = 0
     timed: bool = False
-    times: Times = Times(0.0, 0.0, 1.0, 0.0)
-    pulled_blocks: int = 0
-    pull_ms: float = 0.0
+    times: Times = Times(0.0, 0.0, 1.0)
     queued_prompts: int = 0
 
 
@@ -140,8 +130,8 @@ class Asked(NamedTuple):
 NO_CANDIDATE, WHOLE, PREFILL, DECODE = range(4)
 """What a worker would do of the request, as `LEG` has it."""
 
-LEG, CACHED, LOWER, TOKENS, BLOCKS, REQUESTS, ASSUMED, LOADS_LORA, PULLED, SOURCE = range(10)
-"""Columns of `counts`. `SOURCE` is the row of the worker that `PULLED` blocks come from."""
+LEG, CACHED, LOWER, TOKENS, BLOCKS, REQUESTS, ASSUMED, LOADS_LORA = range(8)
+"""Columns of `counts`."""
 
-SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS, ITL_MS, PULL_MS = range(6)
+SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS, ITL_MS = range(5)
 """Columns of `costs`."""

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router.fold.prefill_time import CLASSES_MAX, StepModel
-from headwater.router.fold.pull_time import PullModel
 from headwater.router.fold.worker import (
     DECIDED,
     QUEUE_MAX,
@@ -23,7 +22,6 @@ from headwater.router.fold.worker import (
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.jit import kernel
-from headwater.schemas.tables.capability import PREFIX_PULL
 
 WORKER_ROW: Final = np.dtype(
     [
@@ -51,7 +49,6 @@ WORKER_ROW: Final = np.dtype(
         ("request_ms", "f8"),
         ("block_ms", "f8"),
         ("least_ms", "f8"),
-        ("pulls", "i8"),
         ("queued_prompts", "i8"),
         ("signal_age_ms", "f8"),
         ("queue_length", "i8"),
@@ -62,7 +59,7 @@ WORKER_ROW: Final = np.dtype(
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
 is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
 factor of them. When it last reported, it was `running` so many requests, of at most `max_running`, with `step_ms` between two tokens of each. The
-next four are its `DecodeLine`. `pulls`: it can pull a prefix, and be pulled from. `queued_prompts` were routed to it and are not computed. Where its reports are late, `queue_length` of those, the oldest, are
+next four are its `DecodeLine`. `queued_prompts` were routed to it and are not computed. Where its reports are late, `queue_length` of those, the oldest, are
 listed in `queues`.
 """
 
@@ -89,7 +86,6 @@ class Fleet(Protocol):
 
     workers: dict[str, Worker]
     steps: dict[str, StepModel]
-    pulls: dict[str, PullModel]
 
 
 @kernel
@@ -111,7 +107,7 @@ class WorkerColumns:
 
     `keys` are digests of the workers' incarnations. `classes`, `lengths` and `times` are the engines' step times; `classes` is 0 where too
     little is known, and in row 0, which is that of engines without any. `kinds` are the different traits, `placements` what
-    constraints make of each. `pull_classes`, `pull_lengths` and `pull_times` are the engines' pulls. `queues`, shape (workers, `QUEUE_MAX`, 2), are the
+    constraints make of each. `queues`, shape (workers, `QUEUE_MAX`, 2), are the
     prompts listed for each worker: when they were routed to it, and their uncached tokens.
     """
 
@@ -177,9 +173,7 @@ class WorkerColumns:
         self.placements.clear()
         self._pairs = {"": 0}
         count = len(self.names)
-        # Also those whose step times are unknown: a prefix is pulled within an engine.
-        engines = dict.fromkeys([*self._fleet.steps, *(worker.step_kind for worker in self.workers)])
-        self._engines = {engine: 1 + at for at, engine in enumerate(engines)}
+        self._engines = {engine: 1 + at for at, engine in enumerate(self._fleet.steps)}
         models = 1 + len(self._engines)
         self.table: NDArray[Any] = np.zeros(count, WORKER_ROW)
         # Apart from the rows, which a decision reads whole: few workers report late.
@@ -189,9 +183,6 @@ class WorkerColumns:
         self.times: F64 = np.zeros((models, CLASSES_MAX))
         self._overdue: I64 = np.zeros(count, np.int64)
         self._slots = (None, -1, np.zeros(0, np.int64))
-        self.pull_classes: I64 = np.zeros(models, np.int64)
-        self.pull_lengths: F64 = np.zeros((models, CLASSES_MAX))
-        self.pull_times: F64 = np.zeros((models, CLASSES_MAX))
         for engine in self._fleet.steps:
             self._copy_models(engine)
         self.keys: NDArray[np.uint64] = np.array([_key_of(worker) for worker in self.workers], np.uint64)
@@ -209,11 +200,6 @@ class WorkerColumns:
         self.classes[at] = count if model.learned else 0
         self.lengths[at, :count] = model.tokens
         self.times[at, :count] = model.ms
-        pulls = self._fleet.pulls.get(engine)
-        if pulls is not None:
-            count = self.pull_classes[at] = len(pulls.kinds)
-            self.pull_lengths[at, :count] = pulls.tokens
-            self.pull_times[at, :count] = pulls.ms
 
     def _describe(self, worker: Worker) -> tuple[int, ...]:
         """The fields that change only with a worker's traits: the first ones of a row."""
@@ -257,7 +243,6 @@ class WorkerColumns:
             worker.step_ms,
             max(1, worker.max_running),
             *worker.decode_model.line,
-            PREFIX_PULL in worker.capabilities,
             len(worker.computing),
             worker.signal_age_ms,
             0,

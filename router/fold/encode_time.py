@@ -1,11 +1,14 @@
 """How long images take: to be encoded by encode workers and by those that serve prompts, and to be read as embeddings. Learned from load reports.
 
-Sizes are grouped into classes as those of pulls are (`pull_time`), for each engine.
+Sizes are grouped into classes, each twice as large as the one before, for each engine, and sizes between two classes are interpolated.
 """
 
 import msgspec
 
-from headwater.router.fold.pull_time import PullModel, predict_pull_ms
+from headwater.router.fold.prefill_time import place_sample, predict_ms
+
+MEMORY = 8
+"""The effective number of samples in a class's mean."""
 
 LEAST_MS = 0.001
 """An image that took less than its prompt was expected to take counts as this."""
@@ -14,15 +17,25 @@ STALL_FACTOR = 4.0
 """A time counts as at most so many times the mean of its class: a stall moves that by 38 % at most, and of what has become ten times slower, two thirds are known by ten samples."""
 
 
-class ImageTimes(PullModel):
-    """Times of images by their tokens."""
+class ImageTimes(msgspec.Struct):
+    """Classes of images by their tokens: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples."""
+
+    kinds: list[int] = []
+    tokens: list[float] = []
+    ms: list[float] = []
+    counts: list[int] = []
 
     def observe(self, tokens: int, ms: float) -> None:
         """Add a sample. Those without tokens or time are ignored."""
         kind = tokens.bit_length()
         if kind in self.kinds:
             ms = min(ms, STALL_FACTOR * self.ms[self.kinds.index(kind)])
-        super().observe(tokens, ms)
+        if tokens <= 0 or ms <= 0:
+            return
+        at, _ = place_sample(self, tokens, ms)
+        count = self.counts[at] = min(self.counts[at] + 1, MEMORY)
+        self.tokens[at] += (tokens - self.tokens[at]) / count
+        self.ms[at] += (ms - self.ms[at]) / count
 
 
 class EncodeTimes(msgspec.Struct):
@@ -36,4 +49,6 @@ class EncodeTimes(msgspec.Struct):
 def image_ms(model: ImageTimes, tokens: int) -> float:
     """Milliseconds that an image of so many tokens is expected to take; 0 without measurements."""
     classes = len(model.kinds)
-    return predict_pull_ms(model.tokens, model.ms, classes, tokens, 0.0) if classes else 0.0
+    if classes <= 1:
+        return float(model.ms[0] * max(1.0, tokens / model.tokens[0])) if classes else 0.0
+    return float(predict_ms(model.tokens, model.ms, classes, tokens))

@@ -50,7 +50,7 @@ class ExpectedBlocks(msgspec.Struct):
     prompts: dict[str, RoutedPrompt] = {}
     order: list[tuple[int, str]] = []
     blocks: int = 0
-    evicted: tuple[int, str] = msgspec.field(default=(-1, ""), name="fallen")
+    evicted: tuple[int, str] = (-1, "")
     """The newest evicted prompt. Older ones are evicted too, in whatever order prompts are added."""
 
     def add(self, request: str, prompt: RoutedPrompt, room: int) -> list[RoutedPrompt]:

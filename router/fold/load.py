@@ -13,7 +13,6 @@ from headwater.router.fold.encode_time import LEAST_MS, EncodeTimes
 from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
 from headwater.router.fold.output_length import OutputLengths
 from headwater.router.fold.prefill_time import StepModel, learn_pace
-from headwater.router.fold.pull_time import PullModel
 from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker, step_kind
 from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
 from headwater.schemas.events.load import LoadReported, RequestsHeld
@@ -34,18 +33,16 @@ class Loads(msgspec.Struct, dict=True):
 
     `steps` are prefill times by `step_kind`, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
     worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
-    engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `pulls` the times of pulled prefixes by engine,
-    `encoding` those of images.
+    engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `encoding` the times of images by engine.
     """
 
     workers: dict[str, Worker] = {}
     early: dict[str, int] = {}
     steps: dict[str, StepModel] = {}
-    credit: Credit = msgspec.field(default_factory=Credit, name="assumed")
+    credit: Credit = msgspec.field(default_factory=Credit)
     left: dict[str, int] = {}
     engine_weights: dict[str, float] = {}
     outputs: OutputLengths = msgspec.field(default_factory=OutputLengths)
-    pulls: dict[str, PullModel] = {}
     encoding: dict[str, EncodeTimes] = {}
 
     @property
@@ -163,7 +160,7 @@ class Loads(msgspec.Struct, dict=True):
             self._expect_blocks(worker, decision)
         if stage == FINISHED:
             return
-        cached = (decision.chosen.cached_blocks + decision.chosen.pull_blocks) * worker.block_size
+        cached = decision.chosen.cached_blocks * worker.block_size
         computed = stage == PREFILLED or decision.leg == "decode"
         uncached = 0 if computed else max(0, decision.prompt_tokens - cached)
         blocks = -(-decision.prompt_tokens // worker.block_size)
@@ -216,20 +213,16 @@ class Loads(msgspec.Struct, dict=True):
             worker.reported_ns = max(worker.reported_ns, wall_ns)
         if event.prefills:
             self._learn_steps(worker, event.prefills)
-        if event.pulls:
-            self._learn_pulls(worker, event.pulls)
         if event.encodes or event.reads or (event.prefills and worker.role == "encode"):
             self._learn_encoding(worker, event)
         if event.step_us:
             step_ms = event.step_us / 1000
             worker.step_ms += (step_ms - worker.step_ms) / (STEP_MEMORY if worker.step_ms else 1)
-            # The report comes when requests changed: until then there were those of the report before. Earlier releases wrote no `gaps`.
+            # The report comes when requests changed: until then there were those of the report before.
             blocks = (worker.used_blocks + event.used_blocks) / 2
             worker.decode_model.observe(step_ms, max(1, worker.running), blocks, event.gaps)
-        unnamed = ((0, 0),) * (len(event.outputs) - len(event.answered))
-        for (max_tokens, tokens), (prompt_tokens, tenant) in zip(
-            event.outputs, (*event.answered, *unnamed), strict=False
-        ):
+        # What a worker writes is not trusted: unequal lists must not stop the fold.
+        for (max_tokens, tokens), (prompt_tokens, tenant) in zip(event.outputs, event.answered, strict=False):
             self.outputs.observe(max_tokens, tokens, prompt_tokens, tenant)
         worker.running, worker.waiting = event.running, event.waiting
         worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
@@ -258,13 +251,6 @@ class Loads(msgspec.Struct, dict=True):
                     observed = ms / shared.predict(tokens)
                     worker.pace, worker.outliers = learn_pace(worker.pace, observed, worker.outliers)
                 shared.observe(tokens, ms / worker.pace)
-
-    def _learn_pulls(self, worker: Worker, pulls: tuple[tuple[int, int], ...]) -> None:
-        """Measurements (tokens, µs) of prefixes that a worker pulled."""
-        self._shared_steps(worker)
-        model = self.pulls.setdefault(worker.engine, PullModel())
-        for tokens, micros in pulls:
-            model.observe(tokens, micros / 1000)
 
     def _learn_encoding(self, worker: Worker, event: LoadReported) -> None:
         """What images took: of an encode worker all that it computed, of others what a prompt with images took longer than without."""

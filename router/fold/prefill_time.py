@@ -127,10 +127,6 @@ class StepModel(msgspec.Struct):
     samples: int = 0
     outliers: list[int] = []
 
-    def __post_init__(self) -> None:
-        # A snapshot of an earlier release has none.
-        self.outliers += [0] * (len(self.kinds) - len(self.outliers))
-
     @property
     def learned(self) -> bool:
         """Are there enough samples to predict?"""

@@ -103,8 +103,8 @@ class Worker(msgspec.Struct):
     pace: float = 1.0
     """Its prefill times divided by those of the `StepModel` of its kind."""
     step_ms: float = 0.0
-    reported_ns: int = msgspec.field(default=0, name="told_ns")
-    expected: ExpectedBlocks = msgspec.field(default_factory=ExpectedBlocks, name="beliefs")
+    reported_ns: int = 0
+    expected: ExpectedBlocks = msgspec.field(default_factory=ExpectedBlocks)
     rejoined: int = 0
     """Log position at which this epoch rejoined after it had left; 0 if it never left."""
     tokenizer: str = ""

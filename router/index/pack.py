@@ -8,9 +8,6 @@ stored with them.
 
 Loading a large snapshot spends much of its time on first use of memory, which the system must provide. So keys are read
 directly into what becomes the slab (`prepare`).
-
-Earlier releases stored their table row by row, whole (0.1) or without empty rows, in hash order: `from_rows` reads both and
-sorts them into chain order.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router.index import hash_table
-from headwater.router.index.chain_order import chain_order
 from headwater.router.index.match import state_size
 from headwater.router.index.pack_kernels import (
     count_pages,
@@ -109,17 +105,6 @@ def unpack(arrays: Arrays, words: int, tiers: int, rows: int) -> tuple[PackedSla
         else:
             fill_runs(slab, column, top, arrays[name + AT], arrays[name])
     return _finish(slab, set(held), words, top, rows, arrays.get("pages"))
-
-
-def from_rows(table: U64, words: int, tiers: int, rows: int) -> tuple[PackedSlab, U64]:
-    """The same from rows of key, parent and bits as earlier releases wrote them, empty ones among them."""
-    if table.dtype != np.uint64 or table.shape[1:] != (2 + tiers * words,):
-        raise ValueError(f"rows of form {table.shape} for {tiers} tiers of {words} words")
-    taken: U64 = table[table[:, 0] != 0]
-    top = len(taken)
-    slab = _roomy(words, tiers, top)
-    slab[:, :top] = taken[chain_order(taken[:, 0].copy(), taken[:, 1].copy())].T
-    return _finish(slab, set(range(2, len(slab))), words, top, rows, None)
 
 
 def prepare(arrays: Arrays) -> None:

@@ -209,14 +209,11 @@ class PrefixIndex:
         return pack.pack(slab, self.words, self.rows)
 
     def adopt(self, arrays: pack.Arrays, rows: int, words: int, tiers: int) -> None:
-        """Load the rows of a snapshot of any release; slots and block counts must be set before.
+        """Load the rows of a snapshot; slots and block counts must be set before.
 
         Raises ValueError or LookupError if they are inconsistent.
         """
-        if "keys" in arrays:
-            slab, table = pack.unpack(arrays, words, tiers, rows)
-        else:
-            slab, table = pack.from_rows(arrays["table" if "table" in arrays else "rows"], words, tiers, rows)
+        slab, table = pack.unpack(arrays, words, tiers, rows)
         if any(int(slab.pages[slot].sum()) != self.blocks[name] for name, slot in self.slots.items()):
             raise ValueError("block counts of workers do not match the rows")
         self.slab, self.pages, self.scratch[:CHAINS], self.used = (

@@ -1,19 +1,19 @@
 """The log's events as one type, and the codec of its messages."""
 
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Union
 
 import msgspec
 
 from headwater.schemas.encoding.envelope import (
     DIGEST_BYTES,
-    NO_DIGEST,
     SCHEMA_ID,
     SCHEMA_VERSION,
     Batch,
     Sealed,
 )
-from headwater.schemas.encoding.upcast import UPCASTERS, RetiredEvent
+from headwater.schemas.encoding.upcast import UPCASTERS, Upcasters
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
@@ -55,7 +55,6 @@ NAME_BYTES: Final = 40
 NO_HASH: Final = bytes(8)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Batch[LogEvent | RetiredEvent])
 
 
 class UnreadableBatch(ValueError):
@@ -80,39 +79,41 @@ def seal(batch: Batch[Any]) -> Sealed:
     return Sealed(batch.writer, batch.epoch, batch.seq, encode_batch(batch))
 
 
-def decode_batch(data: bytes) -> Batch[LogEvent]:
-    """Decode a log message of any release so far; retired events are converted to their replacements.
+def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
+    """`decode_batch` with a table of retired events: these are converted to their replacements."""
+    kinds: Any = Union[(LogEvent, *upcasters)]
+    decoder = msgspec.msgpack.Decoder(Batch[kinds])
 
-    Raises `UnreadableBatch` with the reason.
-    """
-    try:
-        batch = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableBatch(f"not a batch of events: {error}") from error
-    if batch.version == SCHEMA_VERSION:
-        if batch.digest != digest_of(data):
+    def current(event: Event) -> Any:
+        while type(event) in upcasters:
+            event = upcasters[type(event)](event)
+        return event
+
+    def decode(data: bytes) -> Batch[LogEvent]:
+        """Decode a log message of any release so far. Raises `UnreadableBatch` with the reason."""
+        try:
+            batch = decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UnreadableBatch(f"not a batch of events: {error}") from error
+        if batch.version > SCHEMA_VERSION:
+            raise UnreadableBatch(
+                f"written by a newer release (schema {batch.version}, this one reads up to {SCHEMA_VERSION})"
+            )
+        if batch.version < 1 or batch.digest != digest_of(data):
             raise UnreadableBatch("it was altered: its bytes do not match its digest")
-    elif batch.version > SCHEMA_VERSION:
-        raise UnreadableBatch(
-            f"written by a newer release (schema {batch.version}, this one reads up to {SCHEMA_VERSION})"
-        )
-    elif batch.version < 1 or batch.digest != NO_DIGEST:
-        raise UnreadableBatch(f"it was altered: schema version {batch.version} has no digest")
-    if batch.schema != SCHEMA_ID:
-        raise UnreadableBatch(f"written in schema {batch.schema!r}, this release reads {SCHEMA_ID!r}")
-    if any(type(event) in UPCASTERS for event in batch.events):
-        batch = msgspec.structs.replace(batch, events=tuple(_replaced(event) for event in batch.events))
-    current: Batch[Any] = batch
-    for event in current.events:
-        _check(event)
-    return current
+        if batch.schema != SCHEMA_ID:
+            raise UnreadableBatch(f"written in schema {batch.schema!r}, this release reads {SCHEMA_ID!r}")
+        if any(type(event) in upcasters for event in batch.events):
+            batch = msgspec.structs.replace(batch, events=tuple(current(event) for event in batch.events))
+        found: Batch[Any] = batch
+        for event in found.events:
+            _check(event)
+        return found
+
+    return decode
 
 
-def _replaced(event: Event) -> Any:
-    """The current form of a retired event, converted version by version."""
-    while type(event) in UPCASTERS:
-        event = UPCASTERS[type(event)](event)
-    return event
+decode_batch = reader_of(UPCASTERS)
 
 
 def _check(event: LogEvent) -> None:

@@ -14,8 +14,8 @@ EventT = TypeVar("EventT")
 SCHEMA_ID: Final = "headwater"
 """Identifies this family of event schemas; a log of another one is rejected."""
 
-SCHEMA_VERSION: Final = 2
-"""Version of the event schemas written by this release. 1 had no chain."""
+SCHEMA_VERSION: Final = 1
+"""Version of the event schemas written by this release."""
 
 DIGEST_BYTES: Final = 8
 NO_DIGEST: Final = bytes(DIGEST_BYTES)

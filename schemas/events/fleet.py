@@ -25,7 +25,7 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     `lora_slots` is the number of LoRA adapters that it can load at once. `worker` may be one data-parallel rank of an
     engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests that do not
     tolerate all `taints` are not routed to the worker. `tokenizer` is the SHA-256 digest of its model's tokenizer, "" if
-    an earlier release wrote the event. `media_processor` is the digest of the settings with which it turns media into its model's input, "" if it takes none.
+    unknown. `media_processor` is the digest of the settings with which it turns media into its model's input, "" if it takes none.
     """
 
     worker: str

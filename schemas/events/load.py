@@ -10,10 +10,9 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     the engine, prefilled (first token generated), and ended for any reason. `cached` are cached prompt tokens, one number
     for each of `prefilled`, -1 where the engine did not report it. `prefills` are measurements: (prompt tokens computed,
     duration in µs); `step_us` is the mean time between two tokens of a request over `gaps` such times, 0 if there were none. `outputs` are
-    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit. `pulls` are measurements as well: (prompt
-    tokens pulled from another worker, duration in µs). `encodes`, of workers that read embeddings, are (prompt tokens computed, images encoded for
+    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit. `encodes`, of workers that read embeddings, are (prompt tokens computed, images encoded for
     that, tokens of these, duration of both in µs), and `reads` (tokens of an image whose embedding was read, duration in µs). `answered`
-    are (prompt tokens, digest of the tenant or 0) of the requests of `outputs`, one for each; an earlier release reported none.
+    are (prompt tokens, digest of the tenant or 0) of the requests of `outputs`, one for each.
     """
 
     running: int
@@ -28,7 +27,6 @@ class LoadReported(Event, frozen=True, tag="load.reported"):
     step_us: int = 0
     gaps: int = 0
     outputs: tuple[tuple[int, int], ...] = ()
-    pulls: tuple[tuple[int, int], ...] = ()
     encodes: tuple[tuple[int, int, int, int], ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
     answered: tuple[tuple[int, int], ...] = ()

@@ -40,8 +40,7 @@ class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
 class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
 
-    `media` are the items of its prompt, in order. `images` are what earlier releases wrote of them: id, first token and tokens of each
-    image; `places` reads both. A recording that is transcribed has no tokens in a prompt and is not among them. `trace` is the W3C trace id
+    `media` are the items of its prompt, in order. A recording that is transcribed has no tokens in a prompt and is not among them. `trace` is the W3C trace id
     that the client sent, "" without one.
     """
 
@@ -54,17 +53,11 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     choices: int = 1
     payload: PayloadKind = "off"
     body: bytes = b""
-    images: tuple[tuple[str, int, int], ...] = ()
     media: tuple[MediaPlace, ...] = ()
     trace: str = ""
 
-    @property
-    def places(self) -> tuple[MediaPlace, ...]:
-        """The media of the prompt, whichever release wrote the event."""
-        return self.media or tuple([MediaPlace("image", *image) for image in self.images])
 
-
-class RequestRouted(Event, frozen=True, tag="req.routed.2"):
+class RequestRouted(Event, frozen=True, tag="req.routed"):
     """A choice, or its remainder after `emitted_tokens`, was dispatched to a worker, which runs the `leg`.
 
     `attempt` identifies the decision in the pool log. For the decode leg `handoff` identifies the KV it starts with.
@@ -84,7 +77,7 @@ class RequestEncoded(Event, frozen=True, tag="req.encoded"):
     """An image of a choice, before the choice was dispatched as `attempt`; `worker` is the encode worker asked last, "" for none.
 
     `image` is the id of the image, which has `tokens` tokens; `encode_ms` is how long the encode leg took. With more than `ahead_max`
-    tokens of other images ahead of it, the serving worker was expected to be faster (-1: earlier releases did not record it). Encoding all images of the
+    tokens of other images ahead of it, the serving worker was expected to be faster (-1: there was no bound). Encoding all images of the
     request apart was expected to take `apart_ms`, and on the serving worker `here_ms`, with the delay of others; 0: not known.
     """
 

@@ -41,10 +41,8 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
     `crowding` times the prompt's prefill time for each running request that it delays (up to 1 + `crowding_spare` times that where workers
     are idle), plus the wait of requests that arrive later, of which
-    a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use, plus `pull` times the time to compute a block
-    for each that is pulled from another worker, plus `queued` times the time that the prompt adds to a step for each prompt that is routed to the
-    worker and not computed: it may be computed in the same step. By default 0: `retain` times the
-    prefill time for cached blocks that it evicts, and `tail` times the square of the time in the queue, in ms²/s.
+    a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use, plus `queued` times the time that the prompt adds to a step for each prompt that is routed to the
+    worker and not computed: it may be computed in the same step.
 
     `ttft_limit_ms` and `itl_limit_ms` are no weights but the limits of the policy `slo`: milliseconds to the first token, and between two.
     """
@@ -59,13 +57,10 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     apart: bool = False
     estimate: bool = True
     crowding: float = 0.1
-    retain: float = 0.0
     memory: float = 100.0
-    tail: float = 0.0
     ttft_limit_ms: float = 500.0
     itl_limit_ms: float = 25.0
     arrivals: float = 5.0
-    pull: float = 1.0
     queued: float = 0.5
     crowding_spare: float = 9.0
 
@@ -79,9 +74,6 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     `loads_lora`. Times are estimates, 0 if unknown: `queue_ms` until the worker starts this prompt, `prefill_ms` to
     compute it, `transfer_ms` to transfer its KV; `itl_ms` between two tokens with this request among those it runs. For a prefill leg, `itl_ms`
     is that of the decode worker whose cost the candidate includes.
-
-    It would pull `pull_blocks` blocks after those that it has from another worker, which takes `pull_ms`: as long as it computes queued prompts
-    that costs nothing, and the rest is in `transfer_ms`. `prefill_ms` is that of what is left to compute.
     """
 
     worker: str
@@ -99,30 +91,11 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float = 0.0
     transfer_ms: float = 0.0
     itl_ms: float = 0.0
-    pull_blocks: int = 0
-    pull_ms: float = 0.0
 
     @property
     def ttft_ms(self) -> float:
         """Estimated milliseconds from the decision to the first token."""
         return self.queue_ms + self.prefill_ms + self.transfer_ms
-
-
-class PrefixPull(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks `first` up to `end` (excluded) of a prompt, to be pulled from worker `source` in its incarnation `epoch`.
-
-    The target has the blocks before `first`. A source that restarted or evicted a block since is refused, and the blocks are computed.
-    """
-
-    source: str
-    epoch: int
-    first: int
-    end: int
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks are pulled."""
-        return self.end - self.first
 
 
 class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
@@ -153,7 +126,7 @@ class EncodeEstimate(msgspec.Struct, frozen=True, array_like=True):
     here_ms: float = 0.0
 
 
-class Decision(Event, frozen=True, tag="route.decided.2"):
+class Decision(Event, frozen=True, tag="route.decided"):
     """Which worker a request goes to, and everything needed to recompute that choice.
 
     It is decision `number` of the batch's `writer`, made on the fold of the log up to `position` plus the writer's own decisions
@@ -167,12 +140,10 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
 
     `algorithm` is the version of the router's decision algorithm. `scored` candidates were compared, `digest` is one of the costs
     of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen one, the
-    cheapest, the fastest, and the one that holds most of the prompt. Where `scored` is 0, an earlier release recorded all.
+    cheapest, the fastest, and the one that holds most of the prompt.
     `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record. The answer is expected
-    to have `output_tokens` tokens (0: an earlier release, which expected none), with the standard deviation `output_deviation`. The worker pulls
-    the blocks of `pull` from another one. `tenant` is a digest of the query's tenant, 0 without one: the log names no tenants.
-    For an image, `encoding` is what its encoding is expected to take. `spare` is how idle the workers were that passed the filters, from 0 (also of an
-    earlier release, whose costs did not depend on it) to 1.
+    to have `output_tokens` tokens, with the standard deviation `output_deviation`. `tenant` is a digest of the query's tenant, 0 without one: the log names no tenants.
+    For an image, `encoding` is what its encoding is expected to take. `spare` is how idle the workers were that passed the filters, from 0 to 1.
     """
 
     number: int
@@ -204,7 +175,6 @@ class Decision(Event, frozen=True, tag="route.decided.2"):
     digest: bytes = b""
     excluded: bytes = b""
     output_tokens: int = 0
-    pull: PrefixPull | None = None
     encoding: EncodeEstimate | None = None
     output_deviation: int = 0
     tenant: int = 0

@@ -38,14 +38,10 @@ Capability = Literal[
     "kv_events",
     "kv_dump",
     "clear_kv",
-    "prefix_pull",
 ]
 """What an engine offers; `split_only` is what it lacks: it computes the legs of split requests and no whole request. `encode`: it computes
 embeddings of media for other engines; `image_embeddings`: it takes those instead of computing them. `images`, `videos` and `audio` are what
-prompts may have; `transcription` is of recordings. `image_generation` is from text alone, `image_edits` are of images that came with it. `prefix_pull`: it gets blocks of a prompt from another worker of its engine that can do so
-too, where a decision says so."""
-
-PREFIX_PULL: Final[Capability] = "prefix_pull"
+prompts may have; `transcription` is of recordings. `image_generation` is from text alone, `image_edits` are of images that came with it."""
 
 ENCODE_NEEDS: Final[dict[PromptMediaKind, tuple[Capability, ...]]] = {
     "image": ("encode",),

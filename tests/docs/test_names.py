@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.zoo.options import ZooOptions
 from tests.docs.pages import PAGES, ROOT, blocks, commands, prose
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -96,8 +97,10 @@ def test_modules_exist(page: Path) -> None:
 
 def test_flags_and_variables_exist(page: Path) -> None:
     text = page.read_text()
-    known = (REFERENCE / "cli.md").read_text() + (REFERENCE / "settings.md").read_text()
+    pages = (REFERENCE / "cli.md", REFERENCE / "settings.md", ROOT / "tests" / "bench" / "__main__.py")
+    known = "".join(page.read_text() for page in pages)
     flags = set(_FLAG.findall(known)) | FOREIGN_FLAGS
+    flags |= {f"--{field.replace('_', '-')}" for field in ZooOptions._fields}
     shown = {
         flag
         for block in blocks(page)

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-NEED_VLLM = ("headwater.engines.vllm.", "headwater.ops.bench.gpu.")
+NEED_VLLM = ("headwater.engines.vllm.",)
 FOLDERS = ("actors", "engines", "events", "ops", "router", "schemas")
 
 IMPORT_ALL = """
@@ -32,10 +32,10 @@ for name in sys.argv[2:]:
 
 
 def sources() -> set[str]:
-    """Every Python file of the package, and the benchmarks' data, as a path inside the wheel."""
+    """Every Python file and chat template of the package, as a path inside the wheel."""
     top = {f"headwater/{path.name}" for path in (ROOT / "src/headwater").glob("*.py")}
     deep = {f"headwater/{path.relative_to(ROOT)}" for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
-    data = {f"headwater/{path.relative_to(ROOT)}" for path in (ROOT / "ops/bench/data").iterdir()}
+    data = {f"headwater/{path.relative_to(ROOT)}" for path in (ROOT / "engines/chat_templates").iterdir()}
     return top | deep | data | {"headwater/py.typed"}
 
 
@@ -52,9 +52,7 @@ def test_the_wheel_built_from_the_sdist_holds_every_module(tmp_path: Path) -> No
     subprocess.run([*uv, "build", "--quiet", "--wheel", "--out-dir", dist], cwd=source, check=True)
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         names = wheel.namelist()
-        inside = {
-            n for n in names if n.endswith((".py", "py.typed")) or n.startswith("headwater/ops/bench/data/")
-        }
+        inside = {name for name in names if name.endswith((".py", "py.typed", ".jinja"))}
         points = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
         wheel.extractall(site)
     assert inside == sources()

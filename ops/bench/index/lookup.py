@@ -1,7 +1,8 @@
-"""`headwater bench index`: the prefix index alone, on one core; with --peer compared with another one."""
+"""`headwater bench index`: the prefix index alone, on one core."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from headwater.ops.bench.index.churn import Churn
 from headwater.ops.bench.index.shapes import Chain, IndexShape, long_prompts, short_prompts
@@ -19,25 +20,35 @@ CHURN_BLOCKS = 2_000_000
 CHURN_FINDS = 50_000
 
 
-def bench(*, peer: bool = False, blocks: int = BLOCKS) -> Report:
+class OtherIndex(Protocol):
+    """Another index to compare with: rates of its operations by the names of ours."""
+
+    name: str
+
+    def short(self, shape: IndexShape) -> Mapping[str, float]:
+        """With prompts of 64 blocks."""
+        ...
+
+    def long(self, shape: IndexShape) -> Mapping[str, float]:
+        """With prompts of 8,192 blocks."""
+        ...
+
+
+def bench(*, other: OtherIndex | None = None, blocks: int = BLOCKS) -> Report:
     """Inserts, removals and finds of prompts of 64 blocks, the finds again after much churn, then finds of prompts of 8,192,
     all with a full index.
 
-    `index.shapes` describes the prompts. `peer`: the same stores and finds on another index, if it is installed.
+    `index.shapes` describes the prompts. `other`: the same stores and finds on another index.
     """
-    # Before any measurement, so that a missing package is reported at once.
-    from headwater.ops.bench.index import peer as index_peer
-
-    other = index_peer.Peer() if peer else None
     short = short_prompts(blocks, min(SHORT_FINDS, blocks))
     ours = _short(short)
-    theirs = index_peer.short(other, short) if other else {}
+    theirs = dict(other.short(short)) if other else {}
     del short
     ours += _worn(min(blocks, CHURN_BLOCKS))
     long = long_prompts(blocks, LONG_FINDS)
     ours += _long(long)
     if other:
-        theirs |= index_peer.long(other, long)
+        theirs |= other.long(long)
     measures: list[Measure] = []
     for measure in ours:
         measures.append(measure)

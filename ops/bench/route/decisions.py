@@ -17,7 +17,7 @@ from headwater.router.decision.decide import decide, prompt_of
 from headwater.router.fold.state import RouterState
 from headwater.schemas import hashing
 from headwater.schemas.encoding.codec import encode_batch
-from headwater.schemas.encoding.envelope import Batch
+from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
@@ -64,7 +64,7 @@ class BenchFleet:
 
     def fold(self, writer: str, event: Event) -> None:
         """Append one event to the pool's log and fold it."""
-        batch: Batch[Any] = Batch(2, writer, 1, 0, self.now_ns, (event,))
+        batch: Batch[Any] = Batch(SCHEMA_VERSION, writer, 1, 0, self.now_ns, (event,))
         self.state.apply(Record(self.state.position + 1, "", self.now_ns, batch))
 
     def advance(self, decision: Decision) -> None:
@@ -109,7 +109,7 @@ def measure(workers: int, decisions: int = DECISIONS) -> DecisionTimes:
         assert isinstance(reply, Decision)
         if number > WARM_UP:
             seconds.append(took)
-            batch: Batch[Any] = Batch(2, "router-0", 1, number, fleet.now_ns, (reply,))
+            batch: Batch[Any] = Batch(SCHEMA_VERSION, "router-0", 1, number, fleet.now_ns, (reply,))
             most = max(most, len(encode_batch(batch)))
         fleet.advance(reply)
     return DecisionTimes(workers, seconds, most)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from headwater.ops.bench.zoo.options import ZooOptions
-from headwater.ops.config.command import Options, command, group
+from headwater.ops.config.command import command, group
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.setting import Flag
 
@@ -28,16 +27,12 @@ def hashing(*, as_json: Json = False) -> int:
 
 
 @command
-def index(
-    *,
-    peer: Annotated[bool, Meta(description="measure a peer's index too, if it is installed")] = False,
-    as_json: Json = False,
-) -> int:
+def index(*, as_json: Json = False) -> int:
     """Measure the router's prefix index."""
     from headwater.ops.bench import report
     from headwater.ops.bench.index import lookup
 
-    report.show(lookup.bench(peer=peer), as_json=as_json)
+    report.show(lookup.bench(), as_json=as_json)
     return 0
 
 
@@ -58,15 +53,6 @@ def edge(
         raise ConfigError("--keys is for bench edge without --long-prompt")
     bench = long_prompts.bench if long_prompt else edge.bench_with_keys if keys else edge.bench
     return _measured(bench, as_json=as_json)
-
-
-@command
-def limits(*, as_json: Json = False) -> int:
-    """Simulate rate limits over several edges."""
-    from headwater.ops.bench import limits, report
-
-    report.show(limits.bench(), as_json=as_json)
-    return 0
 
 
 @command
@@ -110,14 +96,6 @@ def log(*, as_json: Json = False) -> int:
 
 
 @command
-def media(*, as_json: Json = False) -> int:
-    """Measure how long an image in flight keeps the edge's event loop from others."""
-    from headwater.ops.bench.media.bench import bench
-
-    return _measured(bench, as_json=as_json)
-
-
-@command
 def nixl(*, as_json: Json = False) -> int:
     """Measure transfers between processes over NIXL."""
     from headwater.ops.bench import nixl
@@ -125,94 +103,16 @@ def nixl(*, as_json: Json = False) -> int:
     return _measured(nixl.bench, as_json=as_json)
 
 
-@command
-def whatif(
-    *,
-    zoo: Annotated[bool, Meta(description="classes of synthetic traffic instead of the trace")] = False,
-    peer: Annotated[
-        bool,
-        Meta(
-            description="with --zoo: also replay with the peer, from this environment or that of --peer-python"
-        ),
-    ] = False,
-    workers: Annotated[
-        str, Meta(description="with --zoo: sizes of the fleet (default 8,32,128), separated by commas")
-    ] = "",
-    options: Annotated[ZooOptions, Options()],
-    as_json: Json = False,
-) -> int:
-    """Simulate the router on the public trace, or on classes of synthetic traffic."""
-    if zoo:
-        from headwater.ops.bench.zoo import command as zoos
-
-        zoos.run(
-            options, _numbers("--workers", "workers", workers) if workers else (), peer=peer, as_json=as_json
-        )
-        return 0
-    if peer or workers or options != ZooOptions():
-        raise ConfigError("--peer, --workers and the options of the zoo need bench whatif --zoo")
-    from headwater.ops.bench import whatif
-
-    whatif.show(whatif.bench(), as_json=as_json)
-    return 0
-
-
-@command
-def signal_age(*, as_json: Json = False) -> int:
-    """Simulate late events: what their delay costs."""
-    from headwater.ops.bench.staleness import signal_age
-
-    signal_age.show(signal_age.bench(), as_json=as_json)
-    return 0
-
-
-@command
-def replicas(
-    *,
-    routers: Annotated[
-        str, Meta(description="numbers of routers to compare; the first is what the others are compared with")
-    ] = "1,2,4,8",
-    requests: Annotated[
-        int, Meta(ge=1, description="about how many requests; 20,000 take some minutes for each number")
-    ] = 20_000,
-    as_json: Json = False,
-) -> int:
-    """Simulate several routers that fold one log."""
-    from headwater.ops.bench.staleness import replicas
-
-    counts = _numbers("--routers", "routers", routers)
-    replicas.show(replicas.bench(counts, requests=requests), as_json=as_json)
-    return 0
-
-
-@command
-def parsers(*, as_json: Json = False) -> int:
-    """Measure the output parsers on recorded outputs of models."""
-    from headwater.ops.bench import report
-    from headwater.ops.bench.parsers import bench as parsers
-
-    report.show(parsers.bench(), as_json=as_json)
-    return 0
-
-
 bench = group(
     "bench",
     None,
-    **{
-        "hash": hashing,
-        "index": index,
-        "edge": edge,
-        "limits": limits,
-        "route": route,
-        "snapshot": snapshot,
-        "log": log,
-        "media": media,
-        "nixl": nixl,
-        "whatif": whatif,
-        "signal-age": signal_age,
-        "replicas": replicas,
-        "parsers": parsers,
-    },
+    hash=hashing,
+    index=index,
+    edge=edge,
+    route=route,
+    snapshot=snapshot,
+    log=log,
+    nixl=nixl,
 )
 
 

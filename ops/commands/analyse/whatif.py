@@ -11,7 +11,6 @@ from headwater.ops.whatif.options import Runs
 from headwater.ops.whatif.setup import Setup
 
 Values = Annotated[Mapping[str, tuple[Any, ...]], Columns(Setup)]
-Plot = Annotated[str, Meta(description="file for a plot of all columns, as SVG")]
 
 
 @command
@@ -21,7 +20,6 @@ def trace(
     *,
     values: Values,
     runs: Annotated[Runs, Options()],
-    plot: Plot = "",
 ) -> int:
     """Simulate a trace with a router and engines on virtual time, in columns with different settings.
 
@@ -30,16 +28,16 @@ def trace(
     """
     from headwater.ops.whatif import command as whatif
 
-    return whatif.run_trace(file, values, runs, plot)
+    return whatif.run_trace(file, values, runs)
 
 
 @command
-def log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()], plot: Plot = "") -> int:
+def log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()]) -> int:
     """Simulate a pool's recorded log: with its own settings, compared with what happened, and with other ones."""
     from headwater.ops.process import signals
     from headwater.ops.whatif import command as whatif
 
-    return signals.run_command(lambda: whatif.run_log(settings.nats, settings.pool, values, runs, plot))
+    return signals.run_command(lambda: whatif.run_log(settings.nats, settings.pool, values, runs))
 
 
 whatif = group("whatif", trace, log=log)

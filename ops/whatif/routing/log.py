@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any, Final
 
 from headwater.events.log import Record
-from headwater.schemas.encoding.envelope import Batch
+from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.route import Decision
 
@@ -85,4 +85,4 @@ class VirtualLog:
 
 def _batch(writer: str, now_ns: int, events: tuple[Event, ...]) -> Batch[Any]:
     # Without a chain: no message can be missing here.
-    return Batch(2, writer, EPOCH, 0, now_ns, events)
+    return Batch(SCHEMA_VERSION, writer, EPOCH, 0, now_ns, events)

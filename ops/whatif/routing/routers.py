@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from headwater.ops.whatif.routing.agreement import Agreement
-from headwater.ops.whatif.routing.log import EPOCH, NEVER, VirtualLog
+from headwater.ops.whatif.routing.log import NEVER, VirtualLog
 from headwater.ops.whatif.routing.queue import Answered, QueueModel
 from headwater.ops.whatif.routing.restart import Restart
 from headwater.ops.whatif.routing.router import Question, VirtualRouter
@@ -13,7 +13,6 @@ from headwater.router.fold.state import RouterState
 from headwater.router.queue.burst_order import order_by_prompt
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.route import Decision, RouteRefused
-from headwater.schemas.hashing import U64
 
 
 class Routers:
@@ -116,12 +115,6 @@ class Routers:
             ),
             default=NEVER,
         )
-
-    def holders(self, hashes: U64) -> dict[str, tuple[int, int]]:
-        """(leading blocks of a prompt, epoch) of each worker that has reported any, as the first router knows it."""
-        index = self.state.index
-        depths = index.find(hashes)[1][0].tolist()
-        return {name: (depths[slot], EPOCH) for name, slot in index.slots.items() if depths[slot]}
 
     def finish(self) -> None:
         """Fold the rest of the log, at the end of a run."""

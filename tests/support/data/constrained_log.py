@@ -23,7 +23,6 @@ from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, Weights
 from headwater.schemas.hashing import pack_hashes, tenant_digest
 from headwater.schemas.subjects import pool_subject
-from headwater.schemas.tables.capability import PREFIX_PULL
 from tests.support.data.queries import route_query
 from tests.support.data.story import BLOCK_SIZE, prompt
 from tests.support.worlds.clock import WALL_NS
@@ -32,9 +31,9 @@ Message = tuple[int, str, int, bytes]
 """Position, subject, nanoseconds when it was stored, data."""
 
 PAIR: Final = "sim/kv"
-CAPABILITIES: Final = ("kv_events", "logprobs", LORA_ON_DEMAND, PREFIX_PULL)
+CAPABILITIES: Final = ("kv_events", "logprobs", LORA_ON_DEMAND)
 POLICIES: Final = ("kv", "round_robin", "random", "power_of_two", "least_loaded", "session")
-"""Those there were when the first such log was written: the same seed must draw the same ones."""
+"""Of the log of `tests/golden`: the same seed must draw the same ones."""
 
 ROUTER, ROUTER_EPOCH = "r1", 500
 FLEET: Final[dict[str, dict[str, Any]]] = {
@@ -56,7 +55,6 @@ class ConstrainedLog:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        # Apart, so that `draw` gives what it gave before reports had these, and `answers` what it gave before there were tenants.
         self.answers = random.Random(seed)
         self.tenants = random.Random(seed)
         self.state = RouterState()
@@ -162,7 +160,6 @@ class ConstrainedLog:
             draw.randrange(9_000),
             self.answers.randrange(600),
             tuple((self.answers.randrange(1, 500), self.answers.randrange(500)) for _ in finished),
-            tuple((1 << self.answers.randrange(4, 12), self.answers.randrange(1, 9_000)) for _ in accepted),
             answered=tuple(self._answered() for _ in finished),
         )
 

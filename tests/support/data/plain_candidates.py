@@ -14,7 +14,6 @@ from headwater.router.decision.work import WorkEstimate, cost_weights, weights_a
 from headwater.router.fold.columns import LATE_MS
 from headwater.router.fold.load import Loads
 from headwater.router.fold.prefill_time import StepModel, longer_ms
-from headwater.router.fold.pull_time import PullModel, predict_pull_ms
 from headwater.router.fold.worker import Worker
 from headwater.schemas.events.route import Candidate
 from headwater.schemas.messages.inference import Leg
@@ -80,14 +79,6 @@ def allowed_workers(scoring: ScoringContext) -> Sequence[Worker]:
     ]
 
 
-def source_of(scoring: ScoringContext, one: Candidate) -> str | None:
-    """Whom a candidate pulls from; None if it pulls nothing."""
-    if not one.pull_blocks:
-        return None
-    source = find_source(scoring, allowed_workers(scoring), scoring.loads.workers[one.worker])
-    return source.name if source is not None else None
-
-
 def select_legs(scoring: ScoringContext, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """See `candidates.select_legs`."""
     aggregated = [candidate for candidate in candidates if not candidate.leg]
@@ -106,40 +97,16 @@ def estimate_work(scoring: ScoringContext, workers: Sequence[Worker]) -> dict[st
     models = [_model(scoring.loads, worker) for worker in workers] if scoring.weights.estimate else []
     known = bool(models) and all(model.learned for model in models)
     return {
-        worker.name: _work(
-            scoring, worker, models[number] if known else None, find_source(scoring, workers, worker)
-        )
+        worker.name: _work(scoring, worker, models[number] if known else None)
         for number, worker in enumerate(workers)
     }
-
-
-def _announced(scoring: ScoringContext, worker: Worker) -> int:
-    """Leading blocks of the prompt that a worker has on its GPU, as the log says; the last one is never reused whole."""
-    slot = scoring.prefixes.slots.get(worker.name)
-    if slot is None or worker.name in scoring.cold:
-        return 0
-    usable = max(0, scoring.query.prompt_tokens - 1) // worker.block_size
-    return min(int(scoring.depths[0, slot]), usable)
-
-
-def find_source(scoring: ScoringContext, workers: Sequence[Worker], target: Worker) -> Worker | None:
-    """The worker that a prefix could be pulled from: of those with the target's engine the first one that has most."""
-    able = [one for one in workers if one.engine == target.engine and "prefix_pull" in one.capabilities]
-    if "prefix_pull" not in target.capabilities or scoring.constraints.leg == "decode" or not able:
-        return None
-    source = max(sorted(able, key=lambda one: one.name), key=lambda one: _announced(scoring, one))
-    if source is target or source.block_size != target.block_size or not _announced(scoring, source):
-        return None
-    return source
 
 
 def _model(loads: Loads, worker: Worker) -> StepModel:
     return loads.steps.get(worker.step_kind) or StepModel()
 
 
-def _work(
-    scoring: ScoringContext, worker: Worker, model: StepModel | None, source: Worker | None
-) -> WorkEstimate:
+def _work(scoring: ScoringContext, worker: Worker, model: StepModel | None) -> WorkEstimate:
     # An engine computes at least the last token itself, even of a fully cached prompt.
     prompt_tokens = scoring.query.prompt_tokens
     usable = max(0, prompt_tokens - 1) // worker.block_size
@@ -163,9 +130,8 @@ def _work(
         cached - gpu,
         queued_prompts=worker.queued_prompts(now_ns),
     )
-    missing = _announced(scoring, source) - work.cached_blocks - work.lower_blocks if source else 0
     if model is None:
-        return work._replace(pulled_blocks=max(0, missing))
+        return work
     kinds = model.tokens, model.ms, len(model.kinds)
     longer = longer_ms(*kinds)
     # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
@@ -190,19 +156,7 @@ def _work(
         computed_ms = min(max(0.0, (now_ns - since_ns) / 1e6), worker.pace * model.predict(tokens))
     uncached = cost.uncached_tokens(work)
     times = estimate_times(*kinds, longer, worker.pace, worker.block_size, uncached, left_tokens, computed_ms)
-    work = work._replace(timed=True, times=times)
-    if missing <= 0:
-        return work
-    left = uncached - missing * worker.block_size
-    rest = estimate_times(*kinds, longer, worker.pace, worker.block_size, left, left_tokens, computed_ms)
-    pulls = scoring.loads.pulls.get(worker.engine) or PullModel()
-    pull_ms = predict_pull_ms(
-        pulls.tokens, pulls.ms, len(pulls.kinds), missing * worker.block_size, times.prefill - rest.prefill
-    )
-    arrival = max(0.0, pull_ms - rest.queue)
-    if rest.queue + arrival + rest.prefill >= times.queue + times.prefill:
-        return work
-    return work._replace(times=rest._replace(arrival=arrival), pulled_blocks=missing, pull_ms=pull_ms)
+    return work._replace(timed=True, times=times)
 
 
 def _candidate(
@@ -238,10 +192,8 @@ def _candidate(
         assumed_blocks=work.assumed_blocks,
         queue_ms=times.queue if times is not None and leg != "decode" else 0.0,
         prefill_ms=times.prefill if times is not None and leg != "decode" else 0.0,
-        transfer_ms=transfer + times.arrival if times is not None else 0.0,
+        transfer_ms=transfer if times is not None else 0.0,
         itl_ms=_itl_ms(worker, work),
-        pull_blocks=work.pulled_blocks,
-        pull_ms=work.pull_ms,
     )
 
 

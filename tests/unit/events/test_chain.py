@@ -9,16 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headwater.events.chain import Chains
-from headwater.events.log import Record, Unreadable
+from headwater.events.log import Record
 from headwater.router.fold.state import RouterState
 from headwater.router.replay import Replay
 from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, seal
 from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_VERSION, Batch
-from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.kv import BlocksStored, KvGap
 from tests.support.data.examples import joined, packed
 from tests.support.worlds.chained_log import Folded, Teller, Told, a_log, read, subject
-from tests.support.worlds.clock import WALL_NS
 
 draws = st.randoms(use_true_random=False)
 turns = st.integers(0, 40)
@@ -212,35 +210,9 @@ def test_a_worker_whose_joining_is_missing_is_cold() -> None:
     assert folded.state.loads.workers["w1"].epoch == 2
 
 
-def v1(seq: int, *events: Any, epoch: int = 1) -> bytes:
-    """A message as the first release wrote it."""
-    return msgspec.msgpack.encode((1, "w1", epoch, seq, WALL_NS, events))
-
-
-def test_messages_of_the_first_release_have_no_chain() -> None:
-    """They are folded as they stand, and the first that has one goes on behind them."""
-    name = subject("kv", "w1")
-    plain = [v1(seq, BlocksStored(0, packed(seq))) for seq in (1, 2, 5, 4)]
-    records: list[Record | Unreadable] = [
-        Record(1, subject("fleet", "w1"), WALL_NS, decode_batch(v1(1, joined("w1", 1)))),
-        *(Record(at, name, WALL_NS, decode_batch(data)) for at, data in enumerate(plain, 2)),
-    ]
-    folded = Folded().over(records)
-    assert folded.breaks == []
-    assert folded.state.chains.heads == {}
-    assert folded.state.index.rows == 4
-    assert isinstance(records[0].batch.events[0], WorkerJoined)  # type: ignore[union-attr]
-    teller = Teller(lambda _: 0)
-    teller.epochs["w1"] = 1
-    for block in (7, 8, 9):
-        teller.tell("kv", "w1", BlocksStored(0, packed(block)))
-    rest = read(teller.told, first=6)
-    assert folded.over([rest[0], rest[2]]).breaks[0].position == 8
-
-
-@pytest.mark.parametrize("version", [-1, 0, 1])
-def test_nothing_new_passes_for_the_first_release(version: int) -> None:
-    """Whoever changes the version to get round the digest is found out."""
+@pytest.mark.parametrize("version", [-1, 0])
+def test_no_version_gets_round_the_digest(version: int) -> None:
+    """There is none before 1."""
     teller = Teller(lambda _: 0)
     teller.begin("w1")
     sound: Batch[Any] = decode_batch(teller.told[0].data)

@@ -14,7 +14,7 @@ from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import SharedValues
 from headwater.actors.media.request.settings import IntakeSettings, MediaLimits
 from headwater.actors.media.request.source import MediaSource
-from headwater.ops.bench.media.event_loop import LoopProbe
+from tests.bench.media.event_loop import LoopProbe
 from tests.support.media.images import data_url, encoded, noise, picture
 
 CPU_MS_MAX = 5.0

@@ -237,11 +237,11 @@ async def test_prompts_are_walked_back_from_their_last_block() -> None:
 
 
 async def test_media_of_every_kind_are_read_from_the_log() -> None:
-    """And the images that earlier releases wrote."""
     media = (MediaPlace("video", "v", 3, 20), MediaPlace("audio", "a", 30, 2))
+    image = (MediaPlace("image", "i", 4, 6),)
     first, second = (asked(number, chain_plain([number] * 32, 16, 0)) for number in (1, 2))
     first[1] = RequestAccepted("c-1", "m", "chat", 32, 9, True, media=media)
-    second[1] = RequestAccepted("c-2", "m", "chat", 32, 9, True, images=(("i", 4, 6),))
+    second[1] = RequestAccepted("c-2", "m", "chat", 32, 9, True, media=image)
     logs = await written(joined("w1", 1), *first, *second)
     requests = (await recording("p", logs.pool, logs.requests)).trace.requests
     assert [one.media for one in requests] == [

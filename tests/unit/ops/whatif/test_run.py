@@ -174,7 +174,7 @@ def test_the_report_is_json_of_a_stated_form() -> None:
     data = msgspec.json.decode(msgspec.json.encode(as_data(report)))
     assert set(data) == set(WhatifReport.__struct_fields__)
     assert set(data["ttft_ms"]) == {"mean", "p50", "p90", "p99"}
-    assert data["setup"]["weights"]["retain"] == Weights().retain
+    assert data["setup"]["weights"]["crowding"] == Weights().crowding
     assert msgspec.convert(data["setup"]["step_time"], dict[str, tuple[float, float, float]])
     assert sum(report.balance.requests.values()) == report.requests == report.decisions == 60
     assert 0 < report.reuse < 1

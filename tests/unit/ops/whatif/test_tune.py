@@ -36,30 +36,29 @@ def landscape(
 
 
 def bowl(weights: Weights) -> TuneFigures:
-    """Least at crowding 0.8 and retain 5."""
-    off = abs(math.log((weights.crowding + 1e-3) / 0.8)) + abs(math.log((weights.retain + 1e-3) / 5))
+    """Least at crowding 0.8 and queued 5."""
+    off = abs(math.log((weights.crowding + 1e-3) / 0.8)) + abs(math.log((weights.queued + 1e-3) / 5))
     return BEFORE._replace(ttft_mean=150 + 20 * off)
 
 
 def test_it_finds_the_bottom_and_says_what_to_paste() -> None:
     """Near enough, from the default weights, the same each time."""
-    search = Search(names=("crowding", "retain"), trials=60)
+    search = Search(names=("crowding", "queued"), trials=60)
     found = tune(TRACE, Setup(), search, landscape(bowl, bowl))
     assert found == tune(TRACE, Setup(), search, landscape(bowl, bowl))
     assert found.holds
     assert 0.5 < found.weights["crowding"] < 1.3
-    assert 3.5 < found.weights["retain"] < 7.5
+    assert 3.5 < found.weights["queued"] < 7.5
     assert found.gain == pytest.approx(1 - found.found["ttft_mean"] / found.before["ttft_mean"])
     assert found.trials <= 60
     assert (found.trained_on, found.judged_on) == (30, 20)
-    crowding, retain = found.weights["crowding"], found.weights["retain"]
-    assert f"--router-weights crowding={crowding:g},retain={retain:g}" in as_text(found, search, Setup())
+    crowding, queued = found.weights["crowding"], found.weights["queued"]
+    assert f"--router-weights crowding={crowding:g},queued={queued:g}" in as_text(found, search, Setup())
 
 
 def test_by_default_it_searches_what_others_lose() -> None:
-    """The weights of the cost's penalties that are not 0 by default, except pulls, which no engine offers."""
-    penalties = {"crowding", "queued", "arrivals", "memory", "retain", "tail", "pull"}
-    assert set(Search().names) == {name for name in penalties - {"pull"} if getattr(Weights(), name)}
+    """The weights of the cost's penalties."""
+    assert set(Search().names) == {"crowding", "queued", "arrivals", "memory"}
 
 
 def test_what_does_not_last_is_not_recommended() -> None:
@@ -110,7 +109,7 @@ def test_a_small_search_from_the_command_line(
         "--trials",
         "4",
         "--search",
-        "retain",
+        "queued",
         "--json",
     ]
     found = []
@@ -119,7 +118,7 @@ def test_a_small_search_from_the_command_line(
         assert cli.main() == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1]
-    assert set(found[0]["weights"]) == {"retain"}
+    assert set(found[0]["weights"]) == {"queued"}
 
 
 @pytest.mark.parametrize(

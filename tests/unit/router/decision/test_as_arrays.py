@@ -30,11 +30,9 @@ from headwater.schemas.events.kv import BlocksStored, KvGap
 from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
-from headwater.schemas.tables.capability import PREFIX_PULL
 from tests.support.data import plain_candidates as plain
 from tests.support.data.examples import joined, record
 
-PULLS: Final = ("kv_events", PREFIX_PULL)
 NAMES: Final = [f"w{number}" for number in range(7)]
 MANY: Final = [f"w{number}" for number in range(24)]
 """Enough workers for their spare capacity to count."""
@@ -89,9 +87,9 @@ class RandomFleet:
                         ("kv_events", "guided"),
                         (LORA_ON_DEMAND,),
                         ("split_only",),
-                        PULLS,
-                        PULLS,
-                        (*PULLS, LORA_ON_DEMAND),
+                        ("kv_events",),
+                        ("kv_events",),
+                        (*("kv_events",), LORA_ON_DEMAND),
                     )
                 ),
                 "lora_slots": draw.choice((0, 1, 2)),
@@ -160,9 +158,7 @@ class RandomFleet:
             step_us=draw.choice((0, 9_000, 24_000, 60_000)),
             gaps=draw.choice((0, 1, 90, 7_000)),
             outputs=tuple((draw.randrange(500), draw.randrange(500)) for _ in range(2)),
-            pulls=tuple(
-                (1 << draw.randrange(10), draw.randrange(20_000)) for _ in range(draw.choice((0, 0, 1, 4)))
-            ),
+            answered=tuple((draw.randrange(500), 0) for _ in range(2)),
         )
         self.tell(name, self.epochs[name], report)
 
@@ -205,8 +201,6 @@ class RandomFleet:
             apart=draw.random() < 0.3,
             estimate=draw.random() < 0.8,
             crowding=draw.choice((0.0, 0.25)),
-            retain=draw.choice((0.0, 1.5)),
-            tail=draw.choice((0.0, 2.0)),
             arrivals=draw.choice((0.0, 5.0)),
             memory=draw.choice((0.0, 100.0)),
             queued=draw.choice((0.0, 0.5)),
@@ -278,9 +272,6 @@ def compare_decisions(seed: int, names: list[str]) -> None:
         expected, choice = chosen_plainly(scoring, query.request)
         assert encoded(found) == encoded(expected)
         assert found.spare == plain.spare_capacity(scoring, plain.allowed_workers(scoring))
-        for one in found:
-            pull = found.pull_of(one)
-            assert (pull.source if pull else None) == plain.source_of(scoring, one)
         if expected:
             offered = select_legs(scoring, found)
             picked = POLICIES[query.preferences.policy](Choice(scoring, offered, seed_of(query.request)))

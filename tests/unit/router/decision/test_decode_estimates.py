@@ -21,7 +21,16 @@ def steps(state: RouterState, worker: str, factor: float = 1.0) -> None:
         if number == 199:
             after, blocks = 0, 0
         ms = factor * (BASE_MS + REQUEST_MS * running + BLOCK_MS * (used + blocks) / 2)
-        told = LoadReported(after, 0, blocks, BLOCKS, step_us=round(1_000 * ms), gaps=50, outputs=((10, 8),))
+        told = LoadReported(
+            after,
+            0,
+            blocks,
+            BLOCKS,
+            step_us=round(1_000 * ms),
+            gaps=50,
+            outputs=((10, 8),),
+            answered=((1_600, 0),),
+        )
         state.apply(record(state.position + 1, told, writer=worker))
         running, used = max(1, after), blocks
 

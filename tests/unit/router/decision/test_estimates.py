@@ -75,13 +75,11 @@ def give(state: RouterState, worker: str, tokens: int, *, at_ms: int = 0, name: 
 
 
 def test_the_cost_is_what_it_says() -> None:
-    """Queue, own prompt, what requests that run, are queued and are to come lose, evicted blocks, memory and long waits, each by its weight."""
+    """Queue, own prompt, what requests that run, are queued and are to come lose, and memory, each by its weight."""
     state = fleet(w1="both", w2="both")
     give(state, "w1", 3_200)
     state.apply(record(state.position + 1, LoadReported(1, 0, 700, BLOCKS), writer="w2"))
-    decision = ask(
-        state, weights=Weights(crowding=0.3, retain=0.7, memory=50.0, tail=3.0, arrivals=8.0, queued=0.4)
-    )
+    decision = ask(state, weights=Weights(crowding=0.3, memory=50.0, arrivals=8.0, queued=0.4))
     own = took(1_600)
     w1, w2 = of(decision, "w1"), of(decision, "w2")
     assert w1.prefill_ms == pytest.approx(own) == w2.prefill_ms
@@ -92,11 +90,10 @@ def test_the_cost_is_what_it_says() -> None:
     for one, requests in ((w1, 1), (w2, 0)):
         later = 8.0 / 1000 * ((one.queue_ms + own) ** 2 - one.queue_ms**2) / 2
         penalties = (
-            own * (0.7 + 0.3 * requests)
+            own * 0.3 * requests
             # Of the queued prompt, which is the only request: what 1,600 tokens add to its step.
             + 0.4 * requests * MS_A_TOKEN * 1_600
             + 50.0 * held[one.worker] / BLOCKS
-            + 3.0 * one.queue_ms**2 / 1000
             + later
         )
         assert one.score == pytest.approx(one.queue_ms + own + penalties)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from headwater.events.log import Record
 from headwater.router.fold.state import RouterState
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch
+from headwater.schemas.constraints import Constraints, Preferences
+from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, digest_of
+from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_ID, SCHEMA_VERSION
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import WorkerDraining, WorkerLeft
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
@@ -213,13 +215,31 @@ def test_the_digest_tells_every_part_of_the_state_apart() -> None:
 
 def sound_bytes(*event: Any) -> bytes:
     """A log message of w1 in its fifth life with one event, given as its tag and fields."""
-    return msgspec.msgpack.encode([1, "w1", 5, 1, WALL_NS, [event]])
+    envelope = [SCHEMA_VERSION, "w1", 5, 1, WALL_NS, [event], SCHEMA_ID, "", NO_DIGEST, NO_DIGEST]
+    data = msgspec.msgpack.encode(envelope)
+    return data[:-DIGEST_BYTES] + digest_of(data)
 
 
 def decision_fields(worker: str, candidate: str) -> tuple[Any, ...]:
     """A decision for `worker` with one candidate."""
     chosen = Candidate(candidate, 5, 0, 0, 0, 0, 0, 0.0)
-    standing: tuple[Any, ...] = (1, 4, 0, WALL_NS, "r", 9, 9, 0, 0, 0, 0, "", [], "kv", Weights(), 1)
+    standing: tuple[Any, ...] = (
+        1,
+        4,
+        0,
+        WALL_NS,
+        "r",
+        9,
+        9,
+        0,
+        0,
+        0,
+        0,
+        Constraints(),
+        Preferences(),
+        Weights(),
+        1,
+    )
     return ("route.decided", *standing, worker, 5, [chosen])
 
 

@@ -126,20 +126,6 @@ def test_what_has_no_order_is_kept_as_it_is() -> None:
     assert adopted(index, arrays).digest() == index.digest()
 
 
-def test_rows_of_earlier_releases_are_read() -> None:
-    """Key, parent and bits side by side, with empty rows among them or without."""
-    model = filled(7, 70)
-    index = model.index
-    rows = index.slab[:, : int(index.scratch[TOP])][:, index.slab[0, : int(index.scratch[TOP])] != 0].T.copy()
-    table = np.zeros((4 * len(rows), rows.shape[1]), np.uint64)
-    table[1::4] = rows
-    for arrays in ({"rows": rows, "taken": np.zeros(2, np.uint64)}, {"table": table}):
-        model.index = adopted(index, arrays)
-        assert model.index.digest() == index.digest()
-        model.check_layout()
-        model.check_depths()
-
-
 @pytest.mark.parametrize("change", [{"tiers": 3}, {"words": 1}, {"rows": 5}, {"rows": 10**6}])
 def test_other_facts_are_refused(change: dict[str, int]) -> None:
     """Tiers, words and counts of another index."""

@@ -3,16 +3,11 @@
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.ops.bench.index.churn import Churn
 from headwater.router.index import hash_table, prefetch
-from headwater.router.index.chain_order import chain_order
-from headwater.router.index.pack import from_rows
 from headwater.router.index.prefix_index import PrefixIndex
-from headwater.router.index.update import TOP
 from headwater.schemas.hashing import U64
 from tests.support.data.index_model import lay, scatter
 
@@ -88,51 +83,3 @@ def test_another_block_of_the_same_tag_is_no_hit() -> None:
     assert index.find(np.concatenate([names[:40], names[90:], names[40:50]]))[0] == 40
     assert index.remove("w0", 0, np.concatenate([names[40:][::3], names[40:][1::3]])) == 13
     assert index.find(names)[0] == 40
-
-
-def test_rows_of_early_releases_are_put_in_the_order_of_their_chains() -> None:
-    """Each block behind its parent, or behind another child of it; a table in the order of hashes comes out like that."""
-    index, draw = index_with(2), np.random.default_rng(3)
-    for number in range(40):
-        start = int(draw.integers(0, 300)) if number else 0
-        own = draw.integers(1, 2**63, LENGTH - start, dtype=np.uint64) if number else NAMES
-        index.store("w1", 0, int(NAMES[start - 1]) if start else 7, own)
-    index.store("w0", 0, 0, NAMES)
-    top = int(index.scratch[TOP])
-    rows = index.slab[:, draw.permutation(top)].T.copy()
-    slab, _ = from_rows(rows, 1, 1, top)
-    keys, parents = slab.slab[0, :top], slab.slab[1, :top]
-    place = {key: row for row, key in enumerate(keys.tolist())}
-    assert all(place.get(parent, -1) < row for row, parent in enumerate(parents.tolist()))
-    first = {parent: row for row, parent in reversed(list(enumerate(parents.tolist())))}
-    assert all(row == place[parent] + 1 for parent, row in first.items() if parent in place)
-    # Breaks: a new root, or a second child. There are 40 chains.
-    assert np.count_nonzero(parents[1:] != keys[:-1]) < 40
-    again = index_with(2)
-    again.blocks = dict(index.blocks)
-    again.adopt({"rows": rows}, index.rows, 1, 1)
-    assert again.digest() == index.digest()
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 200])
-def test_chain_order_has_each_row_once(count: int) -> None:
-    """Also of blocks that are their own ancestors, which no engine means, and of those behind them."""
-    draw = np.random.default_rng(count)
-    keys = draw.permutation(np.arange(1, count + 1, dtype=np.uint64))
-    for parents in (keys, np.roll(keys, 1), draw.integers(0, 2 * count + 1, count, dtype=np.uint64)):
-        assert sorted(chain_order(keys, parents).tolist()) == list(range(count))
-    assert keys[chain_order(keys, keys - np.uint64(1))].tolist() == list(range(1, count + 1))
-
-
-def test_a_worn_index_finds_what_a_fresh_one_finds() -> None:
-    """Content that was replaced twice, by turns and evictions of tails; most blocks lie behind their parents all the same."""
-    churn = Churn(20_000)
-    churn.replace(3)
-    fresh = churn.in_order()
-    assert fresh.digest() == churn.index.digest()
-    assert churn.behind_parents() > 80
-    for prompt in churn.prompts(50):
-        deepest, depths = churn.index.find(prompt)
-        found, others = fresh.find(prompt)
-        assert deepest == found == 64
-        assert depths.tolist() == others.tolist()

@@ -17,8 +17,8 @@ from headwater.actors.edge.limits.sharing import (
     UsageSharing,
 )
 from headwater.actors.http.errors import ApiError
-from headwater.ops.bench.limits import BURST_AT_S, simulate
 from headwater.schemas.messages.usage import UsageReport
+from tests.bench.limits import BURST_AT_S, simulate
 from tests.support.worlds.clock import ManualClock, running
 
 LIMITS = RateLimits(requests_per_minute=60, tokens_per_minute=6000)

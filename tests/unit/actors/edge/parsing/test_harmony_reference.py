@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headwater.actors.edge.parsing.events import ParsedOutput
-from headwater.ops.bench.parsers.recorded import load
+from tests.bench.parsers.recorded import load
 
 REFUSED = {"vllm-malformed-headers", "bug-garbled-channel-commentary-question", "harmony-truncated-in-header"}
 """Outputs with malformed or unfinished headers: the reference raises."""

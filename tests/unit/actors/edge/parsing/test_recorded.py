@@ -5,8 +5,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from headwater.ops.bench.parsers.judge import Verdict, judge
-from headwater.ops.bench.parsers.recorded import load, tokens_of
+from tests.bench.parsers.judge import Verdict, judge
+from tests.bench.parsers.recorded import load, tokens_of
 
 PAGE = Path("docs/benchmarks/parsers.md")
 

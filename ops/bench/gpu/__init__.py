@@ -1,1 +1,0 @@
-"""Benchmarks on GPUs, run by `python -m headwater.ops.bench.gpu.<name>`."""

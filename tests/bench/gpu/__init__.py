@@ -1,0 +1,1 @@
+"""Benchmarks on GPUs, run by `python -m tests.bench.gpu.<name>`."""

@@ -1,0 +1,57 @@
+"""An engine alone in a process of its own, which is its own client: the baseline of the serving benchmark."""
+
+import asyncio
+import random
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable
+from multiprocessing.connection import Connection as Pipe
+from typing import Any, Protocol
+
+from tests.bench.gpu.load import FIRST_ID, SYMBOLS, Load, Sample, run
+
+
+class BareEngine(Protocol):
+    """An engine that has started."""
+
+    def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
+        """Exactly so many tokens at temperature 0: the number of new ones, whenever some arrive."""
+        ...
+
+    def stop(self) -> None:
+        """End its processes."""
+        ...
+
+
+def serve(pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: dict[str, Any]) -> None:
+    """Body of the process: sends the seconds of the start, then runs loads until it receives None."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(pipe, start, arguments))
+
+
+async def _serve(
+    pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: dict[str, Any]
+) -> None:
+    began = time.perf_counter()
+    engine = start(arguments)
+    pipe.send(time.perf_counter() - began)
+    loop = asyncio.get_running_loop()
+    try:
+        while (load := await loop.run_in_executor(None, pipe.recv)) is not None:
+
+            async def request(number: int, draw: random.Random, load: Load = load) -> Sample:
+                prompt = [FIRST_ID + draw.randrange(len(SYMBOLS)) for _ in range(load.prompt_tokens)]
+                name = f"{load.seed}-{number}-{draw.random()}"
+                began, tokens, came = time.monotonic(), 0, array("d")
+                async for new in engine.generate(prompt, load.tokens, name):
+                    came.append(time.monotonic())
+                    tokens += new
+                if tokens != load.tokens:
+                    raise RuntimeError(f"asked {load}, got {tokens} tokens")
+                return Sample(came[0] - began, time.monotonic() - began, tokens, came)
+
+            pipe.send(await run(load, request))
+    finally:
+        engine.stop()

@@ -8,10 +8,10 @@ from msgspec import Meta
 class ConnectionLimits(NamedTuple):
     """Limits of connections and of the headers on them."""
 
-    header_bytes: Annotated[
-        int, Meta(ge=1024, description="maximum size of a request's header, in bytes; beyond it 431")
-    ] = 64 * 1024
-    headers: Annotated[int, Meta(ge=8, description="maximum header fields of a request; beyond it 431")] = 128
+    header_bytes: int = 64 * 1024
+    """Maximum size of a request's header, in bytes; beyond it 431."""
+    headers: int = 128
+    """Maximum header fields of a request; beyond it 431."""
     header_timeout_s: Annotated[
         float, Meta(gt=0, description="seconds in which a header must be complete; beyond it 408")
     ] = 10.0
@@ -40,10 +40,5 @@ class BodyLimits(NamedTuple):
     bytes_max: Annotated[int, Meta(ge=1024, description="maximum size of a request body, in bytes")] = (
         64 * 1024 * 1024
     )
-    in_flight_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1024,
-            description="maximum bytes of all larger bodies in unanswered requests of an edge; beyond it 503",
-        ),
-    ] = 256 * 1024 * 1024
+    in_flight_bytes_max: int = 256 * 1024 * 1024
+    """Maximum bytes of all larger bodies in unanswered requests of an edge; beyond it 503."""

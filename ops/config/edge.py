@@ -16,13 +16,11 @@ from headwater.ops.config.setting import Flag, Prefix
 from headwater.schemas.events.request import EncodeLegs, PayloadKind
 
 CONNECTION_NAMES = {
-    "header_bytes": "header-bytes-max",
-    "headers": "headers-max",
     "message_bytes": "message-bytes-max",
     "connections": "connections-max",
     "per_address": "connections-per-address-max",
 }
-BODY_NAMES = {"bytes_max": "body-bytes-max", "in_flight_bytes_max": "bodies-bytes-max"}
+BODY_NAMES = {"bytes_max": "body-bytes-max"}
 
 
 class HttpSettings(NamedTuple):

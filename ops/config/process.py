@@ -4,8 +4,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from headwater.ops.config.setting import Flag
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "text", "json"]
 
@@ -34,8 +32,5 @@ class MetricsSettings(NamedTuple):
             "process (default: free ones, listed in prometheus-targets.json in the data directory)",
         ),
     ] = 0
-    live_timeout_s: Annotated[
-        float,
-        Flag("live-timeout-s"),
-        Meta(gt=0, description="seconds without a turn of the event loop after which /live fails"),
-    ] = 15.0
+    live_timeout_s: float = 15.0
+    """Seconds without a turn of the event loop after which /live fails."""

@@ -49,7 +49,7 @@ def write_weights(values: dict[str, Any]) -> str:
 
 
 WeightValues = Annotated[
-    dict[str, Any], Flag("router-weights"), Text(read_weights, write_weights, "NAME=VALUE,…")
+    dict[str, Any], Flag("routing-weights"), Text(read_weights, write_weights, "NAME=VALUE,…")
 ]
 
 
@@ -92,7 +92,7 @@ class RouterSettings(NamedTuple):
 def weights_of(settings: RouterSettings) -> Weights:
     """The weights of a router."""
     base = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
-    return replaced(base, settings.weights, "--router-weights")
+    return replaced(base, settings.weights, "--routing-weights")
 
 
 def replaced(base: Weights, values: dict[str, Any], option: str) -> Weights:

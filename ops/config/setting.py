@@ -238,7 +238,7 @@ def is_section(kind: Any) -> bool:
 def settings_of(
     section: Any, default: Any, *, key: str, group: str, how: Prefix, path: tuple[str, ...] = ()
 ) -> Iterator[Setting]:
-    """The settings of a section, those of the sections in it too."""
+    """The settings of a section, those of the sections in it too. A field without a description is a constant."""
     for name, kind in get_type_hints(section, include_extras=True).items():
         value = getattr(default, name)
         base = base_of(kind)
@@ -247,7 +247,8 @@ def settings_of(
             below = key if inner.inline else f"{key}.{name}"
             yield from settings_of(base, value, key=below, group=group, how=inner, path=(*path, name))
             continue
-        yield setting_of(name, kind, value, key=key, group=group, how=how, path=(*path, name))
+        if description_of(kind):
+            yield setting_of(name, kind, value, key=key, group=group, how=how, path=(*path, name))
 
 
 def struct_settings(struct: Any, *, group: str = "Options") -> tuple[Setting, ...]:

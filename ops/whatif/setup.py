@@ -98,7 +98,7 @@ class Setup(msgspec.Struct, frozen=True):
     speed: Annotated[float, Meta(gt=0, description="divisor of the arrival times")] = 1.0
     weights: Annotated[
         Weights,
-        Flag("router-weights"),
+        Flag("routing-weights"),
         Text(read_weights, write_weights, "NAME=VALUE,…", dict[str, Any]),
         Meta(description="cost weights that differ from the router's defaults"),
     ] = Weights()

@@ -99,7 +99,7 @@ def as_text(found: Tuned, search: Search, setup: Setup) -> str:
     if found.holds:
         verdict = (
             f"{found.objective} gains {found.gain:.1%} where it was searched and {found.later_gain:.1%} later:\n"
-            f"--router-weights {values}"
+            f"--routing-weights {values}"
         )
     elif found.gain > 0:
         verdict = (

@@ -29,13 +29,8 @@ class BusyLimits(NamedTuple):
             "(shared blocks count once per request); 0 disables",
         ),
     ] = 0.0
-    waiting: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="a worker is saturated above this many requests in its engine's own queue; 0 disables",
-        ),
-    ] = 0
+    waiting: int = 0
+    """A worker is saturated above this many requests in its engine's own queue; 0 disables."""
 
 
 class QueueLimits(NamedTuple):
@@ -47,7 +42,8 @@ class QueueLimits(NamedTuple):
     requests: Annotated[
         int, Meta(ge=0, description="maximum queued requests per router; beyond it clients get 429 or 503")
     ] = 4_096
-    tokens: Annotated[int, Meta(ge=0, description="maximum queued prompt tokens per router")] = 33_554_432
+    tokens: int = 33_554_432
+    """Maximum queued prompt tokens per router."""
     tenant_share: Annotated[
         float,
         Meta(
@@ -65,14 +61,8 @@ class QueueLimits(NamedTuple):
             description="order within one tenant: first come first served, or fewest uncached prompt tokens first"
         ),
     ] = "fcfs"
-    ageing_tokens_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="aging rate for shortest_uncached, tokens/s: a request with U uncached tokens waits at most "
-            "U / rate seconds before it is served in arrival order",
-        ),
-    ] = 4_096.0
+    ageing_tokens_s: float = 4_096.0
+    """Aging rate for shortest_uncached, tokens/s: a request with U uncached tokens waits at most U / rate seconds before it is served in arrival order."""
 
 
 class QueueSettings(NamedTuple):

@@ -28,10 +28,8 @@ class HistorySettings(NamedTuple):
             "0: no bound of its own. Without authentication there is one tenant, and no such bound",
         ),
     ] = STORED_BYTES_MAX // 4
-    image_ttl_s: Annotated[
-        int,
-        Meta(ge=1, description="seconds after which a generated image that has a URL expires"),
-    ] = 3600
+    image_ttl_s: int = 3600
+    """Seconds after which a generated image that has a URL expires."""
     connection_s: Annotated[
         float,
         Meta(

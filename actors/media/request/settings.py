@@ -31,7 +31,8 @@ class AudioLimits(NamedTuple):
     seconds_max: Annotated[float, Meta(gt=0, description="maximum length of a recording, in seconds")] = (
         1800.0
     )
-    channels_max: Annotated[int, Meta(ge=1, le=64, description="maximum channels of a recording")] = 8
+    channels_max: int = 8
+    """Maximum channels of a recording."""
 
 
 class VideoLimits(NamedTuple):
@@ -43,27 +44,24 @@ class VideoLimits(NamedTuple):
     fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch a video")] = 30.0
     decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and decode a video")] = 60
     seconds_max: Annotated[float, Meta(gt=0, description="maximum length of a video, in seconds")] = 600.0
-    file_frames_max: Annotated[int, Meta(ge=1, description="maximum frames that the file of a video has")] = (
-        36_000
-    )
-    pixels_max: Annotated[int, Meta(ge=1, description="maximum pixels of one frame of a video")] = 8_847_360
+    file_frames_max: int = 36_000
+    """Maximum frames that the file of a video has."""
+    pixels_max: int = 8_847_360
+    """Maximum pixels of one frame of a video."""
     frames_max: Annotated[int, Meta(ge=1, description="maximum frames that are sampled from a video")] = 64
-    sampled_pixels_max: Annotated[
-        int, Meta(ge=1, description="maximum pixels of all frames sampled from a video together")
-    ] = 160_000_000
+    sampled_pixels_max: int = 160_000_000
+    """Maximum pixels of all frames sampled from a video together."""
 
 
 class EmbeddingLimits(NamedTuple):
     """Limits of one item of precomputed embeddings."""
 
-    bytes_max: Annotated[int, Meta(ge=1, description="maximum size of an embedding's file, in bytes")] = (
-        64 * 1024 * 1024
-    )
+    bytes_max: int = 64 * 1024 * 1024
+    """Maximum size of an embedding's file, in bytes."""
     fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch an embedding")] = 10.0
     decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check an embedding")] = 5
-    tokens_max: Annotated[
-        int, Meta(ge=1, description="maximum tokens that an embedding stands for: its rows")
-    ] = 16_384
+    tokens_max: int = 16_384
+    """Maximum tokens that an embedding stands for: its rows."""
 
 
 class FileLimits(NamedTuple):
@@ -75,9 +73,8 @@ class FileLimits(NamedTuple):
     fetch_s: Annotated[float, Meta(gt=0, description="seconds to fetch a file of a message")] = 10.0
     decode_s: Annotated[int, Meta(ge=1, description="CPU seconds to check and read a file of a message")] = 20
     pages_max: Annotated[int, Meta(ge=1, description="maximum pages of a PDF")] = 500
-    text_bytes_max: Annotated[
-        int, Meta(ge=1, description="maximum text of a file of a message, in bytes of UTF-8")
-    ] = 4 * 1024 * 1024
+    text_bytes_max: int = 4 * 1024 * 1024
+    """Maximum text of a file of a message, in bytes of UTF-8."""
 
 
 class MediaLimits(NamedTuple):
@@ -116,9 +113,8 @@ class FetchPolicy(NamedTuple):
         tuple[str, ...],
         Meta(description="folders whose files every client may name as file:///FOLDER/FILE"),
     ] = ()
-    redirects_max: Annotated[
-        int, Meta(ge=0, le=10, description="redirects that are followed, each checked like the first URL")
-    ] = 3
+    redirects_max: int = 3
+    """Redirects that are followed, each checked like the first URL."""
     embeddings: Annotated[
         bool,
         Meta(
@@ -136,16 +132,10 @@ class IntakeSettings(NamedTuple):
             ge=1, le=256, description="processes of an edge that fetch and decode media, started when needed"
         ),
     ] = 4
-    queue_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="items of media that wait for a process, of those to be fetched and of those in requests; beyond it 503",
-        ),
-    ] = 256
-    queue_s: Annotated[
-        float, Meta(gt=0, description="seconds that an item of media waits for a process at most; then 503")
-    ] = 30.0
+    queue_max: int = 256
+    """Items of media that wait for a process, of those to be fetched and of those in requests; beyond it 503."""
+    queue_s: float = 30.0
+    """Seconds that an item of media waits for a process at most; then 503."""
     decoded_mib: Annotated[
         int,
         Meta(
@@ -153,7 +143,5 @@ class IntakeSettings(NamedTuple):
             description="decoded media that the requests of an edge hold at once, in MiB; beyond it 503",
         ),
     ] = 4096
-    memory_mib: Annotated[
-        int,
-        Meta(ge=256, description="maximum address space of such a process, in MiB; beyond it the item fails"),
-    ] = 1536
+    memory_mib: int = 1536
+    """Maximum address space of such a process, in MiB; beyond it the item fails."""

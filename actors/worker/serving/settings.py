@@ -15,9 +15,8 @@ class HealthSettings(NamedTuple):
         float,
         Meta(ge=0, description="seconds of idleness after which an engine is probed; 0 disables probes"),
     ] = 10.0
-    probe_s: Annotated[float, Meta(gt=0, description="seconds that an idle engine has to answer a probe")] = (
-        20.0
-    )
+    probe_s: float = 20.0
+    """Seconds that an idle engine has to answer a probe."""
     stuck_s: Annotated[
         float,
         Meta(

@@ -164,7 +164,7 @@ def test_config_show_names_the_origin_of_every_value(
     rows = {one["key"]: (one["value"], one["origin"]) for one in json.loads(capsys.readouterr().out)}
     assert rows["router.policy"] == ("random", f"file {path}: router.policy")
     assert rows["queue.requests"] == (8, "flag --queue-requests")
-    assert rows["queue.tokens"] == (33_554_432, "default")
+    assert rows["queue.wait_s"] == (120.0, "default")
     assert rows["nats.url"] == ("nats://host:4222", "environment HEADWATER_NATS")
     assert "http.port" not in rows
     assert main(["config", "show", "--command", "engine", "--model", "/m", "--", "--seed", "1"]) == 0

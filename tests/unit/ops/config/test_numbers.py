@@ -114,6 +114,6 @@ def test_the_weights_that_were_good_are_good() -> None:
     for values in ({}, dict.fromkeys(WEIGHTS, 0.0), {"crowding": 0.25, "memory": 400.0, "arrivals": 40.0}):
         weights_of(RouterSettings(weights=values))
     text = ",".join(f"{name}={getattr(Weights(), name)}" for name in WEIGHTS)
-    assert all_settings()["router.weights"].read([text], "--router-weights ") == {
+    assert all_settings()["router.weights"].read([text], "--routing-weights ") == {
         name: getattr(Weights(), name) for name in WEIGHTS
     }

@@ -323,7 +323,7 @@ def test_a_process_gets_the_settings_of_its_fleet() -> None:
             "busy.kv": 0.5,
             "queue.requests": 0,
             "queue.order": "shortest_uncached",
-            "queue.ageing_tokens_s": 10.0,
+            "queue.wait_s": 10.0,
             "nats.tls_first": True,
         },
     )

@@ -42,7 +42,7 @@ def test_weights_and_step_times_are_read(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     file.write_text('{"prefill_ms": [1, 2, 3], "decode_ms": [4, 5, 6]}')
     found = setups(
-        "--router-weights", "crowding=0.5,apart=true", "--step-time", "1,2,3,4,5,6", "--step-time", str(file)
+        "--routing-weights", "crowding=0.5,apart=true", "--step-time", "1,2,3,4,5,6", "--step-time", str(file)
     )
     assert [setup.weights for setup in found] == [Weights(crowding=0.5, apart=True)] * 2
     assert [setup.step_time for setup in found] == [StepTime((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))] * 2
@@ -73,10 +73,10 @@ def test_prefill_and_decode_workers_replace_the_default_ones() -> None:
         ),
         (["--policy", "best"], "--policy best: choose from kv"),
         (
-            ["--router-weights", "crowding"],
-            "--router-weights crowding: crowding: give NAME=VALUE; names are prefill",
+            ["--routing-weights", "crowding"],
+            "--routing-weights crowding: crowding: give NAME=VALUE; names are prefill",
         ),
-        (["--router-weights", "crowding=much"], "--router-weights crowding=much"),
+        (["--routing-weights", "crowding=much"], "--routing-weights crowding=much"),
         (["--step-time", "1,2"], "--step-time 1,2: neither six or nine numbers"),
         (["--workers", "0"], "at least one worker is needed"),
         (["--prefill-workers", "2"], "no worker would decode"),

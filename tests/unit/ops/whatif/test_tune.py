@@ -53,7 +53,7 @@ def test_it_finds_the_bottom_and_says_what_to_paste() -> None:
     assert found.trials <= 60
     assert (found.trained_on, found.judged_on) == (30, 20)
     crowding, queued = found.weights["crowding"], found.weights["queued"]
-    assert f"--router-weights crowding={crowding:g},queued={queued:g}" in as_text(found, search, Setup())
+    assert f"--routing-weights crowding={crowding:g},queued={queued:g}" in as_text(found, search, Setup())
 
 
 def test_by_default_it_searches_what_others_lose() -> None:

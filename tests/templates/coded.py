@@ -1,11 +1,16 @@
 """Formats that a model's own code makes, compared with the chat templates of the same models, word for word.
 
-python -m tests.templates.coded --templates FOLDER [--tokenizers FOLDER] [--show NAME]
+python -m tests.templates.coded --templates FOLDER [--tokenizers FOLDER] [--kimi FOLDER] [--show NAME] [TEMPLATE ...]
 
-`--tokenizers` has gpt-oss's vocabulary, from which the file is written that Harmony's renderer reads. Needs vLLM, whose encoders these are.
+Needs vLLM, whose encoders these are. `--tokenizers` has gpt-oss's vocabulary, from which the file is written that Harmony's renderer reads;
+`--kimi` has `encoding_k3.py` of Kimi K3's own repository, which no package has. Cohere's formats are in the package `cohere-melody`; without it
+they are left out.
 """
 
 import argparse
+import difflib
+import importlib
+import importlib.util
 import json
 import os
 import re
@@ -20,6 +25,8 @@ from mistral_common.protocol.instruct.request import ChatCompletionRequest as Mi
 from mistral_common.tokens.tokenizers.base import SpecialTokens
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from vllm.renderers.chat_utils import parse_chat_messages
+from vllm.renderers.cohere import _build_render_config
+from vllm.renderers.kimi_k3 import _apply_k3_thinking_kwargs, _normalize_k3_tool_messages
 from vllm.tokenizers.deepseek_v4 import get_deepseek_v4_tokenizer
 from vllm.tokenizers.deepseek_v32 import get_deepseek_v32_tokenizer
 
@@ -33,11 +40,18 @@ from tests.tokens.vocabularies import write_o200k
 
 DEEPSEEK: Final = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
 MISTRAL: Final = {"bos_token": "<s>", "eos_token": "</s>"}
+COHERE: Final = {"bos_token": "<BOS_TOKEN>"}
 MISTRAL_DATA: Final = Path(mistral_common.__file__).parent / "data"
 SHORT: Final = WHOLE._replace(ids_short=True)
 """Both have ids of the length that Mistral's formats demand."""
 
 DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+WORD: Final = re.compile(r"\w+|\W")
+INSTRUCTION: Final = re.compile(r"set platform_instruction_override -%}\n(.*?)\n?{%- endset", re.DOTALL)
+"""What Cohere2MoE's template says unless a client says something else."""
+
+SHOWN: Final = 100
+"""Characters of a difference that are printed."""
 
 
 class Pair(NamedTuple):
@@ -132,7 +146,64 @@ def harmony(folder: Path) -> Callable[[], Render]:
     return made
 
 
-def pairs(tokenizers: Path | None) -> list[Pair]:
+def kimi(folder: Path) -> Callable[[], Render]:
+    """Kimi K3's encoder, as vLLM and the model's tokenizer call it. Without an effort the tokenizer asks for the largest."""
+
+    def made() -> Render:
+        spec = importlib.util.spec_from_file_location("encoding_k3", folder / "encoding_k3.py")
+        if spec is None or spec.loader is None:
+            raise FileNotFoundError(folder / "encoding_k3.py")
+        encoder = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = encoder
+        spec.loader.exec_module(encoder)
+
+        def rendered(given: Conversation) -> str:
+            request, messages, tools = asked(given, None)
+            conversation, _, _ = parse_chat_messages(messages, CONFIG, content_format="string")
+            params = request.build_chat_params(None, "string").with_defaults({"tools": tools})
+            kwargs = params.get_apply_chat_template_kwargs()
+            _apply_k3_thinking_kwargs(kwargs)
+            if params.tool_choice not in (None, "auto"):
+                kwargs["tool_choice"] = params.tool_choice
+            kwargs = {"thinking_effort": "max", **kwargs}
+            segments = encoder.build_chat_segments(_normalize_k3_tool_messages(conversation), **kwargs)
+            return "".join(segment.text for segment in segments)
+
+        return rendered
+
+    return made
+
+
+def cohere(form: str, **options: Any) -> Callable[[], Render]:
+    """Cohere's renderer of a format, as vLLM calls it, with the options that make the template's preamble."""
+
+    def made() -> Render:
+        render = getattr(importlib.import_module("cohere_melody"), f"render_{form}")
+
+        def rendered(given: Conversation) -> str:
+            request, messages, tools = asked(given, None)
+            conversation, _, _ = parse_chat_messages(messages, CONFIG, content_format="openai")
+            params = request.build_chat_params(None, "openai").with_defaults(
+                {"tools": tools, "cohere_format": form, **options}
+            )
+            _, config = _build_render_config(conversation, dict(params.chat_template_kwargs))
+            return str(render(config))
+
+        return rendered
+
+    return made
+
+
+def _cohere_pairs(templates: Path) -> list[Pair]:
+    found = INSTRUCTION.search((templates / "Cohere2MoE.jinja").read_text())
+    said = found[1] if found else ""
+    return [
+        Pair("CohereForAI-c4ai-command-r7b-12-2024-tool_use", COHERE, cohere("cmd3", citation_quality="off")),
+        Pair("Cohere2MoE", COHERE, cohere("cmd4", grounding="disabled", platform_instruction=said)),
+    ]
+
+
+def pairs(templates: Path, tokenizers: Path | None, kimi_k3: Path | None) -> list[Pair]:
     """The templates, each with its code."""
     found = [
         Pair("deepseek-ai-DeepSeek-V3.2", DEEPSEEK, deepseek(get_deepseek_v32_tokenizer, "string")),
@@ -145,6 +216,10 @@ def pairs(tokenizers: Path | None) -> list[Pair]:
     ]
     if tokenizers is not None:
         found.append(Pair("openai-gpt-oss-120b", {}, harmony(tokenizers)))
+    if kimi_k3 is not None:
+        found.append(Pair("Kimi-K3", {}, kimi(kimi_k3)))
+    if importlib.util.find_spec("cohere_melody") is not None:
+        found += _cohere_pairs(templates)
     return found
 
 
@@ -169,13 +244,36 @@ def _text(rendered: Render, given: Conversation) -> str:
         return f"refused: {type(error).__name__}: {error}".splitlines()[0][:160]
 
 
-def difference(ours: str, theirs: str) -> str:
-    """Where two prompts begin to differ."""
-    at = next(
-        (at for at, (one, other) in enumerate(zip(ours, theirs)) if one != other), min(len(ours), len(theirs))
+def differences(ours: str, theirs: str) -> list[str]:
+    """The stretches in which two prompts differ, each with what stands before it; of refusals the reasons."""
+    if ours.startswith("refused") or theirs.startswith("refused"):
+        return [f"{ours[:60]!r} <> {theirs!r}"]
+    one, other = WORD.findall(ours), WORD.findall(theirs)
+    matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    return [
+        f"{''.join(one[max(0, begin - 6) : begin])!r} + {''.join(one[begin:end])[:SHOWN]!r}"
+        f" <> {''.join(other[first:last])[:SHOWN]!r}"
+        for kind, begin, end, first, last in matcher.get_opcodes()
+        if kind != "equal"
+    ]
+
+
+def _print(pair: Pair, source: str, found: dict[str, tuple[str, str]]) -> None:
+    """How many prompts are the same, and the differences of the others, the most frequent first."""
+    same = [name for name, (ours, theirs) in found.items() if ours == theirs]
+    refused = [name for name, (ours, theirs) in found.items() if theirs.startswith("refused")]
+    ways = (renders(ChatTemplate(source, pair.special_tokens)), pair.coded())
+    ours_right, theirs_right = (sum(not judge(way, CONVERSATIONS[name]) for name in found) for way in ways)
+    print(
+        f"{pair.template}: {len(same)} of {len(found)} the same; {len(refused)} refused by the code;"
+        f" {ours_right} right by the template, {theirs_right} by the code"
     )
-    begin = max(0, at - 12)
-    return f"{ours[begin : at + 24]!r} <> {theirs[begin : at + 24]!r}"
+    groups: dict[str, dict[str, None]] = {}
+    for name, (ours, other) in found.items():
+        for text in differences(ours, other) if ours != other else ():
+            groups.setdefault(text, {})[name] = None
+    for text, names in sorted(groups.items(), key=lambda item: -len(item[1])):
+        print(f"  {len(names)} x {text}: {', '.join(list(names)[:4])}")
 
 
 def main() -> int:
@@ -185,26 +283,19 @@ def main() -> int:
     )
     parser.add_argument("--templates", type=Path, required=True, help="a folder of *.jinja files")
     parser.add_argument("--tokenizers", type=Path, help="a folder with gptoss/tokenizer.json")
+    parser.add_argument("--kimi", type=Path, help="a folder with encoding_k3.py")
     parser.add_argument("--show", default="", help="print both prompts of this conversation")
+    parser.add_argument("names", nargs="*", help="templates; all without any")
     given = parser.parse_args()
-    for pair in pairs(given.tokenizers):
-        found = compare(pair, (given.templates / f"{pair.template}.jinja").read_text())
-        same = [name for name, (ours, theirs) in found.items() if ours == theirs]
-        refused = [name for name, (ours, theirs) in found.items() if theirs.startswith("refused")]
-        theirs = pair.coded()
-        right = sum(not judge(theirs, CONVERSATIONS[name]) for name in found)
-        print(
-            f"{pair.template}: {len(same)} of {len(found)} the same; {len(refused)} refused by the code; {right} right by the code"
-        )
+    for pair in pairs(given.templates, given.tokenizers, given.kimi):
+        if given.names and pair.template not in given.names:
+            continue
+        source = (given.templates / f"{pair.template}.jinja").read_text()
+        found = compare(pair, source)
+        _print(pair, source, found)
         if given.show in found:
             ours, other = found[given.show]
             print(f"--- by the template:\n{ours}\n--- by the code:\n{other}")
-        groups: dict[str, list[str]] = {}
-        for name, (ours, other) in found.items():
-            if ours != other:
-                groups.setdefault(difference(ours, other), []).append(name)
-        for text, names in sorted(groups.items(), key=lambda item: -len(item[1])):
-            print(f"  {len(names)} x {text}: {', '.join(names[:4])}")
     return 0
 
 

@@ -5,9 +5,12 @@ import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.agents.task import Call
+from tests.agents import codex
+from tests.agents.task import Calls, one_by_one
 
-ROOT: Final = Path(__file__).parents[2] / ".agents"
+ROOT: Final = Path(__file__).parents[2] / os.environ.get("AGENTS", ".agents")
+"""Where `make agents` has installed them: the variable is that of the Makefile."""
+
 BIN: Final = ROOT / "node_modules" / ".bin"
 AIDER_BIN: Final = ROOT / "python" / "bin" / "aider"
 PICTURE: Final = "picture.png"
@@ -16,9 +19,9 @@ PICTURE: Final = "picture.png"
 class Agent(NamedTuple):
     """Commands are without the prompt, which comes last.
 
-    `model` is what it asks for. `task` may do everything, and `careful` asks before it does anything (None: it runs no commands).
+    `models` are the names that it asks for. `task` may do everything, and `careful` asks before it does anything (None: it runs no commands).
     `resume` continues the last conversation. `compacted` is a part of the prompt with which it has its conversation summarized.
-    `call` is None for an agent that offers no tools.
+    `calls` is None for an agent that offers no tools.
     """
 
     name: str
@@ -26,16 +29,12 @@ class Agent(NamedTuple):
     task: tuple[str, ...]
     resume: tuple[str, ...]
     compacted: str
-    call: Call | None = None
+    calls: Calls | None = None
     careful: tuple[str, ...] | None = None
     refusal: str = ""
     image_prompt: str = "What is it?"
     image_flags: tuple[str, ...] = ()
     interrupts: int = 1
-
-
-def _codex(command: str) -> tuple[str, dict[str, Any]]:
-    return "exec_command", {"cmd": command}
 
 
 def _claude(command: str) -> tuple[str, dict[str, Any]]:
@@ -59,10 +58,21 @@ CODEX: Final = Agent(
     task=_CODEX_FREE,
     resume=(*_CODEX_FREE, "resume", "--last"),
     compacted="helping the next LLM seamlessly continue the work",
-    call=_codex,
+    calls=one_by_one(codex.command),
     careful=_CODEX,
     refusal="commandrefused",
     image_flags=("-i", PICTURE),
+)
+
+# Its first prompt alone is larger than the limit of `environment`.
+_CODE: Final = ("--model", codex.CODE_MODEL, "-c", "model_auto_compact_token_limit=110000")
+CODEX_CODE: Final = CODEX._replace(
+    name="codex-code",
+    models=codex.CODE_MODEL,
+    task=(*_CODEX_FREE, *_CODE),
+    resume=(*_CODEX_FREE, *_CODE, "resume", "--last"),
+    calls=codex.programs,
+    careful=(*_CODEX, *_CODE),
 )
 
 _CLAUDE: Final = (str(BIN / "claude"), "--model", "claude-sonnet-4-5")
@@ -72,7 +82,7 @@ CLAUDE: Final = Agent(
     task=(*_CLAUDE, "--allowedTools", "Bash", "-p"),
     resume=(*_CLAUDE, "--allowedTools", "Bash", "--continue", "-p"),
     compacted="Tool calls will be rejected and you will fail the task",
-    call=_claude,
+    calls=one_by_one(_claude),
     careful=(*_CLAUDE, "-p"),
     refusal="requires approval",
     image_prompt="imageword",
@@ -85,7 +95,7 @@ OPENCODE: Final = Agent(
     task=_OPENCODE,
     resume=(*_OPENCODE, "--continue"),
     compacted="that context was compacted",
-    call=_opencode,
+    calls=one_by_one(_opencode),
     careful=_OPENCODE,
     refusal="prevents you from using",
     image_flags=("-f", PICTURE),
@@ -99,7 +109,7 @@ QWEN: Final = Agent(
     task=(*_QWEN, "--yolo", "-p"),
     resume=(*_QWEN, "--yolo", "--continue", "-p"),
     compacted="Then, produce the <state_snapshot> XML",
-    call=_qwen,
+    calls=one_by_one(_qwen),
     careful=(*_QWEN, "-p"),
     refusal="permission was declined",
     image_prompt=f"What is it? @{PICTURE}",
@@ -114,7 +124,7 @@ AIDER: Final = Agent(
     compacted="*Briefly* summarize this partial conversation",
     image_flags=("--file", PICTURE),
 )
-AGENTS: Final = (CODEX, CLAUDE, OPENCODE, QWEN, AIDER)
+AGENTS: Final = (CODEX, CODEX_CODE, CLAUDE, OPENCODE, QWEN, AIDER)
 
 
 def environment(

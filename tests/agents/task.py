@@ -4,7 +4,7 @@ What a turn's command prints at its end is the cue of the next.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +30,11 @@ COMMANDS: Final = (
 )
 """One call a turn, but for the first two, which are called for at once; then the answer."""
 
-Call = Callable[[str], tuple[str, dict[str, Any]]]
-"""The name and the arguments of an agent's tool that runs a command."""
+Call = tuple[str, dict[str, Any]]
+"""The name of a tool, and its arguments."""
+
+Calls = Callable[[Sequence[str]], Sequence[Call]]
+"""The calls with which an agent runs commands at once."""
 
 LONG_PROMPT: Final = "longword"
 LONG: Final = "~" * 20_000
@@ -45,6 +48,11 @@ SIZE: Final = (64, 48)
 NOTHING: Final = Answer("", "Nothing is to be done.")
 
 
+def one_by_one(call: Callable[[str], Call]) -> Calls:
+    """Calls of a tool that runs one command."""
+    return lambda commands: [call(command) for command in commands]
+
+
 def write(folder: Path) -> None:
     """The program to be mended, and another file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,11 +60,11 @@ def write(folder: Path) -> None:
     (folder / "other.py").write_text("number = 1\n")
 
 
-def script(call: Call) -> list[Answer]:
+def script(calls: Calls) -> list[Answer]:
     """The answers: the first calls for two commands at once, as models do."""
-    answers = [NOTHING, Answer("taskword", _written(call, 0, 1))]
+    answers = [NOTHING, Answer("taskword", _step(calls, 0, 1))]
     for number in range(2, len(COMMANDS)):
-        answers.append(Answer(cue(number - 1), _written(call, number)))
+        answers.append(Answer(cue(number - 1), _step(calls, number)))
     return [*answers, Answer(cue(len(COMMANDS) - 1), DONE)]
 
 
@@ -65,32 +73,32 @@ def cue(number: int) -> str:
     return f"turn{number}ended"
 
 
-def refused(call: Call, refusal: str) -> list[Answer]:
+def refused(calls: Calls, refusal: str) -> list[Answer]:
     """A command that the agent does not run, and what is answered to that."""
     command = f"python3 -c \"open('{FORBIDDEN}', 'w')\" || echo command'refused'"
-    return [NOTHING, Answer(REFUSED_PROMPT, _calls(call(command))), Answer(refusal, GIVEN_UP)]
+    return [NOTHING, Answer(REFUSED_PROMPT, written(calls([command]))), Answer(refusal, GIVEN_UP)]
 
 
-def summarized(call: Call, instruction: str) -> list[Answer]:
+def summarized(calls: Calls, instruction: str) -> list[Answer]:
     """Commands whose results fill the context, until the agent demands a summary with `instruction`; then the edit, and the end.
 
     Agents differ in what they keep beside the summary. One that has kept the last result goes on from there.
     """
-    mend = call(f"{COMMANDS[5]}; echo mend'ed'")
-    answers = [NOTHING, Answer(SUMMARIZED_PROMPT, _calls(_much(call, 0)))]
-    answers += [Answer(f"much{number}ended", _calls(_much(call, number + 1))) for number in range(2)]
-    answers += [Answer("much2ended", _calls(mend)), Answer("summaryword", _calls(mend))]
+    mend = calls([f"{COMMANDS[5]}; echo mend'ed'"])
+    answers = [NOTHING, Answer(SUMMARIZED_PROMPT, written(_much(calls, 0)))]
+    answers += [Answer(f"much{number}ended", written(_much(calls, number + 1))) for number in range(2)]
+    answers += [Answer("much2ended", written(mend)), Answer("summaryword", written(mend))]
     summary = "<state_snapshot>The task is summaryword.</state_snapshot>"
     return [*answers, Answer(instruction, f"<summary>{summary}</summary>"), Answer("mended", DONE)]
 
 
-def _much(call: Call, number: int) -> tuple[str, dict[str, Any]]:
-    return call(f"python3 -c \"print('many words ' * 2400)\"; echo much'{number}'ended")
+def _much(calls: Calls, number: int) -> Sequence[Call]:
+    return calls([f"python3 -c \"print('many words ' * 2400)\"; echo much'{number}'ended"])
 
 
 def image(path: Path) -> list[Answer]:
     """The call for a tool of Claude Code that reads an image. Other agents send it with the prompt; the engine says what it is."""
-    return [NOTHING, Answer(IMAGE_PROMPT, _calls(("Read", {"file_path": str(path)})))]
+    return [NOTHING, Answer(IMAGE_PROMPT, written([("Read", {"file_path": str(path)})]))]
 
 
 MESSAGES: Final = (
@@ -132,10 +140,10 @@ def _edit(old: str, new: str) -> str:
     return "\n".join((*lines, ">>>>>>> REPLACE", "```", ""))
 
 
-def _written(call: Call, *numbers: int) -> str:
-    return _calls(*(call(f"{COMMANDS[number]}; echo turn'{number}'ended") for number in numbers))
+def _step(calls: Calls, *numbers: int) -> str:
+    return written(calls([f"{COMMANDS[number]}; echo turn'{number}'ended" for number in numbers]))
 
 
-def _calls(*calls: tuple[str, dict[str, Any]]) -> str:
+def written(calls: Sequence[Call]) -> str:
     written = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
     return "The next step.\n" + "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in written)

@@ -15,7 +15,7 @@ each_agent = pytest.mark.parametrize("agent", AGENTS, ids=[one.name for one in A
 
 async def work_through(on: Stage, agent: Agent) -> None:
     """Have the agent do its task, and check that it did."""
-    if agent.call is None:
+    if agent.calls is None:
         text = await on.run(*agent.task[:-1], messages=task.MESSAGES)
     else:
         text = await on.run(*agent.task, task.PROMPT)
@@ -25,7 +25,7 @@ async def work_through(on: Stage, agent: Agent) -> None:
 @each_agent
 async def test_an_agent_completes_a_task(tmp_path: Path, agent: Agent) -> None:
     """It reads, runs, mends and runs again: each request is valid, and the program is right at the end."""
-    answers = task.script(agent.call) if agent.call else task.edits()
+    answers = task.script(agent.calls) if agent.calls else task.edits()
     async with stage(tmp_path, agent.models, answers) as on:
         await work_through(on, agent)
         # A turn for each command but the first two, which are in one, and the last answer.

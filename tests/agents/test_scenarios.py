@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.agents import task
-from tests.agents.agents import AGENTS, CLAUDE, CODEX, PICTURE, Agent
+from tests.agents.agents import AGENTS, CLAUDE, PICTURE, Agent
 from tests.agents.stage import WITHIN_S, end, stage
 from tests.agents.test_agents import each_agent, work_through
 from tests.support.engines.scripted import Answer
 
 pytestmark = [pytest.mark.soak, pytest.mark.processes, pytest.mark.timeout(400)]
 
-WITH_COMMANDS = [one for one in AGENTS if one.call is not None]
+WITH_COMMANDS = [one for one in AGENTS if one.calls is not None]
 
 
 @pytest.mark.parametrize("agent", WITH_COMMANDS, ids=[one.name for one in WITH_COMMANDS])
 async def test_a_command_that_the_agent_refuses(tmp_path: Path, agent: Agent) -> None:
     """Without the flag that allows everything. The refusal is a result for the model, which gives up."""
-    assert agent.call
+    assert agent.calls
     assert agent.careful
-    answers = task.refused(agent.call, agent.refusal)
+    answers = task.refused(agent.calls, agent.refusal)
     async with stage(tmp_path, agent.models, answers, careful=True) as on:
         text = await on.run(*agent.careful, task.REFUSED_PROMPT)
         assert task.GIVEN_UP in text, f"{text[-3000:]}\n{on.recorder.summary()}"
@@ -33,7 +33,7 @@ async def test_a_command_that_the_agent_refuses(tmp_path: Path, agent: Agent) ->
 @each_agent
 async def test_a_turn_that_is_interrupted_and_continued(tmp_path: Path, agent: Agent) -> None:
     """Ctrl-C while an answer is streamed ends its request in the fleet; the conversation goes on from there."""
-    answers = task.script(agent.call) if agent.call else task.edits()
+    answers = task.script(agent.calls) if agent.calls else task.edits()
     answers.append(Answer(task.LONG_PROMPT, task.LONG))
     async with stage(tmp_path, agent.models, answers, step_time="default") as on:
         on.recorder.awaited = b'":"~'
@@ -50,7 +50,7 @@ async def test_a_turn_that_is_interrupted_and_continued(tmp_path: Path, agent: A
             while not await on.metric("headwater_edge_requests_total", lambda line: '"cancelled"' in line):
                 await asyncio.sleep(0.1)
         before = len(on.recorder.generated)
-        text = await on.run(*agent.resume, task.MESSAGES[-1] if agent.call is None else task.PROMPT)
+        text = await on.run(*agent.resume, task.MESSAGES[-1] if agent.calls is None else task.PROMPT)
         assert task.DONE in " ".join(text.split()), f"{text[-3000:]}\n{on.recorder.summary()}"
         resumed = str(on.recorder.generated[before].body)
         assert task.LONG_PROMPT in resumed
@@ -59,9 +59,9 @@ async def test_a_turn_that_is_interrupted_and_continued(tmp_path: Path, agent: A
 @each_agent
 async def test_a_conversation_that_is_summarized(tmp_path: Path, agent: Agent) -> None:
     """When the context is full the agent has the model summarize, and goes on."""
-    answers = task.summarized(agent.call, agent.compacted) if agent.call else task.edits()
+    answers = task.summarized(agent.calls, agent.compacted) if agent.calls else task.edits()
     async with stage(tmp_path, agent.models, answers, compacts=True) as on:
-        if agent.call is None:
+        if agent.calls is None:
             text = await on.run(*agent.task[:-1], messages=task.MESSAGES)
         else:
             text = await on.run(*agent.task, task.SUMMARIZED_PROMPT)
@@ -83,34 +83,11 @@ async def test_an_image(tmp_path: Path, agent: Agent) -> None:
 @each_agent
 async def test_refusals_and_a_dead_worker(tmp_path: Path, agent: Agent) -> None:
     """The agent tries again by itself after 529, 503 and 429. Of a worker's death it notices nothing."""
-    answers = task.script(agent.call) if agent.call else task.edits()
+    answers = task.script(agent.calls) if agent.calls else task.edits()
     async with stage(tmp_path, agent.models, answers) as on:
         on.recorder.refusals = [529, 503, 429]
         on.recorder.before[7] = lambda: on.up.kill("engine --name worker-0")
         await work_through(on, agent)
         assert not on.recorder.refusals
         assert not on.recorder.before
-        assert not await on.metric("headwater_edge_http_errors_total")
-
-
-async def test_codex_over_a_websocket(tmp_path: Path) -> None:
-    """It stores the first part of its prompt in advance, and sends what is new with the id of the last response."""
-    assert CODEX.call
-    async with stage(tmp_path, CODEX.models, task.script(CODEX.call), websockets=True) as on:
-        await work_through(on, CODEX)
-        sent = [one.body for one in on.recorder.generated if one.body]
-        assert {one.path for one in on.recorder.generated} == {"websocket"}
-        assert sent[0]["generate"] is False
-        assert all("previous_response_id" in one for one in sent[1:])
-
-
-@pytest.mark.parametrize("websockets", [False, True], ids=["HTTP", "WebSocket"])
-async def test_codex_under_the_name_of_its_newest_model(tmp_path: Path, websockets: bool) -> None:
-    """There its tools are an item of the conversation, and over WebSocket it begins with an empty input."""
-    answers, name = [Answer("", task.DONE)], "gpt-6.1-sol"
-    async with stage(tmp_path, name, answers, websockets=websockets) as on:
-        assert task.DONE in await on.run(*CODEX.task, "--model", name, task.PROMPT)
-        offered = [one.body for one in on.recorder.generated if one.body]
-        items = [item for one in offered for item in one["input"]]
-        assert any(item.get("type") == "additional_tools" for item in items)
         assert not await on.metric("headwater_edge_http_errors_total")

@@ -46,6 +46,7 @@ PATCH: Final = """\
 *** End Patch"""
 PROGRAMS_PROMPT: Final = "codeword"
 LOOK_PROMPT: Final = "lookword"
+TEAM_PROMPT: Final = "teamword"
 
 
 def other_programs() -> list[Answer]:
@@ -74,3 +75,17 @@ def looking(picture: str) -> list[Answer]:
         f"const seen = await tools.view_image({{ path: {json.dumps(picture)} }});\nimage(seen.image_url);\n"
     )
     return [NOTHING, Answer(LOOK_PROMPT, written([program(source)]))]
+
+
+def team() -> list[Answer]:
+    """The script of an agent that has another one look into something, and waits for its answer."""
+    second = {"task_name": "second", "message": "Look into it: secondword", "fork_turns": "none"}
+    return [
+        NOTHING,
+        Answer(TEAM_PROMPT, written([("collaboration__spawn_agent", second)])),
+        Answer(
+            '"task_name":"/root/second"', written([("collaboration__wait_agent", {"timeout_ms": 60_000})])
+        ),
+        Answer("secondword", "It has been looked into: foundword."),
+        Answer("foundword", DONE),
+    ]

@@ -1,4 +1,4 @@
-"""What only Codex does: Responses over WebSocket, other tools under other models' names, and programs that call tools."""
+"""What only Codex does: Responses over WebSocket, other tools under other models' names, programs that call tools, agents of an agent."""
 
 from pathlib import Path
 
@@ -56,3 +56,15 @@ async def test_an_image_that_a_program_looks_at(tmp_path: Path) -> None:
         text = await on.run(*CODEX_CODE.task, codex.LOOK_PROMPT)
         width, height = task.SIZE
         assert f"an image of {width} x {height} pixels" in " ".join(text.split()), text[-3000:]
+
+
+@each_transport
+@pytest.mark.xfail(strict=True, reason="items of type agent_message are refused with 400")
+async def test_a_second_agent(tmp_path: Path, websockets: bool) -> None:
+    """Code mode: the agent starts another one. Its task, and its answer, are messages of an agent."""
+    async with stage(tmp_path, CODEX_CODE.models, codex.team(), websockets=websockets) as on:
+        text = await on.run(*CODEX_CODE.task, codex.TEAM_PROMPT)
+        assert task.DONE in text, f"{text[-3000:]}\n{on.recorder.summary()}"
+        items = [item for one in on.recorder.generated if one.body for item in one.body["input"]]
+        authors = {item["author"] for item in items if item["type"] == "agent_message"}
+        assert authors == {"/root", "/root/second"}

@@ -68,7 +68,7 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-
 	npm ci --silent --prefix $(CLIENTS)/npm
 	@touch $@
 
-# Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` installs the newest beside them, and
+# Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` installs the newest in another folder, and
 # AGENTS=.agents-latest in the tests' environment has them run.
 AGENTS_OF = pinned
 AGENTS = .agents$(if $(filter latest,$(AGENTS_OF)),-latest)

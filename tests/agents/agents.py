@@ -127,17 +127,30 @@ AIDER: Final = Agent(
 AGENTS: Final = (CODEX, CODEX_CODE, CLAUDE, OPENCODE, QWEN, AIDER)
 
 
+BRIEF: Final = 64
+"""Tokens of an answer that agents ask a slow model for."""
+
+SLOW_MS: Final = 3_600_000
+
+
 def environment(
-    home: Path, url: str, *, compacts: bool = False, careful: bool = False, websockets: bool = False
+    home: Path,
+    url: str,
+    *,
+    compacts: bool = False,
+    careful: bool = False,
+    websockets: bool = False,
+    patient: bool = False,
 ) -> dict[str, str]:
     """An environment in which all of them find the fleet, and nothing of the user's.
 
     `compacts`: the context is so small that each has its conversation summarized. `careful`: opencode may not run Python, the others
-    have flags for that. `websockets`: Codex takes Responses over a WebSocket.
+    have flags for that. `websockets`: Codex takes Responses over a WebSocket. `patient`: they wait for a slow model, and those that limit
+    its answers ask for short ones.
     """
-    _configure_codex(home, url, compacts=compacts, websockets=websockets)
-    _configure_opencode(home, url, compacts=compacts, careful=careful)
-    _configure_qwen(home, compacts=compacts)
+    _configure_codex(home, url, compacts=compacts, websockets=websockets, patient=patient)
+    _configure_opencode(home, url, compacts=compacts, careful=careful, patient=patient)
+    _configure_qwen(home, compacts=compacts, patient=patient)
     (home / ".aider.conf.yml").write_text("max-chat-history-tokens: 100\n" if compacts else "{}\n")
     found = {
         "PATH": os.environ["PATH"],
@@ -155,29 +168,34 @@ def environment(
     }
     if compacts:
         found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = "190000"
+    if patient:
+        found |= {"API_TIMEOUT_MS": str(SLOW_MS), "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(SLOW_MS)}
+        found |= {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(BRIEF), "MAX_THINKING_TOKENS": "0"}
     return found
 
 
-def _configure_codex(home: Path, url: str, *, compacts: bool, websockets: bool) -> None:
+def _configure_codex(home: Path, url: str, *, compacts: bool, websockets: bool, patient: bool) -> None:
     lines = [f'model = "{CODEX.models}"', 'model_provider = "headwater"']
     if compacts:
         lines.append("model_auto_compact_token_limit = 60000")
     lines += ["[model_providers.headwater]", 'name = "headwater"', f'base_url = "{url}/v1"']
     lines += ['wire_api = "responses"', f"supports_websockets = {str(websockets).lower()}"]
+    if patient:
+        lines.append(f"stream_idle_timeout_ms = {SLOW_MS}")
     _write(home / ".codex" / "config.toml", "\n".join(lines) + "\n")
 
 
-def _configure_opencode(home: Path, url: str, *, compacts: bool, careful: bool) -> None:
+def _configure_opencode(home: Path, url: str, *, compacts: bool, careful: bool, patient: bool) -> None:
     model = {
         "name": OPENCODE.models,
         "attachment": True,
         "modalities": {"input": ["text", "image"], "output": ["text"]},
-        "limit": {"context": 90_000 if compacts else 400_000, "output": 8_000},
+        "limit": {"context": 90_000 if compacts else 400_000, "output": BRIEF if patient else 8_000},
     }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "headwater",
-        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"} | ({"timeout": SLOW_MS} if patient else {}),
         "models": {OPENCODE.models: model},
     }
     config: dict[str, Any] = {"provider": {"headwater": provider}, "model": f"headwater/{OPENCODE.models}"}
@@ -186,14 +204,15 @@ def _configure_opencode(home: Path, url: str, *, compacts: bool, careful: bool) 
     _write(home / ".config" / "opencode" / "opencode.json", json.dumps(config))
 
 
-def _configure_qwen(home: Path, *, compacts: bool) -> None:
+def _configure_qwen(home: Path, *, compacts: bool, patient: bool) -> None:
+    generation: dict[str, Any] = {
+        "contextWindowSize": 170_000 if compacts else 400_000,
+        "modalities": {"image": True},
+    }
+    if patient:
+        generation |= {"timeout": SLOW_MS, "samplingParams": {"max_tokens": BRIEF}}
     settings = {
-        "model": {
-            "generationConfig": {
-                "contextWindowSize": 170_000 if compacts else 400_000,
-                "modalities": {"image": True},
-            }
-        },
+        "model": {"generationConfig": generation},
         "context": {"autoCompactThreshold": 0.6},
     }
     _write(home / ".qwen" / "settings.json", json.dumps(settings))

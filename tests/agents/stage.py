@@ -26,6 +26,8 @@ CONTEXT: Final = 400_000
 """The model has a token for each byte, and Claude Code's first prompt 115,000."""
 
 WITHIN_S: Final = 300
+PATIENT_S: Final = 3_600
+"""Of an agent whose model is slow."""
 
 
 class Stage(NamedTuple):
@@ -35,6 +37,7 @@ class Stage(NamedTuple):
     recorder: Recorder
     work: Path
     environment: dict[str, str]
+    within_s: float = WITHIN_S
 
     async def start(self, *command: str, stdin: int = DEVNULL) -> asyncio.subprocess.Process:
         """Start an agent in a process group of its own."""
@@ -53,7 +56,7 @@ class Stage(NamedTuple):
         process = await self.start(*command, stdin=PIPE if messages else DEVNULL)
         typed = "".join(f"{one}\n" for one in messages).encode() or None
         try:
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(self.within_s):
                 output, _ = await process.communicate(typed)
         finally:
             end(process)
@@ -108,7 +111,9 @@ async def stage(
 
 
 @asynccontextmanager
-async def staged(folder: Path, up: FleetProcess, **settings: Any) -> AsyncIterator[Stage]:
+async def staged(
+    folder: Path, up: FleetProcess, *, patient: bool = False, **settings: Any
+) -> AsyncIterator[Stage]:
     """The rest of a stage, before any fleet. At the end every request for an answer has had one, but for those that the recorder refused."""
     work, home = folder / "work", folder / "home"
     task.write(work)
@@ -117,7 +122,8 @@ async def staged(folder: Path, up: FleetProcess, **settings: Any) -> AsyncIterat
     await asyncio.to_thread(_commit, work)
     recorder = Recorder(up.url)
     async with recorder.running():
-        yield Stage(up, recorder, work, environment(home, recorder.url, **settings))
+        found = environment(home, recorder.url, patient=patient, **settings)
+        yield Stage(up, recorder, work, found, PATIENT_S if patient else WITHIN_S)
         assert not recorder.refused, recorder.refused
 
 

@@ -59,7 +59,6 @@ async def test_an_image_that_a_program_looks_at(tmp_path: Path) -> None:
 
 
 @each_transport
-@pytest.mark.xfail(strict=True, reason="items of type agent_message are refused with 400")
 async def test_a_second_agent(tmp_path: Path, websockets: bool) -> None:
     """Code mode: the agent starts another one. Its task, and its answer, are messages of an agent."""
     async with stage(tmp_path, CODEX_CODE.models, codex.team(), websockets=websockets) as on:

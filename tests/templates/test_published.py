@@ -1,9 +1,14 @@
 """The templates that llama.cpp's distribution carries: 70 of published models."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headwater.actors.edge.generation.answer_format import tool_definition
+from headwater.actors.edge.generation.conversation import template_messages, template_variables
+from headwater.actors.edge.generation.messages.turn import TextPart, Turn
+from headwater.actors.edge.generation.request import GenerationRequest, Reasoning, Tool, ToolChoice
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.edge.model.template_form import TemplateForm
 from headwater.actors.edge.parsing.selection.detect import detect
@@ -83,3 +88,36 @@ NO_FORMAT = {
 def test_formats_of_calls_are_found() -> None:
     found = {path.stem: detect(path.read_text()).tool_format for path in FOLDER.glob("*.jinja")}
     assert {name for name, form in found.items() if not form} == NO_FORMAT.keys()
+
+
+def prompt(name: str, **fields: Any) -> str:
+    """The prompt of a request by a published template."""
+    template = ChatTemplate((FOLDER / f"{name}.jinja").read_text(), SPECIAL)
+    asked = (Turn(role="user", parts=(TextPart("Hi"),)),)
+    request = GenerationRequest(model="m", param="messages", messages=asked, **fields)
+    return template.render(
+        template_messages(request.messages, template.form),
+        tools=[tool_definition(tool) for tool in request.tools],
+        variables=template_variables(request),
+    )
+
+
+def test_reasoning_is_switched_by_each_templates_own_names() -> None:
+    """Of the switch, of how much, and of a call that is demanded."""
+    off, low, most = (Reasoning(enabled=False), Reasoning(effort="low"), Reasoning(effort="xhigh"))
+    assert prompt("Cohere2MoE", reasoning=off).endswith("<|START_THINKING|><|END_THINKING|>")
+    assert prompt("Cohere2MoE").endswith("<|START_THINKING|>")
+    assert prompt("MiniMax-M3", reasoning=off) != prompt("MiniMax-M3", reasoning=Reasoning(enabled=True))
+    assert "Reasoning strength: low." in prompt("muse-glimmer", reasoning=low)
+    assert "`thinking_effort=max`" in prompt("Kimi-K3", reasoning=most)
+    assert "`thinking_effort=low`" in prompt("Kimi-K3", reasoning=low)
+    tool = Tool(name="look", parameters={"type": "object"})
+    assert "You MUST call tools" in prompt("Kimi-K3", tools=(tool,), tool_choice=ToolChoice("required"))
+    assert "You MUST call tools" not in prompt("Kimi-K3", tools=(tool,))
+
+
+def test_a_template_without_a_word_of_tools_leaves_their_format_to_the_tokens() -> None:
+    """As SmolLM3's in this distribution, whose published one writes calls as Hermes does."""
+    source = (FOLDER / "HuggingFaceTB-SmolLM3-3B.jinja").read_text()
+    assert detect(source, added_tokens=("<tool_call>", "</tool_call>")).tool_format == "hermes"
+    assert not detect(source).tool_format

@@ -1,5 +1,6 @@
 """Our chat templates of models that are published with a program instead, beside that program as vLLM runs it."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -10,6 +11,8 @@ from tests.templates.conversations import Conversation
 
 if TYPE_CHECKING:
     from tests.templates.coded import Pair
+
+FOLDER: Final = Path(__file__).parents[2] / ".templates"
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
 
@@ -55,7 +58,7 @@ def program(name: str) -> "Pair":
     """The program of a model. It imports vLLM, which other tests of this module's worker have."""
     from tests.templates.coded import pairs
 
-    return next(pair for pair in pairs(None) if pair.template == TEMPLATES[name])
+    return next(pair for pair in pairs(FOLDER, None, None) if pair.template == TEMPLATES[name])
 
 
 @pytest.mark.parametrize("thinking", [False, True])

@@ -24,6 +24,16 @@ SEPARATOR: Final = "\n\n"
 ARGUMENTS: Final = "arguments"
 """The key under which arguments that are no object are in one."""
 
+_LEVELS: Final = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "high",
+    "high": "high",
+    "xhigh": "max",
+    "max": "max",
+}
+"""Efforts in the words of Kimi K3's template, which refuses others."""
+
 TOOLS_HEAD: Final = "Functions that can be called, as JSON:"
 """Precedes the definitions where a template has no place for them."""
 
@@ -63,21 +73,25 @@ def tools_as_text(definitions: Sequence[dict[str, Any]]) -> str:
 def template_variables(request: GenerationRequest) -> dict[str, Any]:
     """Variables for the template; those that the client names itself win.
 
-    Templates call the switch for reasoning either `enable_thinking` or `thinking`. What a template does not use has no
-    effect.
+    Templates have several names for the switch for reasoning, and for how much of it. What a template does not use has no effect.
     """
     reasoning = request.reasoning
     enabled = reasoning.enabled
     variables: dict[str, Any] = {}
     if reasoning.effort is not None:
-        variables["reasoning_effort"] = reasoning.effort
+        variables |= {"reasoning_effort": reasoning.effort, "reasoning_strength": reasoning.effort}
         if enabled is None and reasoning.effort == "none":
             enabled = False
+        if level := _LEVELS.get(reasoning.effort):
+            variables["thinking_effort"] = level
     if request.is_guided:
         # A guide holds from the first token on, so the model has no place to reason in.
         enabled = False
     if enabled is not None:
-        variables |= {"enable_thinking": enabled, "thinking": enabled}
+        variables |= {"enable_thinking": enabled, "thinking": enabled, "reasoning": enabled}
+        variables["thinking_mode"] = "enabled" if enabled else "disabled"
+    if request.tool_choice.mode in ("required", "named"):
+        variables["tool_choice"] = "required"
     if reasoning.budget is not None:
         variables["thinking_budget"] = reasoning.budget
     return variables | request.prompt_options.variables

@@ -2,7 +2,7 @@
 
     started   a request of one token, or for the smallest image in one step, must succeed before the worker is published
     idle      the canary again, each `idle_s`; two failures, or no answer within `probe_s`: the engine has died
-    busy      requests in flight but no token for `stuck_s`: the engine has died
+    busy      requests in flight but no token, and no block of a prompt, for `stuck_s`: the engine has died
 
 Only seconds in which this process ran count: a process that was stopped, or a machine that was suspended, is not held
 against the engine. A canary is shorter than a block and leaves nothing in the cache; its load is not reported.
@@ -72,7 +72,7 @@ class EngineHealth:
         self._settings = settings
         self._inflight = inflight
         self._status = status
-        self._seen = (0, 0, 0)
+        self._seen = (0, 0, 0, 0)
         self._quiet_s = 0.0
         self._failures = 0
         self._canary = ""
@@ -80,9 +80,9 @@ class EngineHealth:
         self._lock = asyncio.Lock()
 
     def _made_progress(self) -> bool:
-        """Did the engine generate a token, compute a step of an image or end a request since the last call?"""
-        inflight = self._inflight
-        before, self._seen = self._seen, (inflight.tokens, inflight.file_steps, inflight.ended)
+        """Did the engine generate a token, fill or evict a block, compute a step of an image or end a request since the last call?"""
+        one = self._inflight
+        before, self._seen = self._seen, (one.tokens, one.cache_changes, one.file_steps, one.ended)
         return self._seen != before
 
     async def check_started(self, info: EngineInfo, role: Role) -> None:
@@ -260,7 +260,7 @@ class EngineHealth:
             running, settings = len(self._inflight), self._settings
             if running and 0 < settings.stuck_s <= self._quiet_s:
                 raise EngineDied(
-                    f"no token for {self._quiet_s:.0f} s with {running} requests in flight: the engine is stuck"
+                    f"no token and no block for {self._quiet_s:.0f} s with {running} requests in flight: the engine is stuck"
                 )
             if not running and 0 < settings.idle_s <= self._quiet_s:
                 await self._probe(info)

@@ -120,6 +120,7 @@ class Incarnation:
 
     async def _publish_kv_events(self) -> None:
         async for events in self._engine.kv_events():
+            self._inflight.cache_changes += len(events)
             self.offer_kv_events(events)
 
     async def _publish_load(self, health: EngineHealth) -> None:

@@ -62,6 +62,8 @@ class Inflight:
         """Tokens generated so far, over all incarnations."""
         self.file_steps = 0
         """Denoising steps of images and videos, and their files, so far."""
+        self.cache_changes = 0
+        """KV events of the engine so far: a long prompt fills blocks before its first token."""
         self.ended = 0
         """Requests that have ended so far."""
         self.reads_embeddings = False

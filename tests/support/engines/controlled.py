@@ -10,6 +10,7 @@ from headwater.engines.engine import (
     EngineDied,
     EngineError,
     EngineInfo,
+    KvEvent,
     PauseMode,
     RequestRejected,
     Step,
@@ -75,6 +76,11 @@ class ControlledSim(SimEngine):
     def hang(self) -> None:
         """From now on nothing comes out of it, and it says that it is well."""
         self.stopping.go.clear()
+
+    def announce(self, events: list[KvEvent]) -> None:
+        """KV events, as if a step had filled blocks."""
+        self._events += events
+        self._event_ready.set()
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""

@@ -111,8 +111,8 @@ def detect(
 
 def _decide(rules: tuple[_Rule, ...], template: str, tokens: str) -> tuple[str, str]:
     sources = [(_TEMPLATE, template)] if template else [(_TOKENS, tokens)]
-    if rules is _REASONING and template:
-        # A template may leave reasoning to the model, which was trained to write these tokens.
+    if template and (rules is _REASONING or "tools" not in template):
+        # A template may leave both to the model, which was trained to write these tokens.
         sources.append((_TOKENS, tokens))
     for where, text in sources:
         for rule in rules:

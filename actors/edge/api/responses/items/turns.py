@@ -11,11 +11,13 @@ import msgspec
 
 from headwater.actors.edge.api.responses.items.opaque import decode_opaque
 from headwater.actors.edge.api.responses.items.types import (
+    AgentMessageItem,
     AnyItem,
     CompactionItem,
     Content,
     CustomToolCallItem,
     CustomToolCallOutputItem,
+    EncryptedContent,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputAudioContent,
@@ -140,6 +142,12 @@ def _is_call(item: Item) -> bool:
 def _other_turn(item: AnyItem, param: str) -> Turn:
     if isinstance(item, MessageItem):
         return Turn(role=item.role, parts=parts_of(item.content, param))
+    if isinstance(item, AgentMessageItem):
+        texts = [
+            part.encrypted_content if isinstance(part, EncryptedContent) else part.text
+            for part in item.content
+        ]
+        return Turn(role="user", parts=(TextPart("".join(texts)),))
     if isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem):
         return Turn(role="tool", call_id=item.call_id, parts=parts_of(item.output, param))
     if isinstance(item, CompactionItem):

@@ -160,6 +160,21 @@ class AdditionalToolsItem(msgspec.Struct, tag="additional_tools"):
     role: str | None = None
 
 
+class EncryptedContent(msgspec.Struct, tag="encrypted_content"):
+    """What one agent writes to another. The client marks it as encrypted; nothing here encrypts it, so it is the text itself."""
+
+    encrypted_content: str
+
+
+class AgentMessageItem(msgspec.Struct, tag="agent_message"):
+    """A message of one of the client's agents to another: a task, or an answer."""
+
+    content: list[InputTextContent | EncryptedContent]
+    author: str | None = None
+    recipient: str | None = None
+    id: str | None = None
+
+
 class ItemReference(msgspec.Struct, tag="item_reference"):
     """An item of a stored response, by its id."""
 
@@ -175,6 +190,7 @@ AnyItem = (
     | ReasoningItem
     | CompactionItem
     | AdditionalToolsItem
+    | AgentMessageItem
     | ItemReference
 )
 
@@ -187,6 +203,7 @@ ITEM_TYPES: Final = (
     "reasoning",
     "compaction",
     "additional_tools",
+    "agent_message",
     "item_reference",
 )
 CONTENT_TYPES: Final = (

@@ -9,8 +9,10 @@ from headwater.actors.worker.control.client import send_command
 from headwater.actors.worker.shutdown import FAILURE_NOTICE_S_MAX
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import WorkerLeft
+from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.control import ControlRequest
 from headwater.schemas.messages.inference import Accepted, Embedded, Refused
+from tests.support.data.examples import packed
 from tests.support.worlds.control import ready
 from tests.support.worlds.health import QUICK, dies, lease_of
 from tests.support.worlds.virtual import Stage, events_of, play, until
@@ -122,7 +124,23 @@ def test_a_busy_engine_is_not_probed_and_a_stuck_one_is_found() -> None:
         took = await dies(stage, worker, 100.0)
         assert 59.0 <= took <= 63.0
         assert worker.ended is not None
-        assert "no token for 60 s with" in worker.ended
+        assert "no token and no block for 60 s with" in worker.ended
+
+    play(run)
+
+
+def test_an_engine_that_fills_blocks_is_not_stuck() -> None:
+    """A long prompt on a slow machine: no token for longer than the limit, and a block now and then."""
+
+    async def run(stage: Stage) -> None:
+        worker = await ready(stage, health=QUICK)
+        assert isinstance(await worker.given(1, 400), Accepted)
+        worker.engine.hang()
+        for number in range(4):
+            await asyncio.sleep(40.0)
+            worker.engine.announce([BlocksStored(0, packed(number + 1))])
+        assert worker.ended is None
+        assert 19.0 <= await dies(stage, worker, 100.0) <= 63.0
 
     play(run)
 

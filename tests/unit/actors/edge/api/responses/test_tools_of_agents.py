@@ -171,6 +171,31 @@ def test_tools_may_be_an_item_of_the_conversation() -> None:
     assert [tool.name for tool in later.tools] == ["agents__close", "close"]
 
 
+def test_messages_of_one_agent_to_another_are_a_users() -> None:
+    """As Codex writes tasks and answers of its agents: nothing here encrypts what it calls encrypted."""
+    sent = {
+        "type": "agent_message",
+        "id": "amsg_1",
+        "author": "/root",
+        "recipient": "/root/second",
+        "content": [
+            {"type": "input_text", "text": "Sender: /root\nPayload:\n"},
+            {"type": "encrypted_content", "encrypted_content": "Look into it"},
+        ],
+    }
+    _, request, _ = translated(input=[USER, sent])
+    assert [(turn.role, turn.text()) for turn in request.messages][1:] == [
+        ("user", "Sender: /root\nPayload:\nLook into it")
+    ]
+
+
+@pytest.mark.parametrize("part", [{"type": "encrypted_content"}, {"type": "input_image", "image_url": "x"}])
+def test_other_parts_of_an_agents_message_are_named(edge: EdgeWorld, part: dict[str, Any]) -> None:
+    refused = create(edge, input=[{"type": "agent_message", "content": [part]}])
+    assert refused.status == 400
+    assert "input" in refused.document["error"]["param"]
+
+
 def test_deferred_tools_are_offered() -> None:
     """Nothing here searches for tools: all are in the prompt."""
     _, request, _ = translated(tools=[{"type": "tool_search"}, {**CLOSE, "defer_loading": True}])

@@ -1,6 +1,6 @@
-"""The commands of the `headwater` command line: one module per command, with its function and its options.
+"""The commands of the `headwater` command line: their functions and options are in this package, by group.
 
-A module is imported only when its command runs: `headwater --help` reads this table.
+A module is imported only when a command of it runs: `headwater --help` reads this table.
 """
 
 from typing import Final
@@ -55,4 +55,18 @@ COMMANDS: Final = {
         },
     ),
 }
-"""By package of this one: the title of the group in help, and a line per command."""
+"""By group: its title in help, and a line per command."""
+
+_OF_THEIR_OWN: Final = {
+    "keys": "keys",
+    "config": "config",
+    "whatif": "whatif",
+    "tune": "whatif",
+    "bench": "bench",
+}
+
+
+def place_of(group: str, command: str) -> tuple[str, str]:
+    """The module of a command of a group, and its name there."""
+    module = _OF_THEIR_OWN.get(command, group)
+    return f"headwater.ops.commands.{module}", command.replace("-", "_")

@@ -11,7 +11,7 @@ from importlib import import_module
 from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
 
 from headwater import __version__
-from headwater.ops.commands import COMMANDS
+from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.config import environment
 from headwater.ops.config.command import Bound
 from headwater.ops.config.errors import ConfigError
@@ -41,8 +41,7 @@ def application(sources: Sources | None = None, *, needed: str | None = None) ->
     for number, (package, (title, commands)) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=number)
         for position, (name, text) in enumerate(commands.items()):
-            attribute = name.replace("-", "_")
-            module = f"headwater.ops.commands.{package}.{attribute}"
+            module, attribute = place_of(package, name)
             if needed in (None, name):
                 found = getattr(import_module(module), attribute)
                 if isinstance(found, App):

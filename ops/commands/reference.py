@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 from cyclopts import App, Parameter
 
-from headwater.ops.commands import COMMANDS
+from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.config.command import Command
 from headwater.ops.config.setting import base_of
 from headwater.ops.config.tree import GROUPS, SECTION_TYPES, settings_below
@@ -26,9 +26,8 @@ def commands() -> Iterator[tuple[str, str, Command | App]]:
     """(group, name, command) of all commands; those with commands below them are `App`s."""
     for package, (title, names) in COMMANDS.items():
         for name in names:
-            attribute = name.replace("-", "_")
-            module = import_module(f"headwater.ops.commands.{package}.{attribute}")
-            yield title, name, getattr(module, attribute)
+            module, attribute = place_of(package, name)
+            yield title, name, getattr(import_module(module), attribute)
 
 
 def command_docs() -> list[CommandDoc]:

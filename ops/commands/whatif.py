@@ -1,4 +1,4 @@
-"""`headwater whatif`: a trace or a recorded log with other settings."""
+"""A trace or a recorded log with other settings, and a search for routing weights."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from headwater.ops.config.command import Columns, Options, command, group
 from headwater.ops.config.processes import PoolReader
-from headwater.ops.whatif.options import Runs
+from headwater.ops.whatif.options import Runs, Search
 from headwater.ops.whatif.setup import Setup
 
 Values = Annotated[Mapping[str, tuple[Any, ...]], Columns(Setup)]
@@ -41,3 +41,41 @@ def log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()
 
 
 whatif = group("whatif", trace, log=log)
+
+
+@command
+def tune_trace(
+    file: Annotated[str, Meta(description="trace in Mooncake's format, .jsonl or .jsonl.gz")],
+    /,
+    *,
+    values: Values,
+    search: Annotated[Search, Options()],
+    runs: Annotated[Runs, Options()],
+) -> int:
+    """Search for routing weights on a trace, and show what they gain on requests that the search has not seen.
+
+    `headwater tune log` takes a recorded log instead of a trace.
+    """
+    from headwater.ops.whatif import tune_command
+
+    return tune_command.tune_trace(file, values, search, runs)
+
+
+@command
+def tune_log(
+    settings: PoolReader,
+    *,
+    values: Values,
+    search: Annotated[Search, Options()],
+    runs: Annotated[Runs, Options()],
+) -> int:
+    """Search for routing weights on a pool's recorded log."""
+    from headwater.ops.process import signals
+    from headwater.ops.whatif import tune_command
+
+    return signals.run_command(
+        lambda: tune_command.tune_log(settings.nats, settings.pool, values, search, runs)
+    )
+
+
+tune = group("tune", tune_trace, log=tune_log)

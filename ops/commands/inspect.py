@@ -1,0 +1,229 @@
+"""What a pool's log says, and what engines and models are here."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from headwater.ops.config.command import Key, command, group
+from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.processes import PoolReader
+from headwater.ops.config.setting import Flag
+
+
+@command
+def explain(
+    request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
+    /,
+    *,
+    every: Annotated[
+        bool,
+        Flag("all"),
+        Meta(
+            description="show every candidate: recomputes from the log what a decision of a large fleet does not keep"
+        ),
+    ] = False,
+    settings: PoolReader,
+) -> int:
+    """Explain the routing decisions of a request: what each worker would have cost, and which was chosen."""
+    from headwater.ops.operator import explain as operator
+    from headwater.ops.process import signals
+
+    return signals.run_command(lambda: operator.explain(settings.nats, settings.pool, request, every=every))
+
+
+@command
+def log(
+    settings: PoolReader,
+    *,
+    requests: Annotated[bool, Meta(description="summarise the request log instead")] = False,
+    audit: Annotated[bool, Meta(description="list control commands and their senders instead")] = False,
+    as_json: Annotated[
+        bool, Flag("json"), Meta(description="print JSON (with --audit: one line each)")
+    ] = False,
+) -> int:
+    """Summarise a pool's log: events by type and writer."""
+    from headwater.ops.operator import log as operator
+    from headwater.ops.process import signals
+
+    if as_json and not audit:
+        raise ConfigError("--json is for --audit: give both")
+    return signals.run_command(
+        lambda: operator.show_log(
+            settings.nats, settings.pool, audit=audit, requests=requests, as_json=as_json
+        )
+    )
+
+
+@command
+def tree(
+    settings: PoolReader,
+    *,
+    worker: Annotated[str, Meta(description="only blocks that this worker caches, and their ancestors")] = "",
+    depth: Annotated[int, Meta(description="only runs that begin before block N of a prompt; -1: all")] = -1,
+    limit: Annotated[int, Meta(ge=1, description="maximum number of runs, the largest first")] = 50,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Show the blocks cached by a pool's workers, as a tree of prefixes."""
+    from headwater.ops.operator import tree as operator
+    from headwater.ops.process import signals
+
+    return signals.run_command(
+        lambda: operator.show_tree(
+            settings.nats, settings.pool, worker=worker, depth=depth, limit=limit, as_json=as_json
+        )
+    )
+
+
+@command
+def replay(
+    settings: PoolReader,
+    *,
+    verify: Annotated[bool, Meta(description="recompute every decision and compare")] = False,
+    bookmark: Annotated[
+        str, Flag("from"), Meta(description="start from the snapshot with this bookmark")
+    ] = "",
+) -> int:
+    """Fold a pool's log again, and verify its decisions."""
+    from headwater.ops.operator import replay as operator
+    from headwater.ops.process import signals
+
+    return signals.run_command(
+        lambda: operator.replay(settings.nats, settings.pool, verify=verify, bookmark=bookmark)
+    )
+
+
+@command
+def snapshots(
+    settings: PoolReader,
+    *,
+    bookmark: Annotated[str, Meta(description="keep a snapshot permanently under this name")] = "",
+    position: Annotated[
+        int | None, Meta(description="position of the snapshot for --bookmark (default: the newest)")
+    ] = None,
+    drop: Annotated[str, Meta(description="delete a bookmark")] = "",
+) -> int:
+    """List a pool's snapshots, or bookmark one."""
+    from headwater.ops.operator import snapshots as operator
+    from headwater.ops.process import signals
+
+    if bookmark and drop:
+        raise ConfigError("--bookmark and --drop exclude each other: give one")
+    if position is not None and not bookmark:
+        raise ConfigError("--position is for --bookmark: give both")
+    return signals.run_command(
+        lambda: operator.snapshots(
+            settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop
+        )
+    )
+
+
+@command
+def engines(
+    *more: Annotated[
+        str,
+        Flag("ENGINE"),
+        Meta(description="list these too: files (echo.py) or classes (package.module:Echo)"),
+    ],
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """List the engines that can be chosen, with versions and capabilities."""
+    from headwater.ops.worker import catalog
+
+    found = catalog.catalog(more)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(catalog.as_data(found))).decode())
+    else:
+        print(catalog.as_table(found))
+    return 1 if any(one.problem for one in found) else 0
+
+
+@command
+def check_engine(
+    engine_name: Annotated[str | None, Flag("ENGINE"), Meta(description="the same as --engine")] = None,
+    /,
+    *,
+    engine: Annotated[str, Key("worker.engine")],
+    model: Annotated[str, Key("worker.model")],
+    block_size: Annotated[int, Key("worker.block_size")],
+    max_model_len: Annotated[int, Key("worker.max_model_len")],
+    engine_options: Annotated[dict[str, Any], Key("worker.engine_options")],
+    lora_adapters: Annotated[
+        tuple[str, ...],
+        Flag("lora-adapter"),
+        Meta(
+            description="folder of an adapter in PEFT's layout, for the checks of LoRA; give two; "
+            "without them the engine gets names only"
+        ),
+    ] = (),
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, a line per check")] = False,
+) -> int:
+    """Check an engine against the contract: each check passes, fails, or needs a capability that the engine does not declare."""
+    from headwater.ops.config.worker import WorkerSettings
+    from headwater.ops.worker import conformance
+
+    worker = WorkerSettings(
+        engine,
+        model,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        engine_options=engine_options,
+    )
+    return conformance.run(worker, lora_adapters, as_json=as_json)
+
+
+@command
+def inspect(
+    model: Annotated[
+        str, Meta(description="model: a folder in Hugging Face's layout, ORG/NAME of a hub, or a URL")
+    ],
+    /,
+    *,
+    cache_dir: Annotated[str, Key("cache_dir")],
+    model_revision: Annotated[str, Key("worker.model_revision")],
+    tool_parser: Annotated[
+        str, Meta(description="as for workers: this format in place of the detected one")
+    ] = "",
+    reasoning_parser: Annotated[str, Meta(description="as for workers, likewise")] = "",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Print the formats of a model's tool calls and reasoning, and why they were chosen, and what its chat template does not render."""
+    from headwater.actors.edge.model.chat_template import ChatTemplate
+    from headwater.actors.edge.model.template_form import changes_of
+    from headwater.engines.model_files import read_model_files
+    from headwater.ops.config.processes import EngineProcess
+    from headwater.ops.config.worker import WorkerSettings
+    from headwater.ops.model_download.source import with_folder
+    from headwater.ops.worker import parsers
+    from headwater.ops.worker.make_engine import model_folder
+
+    # Weights say nothing about formats: the simulated engine needs none.
+    wanted = WorkerSettings(engine="sim", model=model, model_revision=model_revision)
+    worker = with_folder(EngineProcess(worker=wanted, cache_dir=cache_dir)).worker
+    files = read_model_files(model_folder(worker.model))
+    name = worker.served_model_name or files.name
+    found = parsers.find(tool_parser, reasoning_parser, files)
+    form = ChatTemplate(files.chat_template, files.special_tokens).form if files.chat_template else None
+    changes = changes_of(form) if form is not None else []
+    if as_json:
+        document = {"model": name, **found._asdict(), "starts": found.starts, "template": changes}
+        print(msgspec.json.encode(document).decode())
+        return 0
+    starts = {
+        "prompt": "inside reasoning if the prompt ends there",
+        "always": "inside reasoning",
+        "never": "outside reasoning",
+    }
+    rows = (
+        ("model", name),
+        ("tool parser", f"{found.tool_format or 'none'} ({found.tool_reason})"),
+        ("reasoning parser", f"{found.reasoning_format or 'none'} ({found.reasoning_reason})"),
+        ("answers begin", starts[found.starts]),
+        ("conversations", "; ".join(changes) or "are rendered as they are"),
+    )
+    for label, text in rows:
+        print(f"{label:<17} {text}")
+    return 0
+
+
+models = group("models", None, inspect=inspect)

@@ -1,1 +1,0 @@
-"""Commands that read what a fleet has recorded."""

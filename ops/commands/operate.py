@@ -1,0 +1,210 @@
+"""Commands for a running fleet, its streams and its server, and for this machine."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from headwater.ops.config.command import Key, command
+from headwater.ops.config.processes import ClientSettings, PoolOperator, StreamOperator
+from headwater.ops.config.setting import Flag
+from headwater.schemas.messages.control import COMMANDS
+from headwater.schemas.permissions import DUTIES
+
+COMMAND_NOTES = "\n".join(
+    (
+        "Commands:",
+        "",
+        *(f"  {name:14} {text}" for name, text in COMMANDS.items()),
+        "",
+        "For example:",
+        "",
+        "  headwater ctl list",
+        "  headwater ctl worker-0 sleep --level 1",
+        "  headwater ctl worker-0 load-lora NAME SOURCE",
+        "  headwater ctl worker-0 role prefill",
+        "  headwater ctl worker-0 taint batch",
+        "  headwater ctl --all drain",
+        "",
+        "Engine weights are the shares of a model's new requests that its engines get:",
+        "",
+        "  headwater ctl weights MODEL                            show them",
+        "  headwater ctl weights MODEL vllm=0.95 sglang=0.05      set them; an engine without one gets none",
+        "  headwater ctl weights MODEL remove                     remove them: any worker may get any request",
+    )
+)
+
+
+@command(defaults={"log.level": "warning"}, notes=COMMAND_NOTES)
+def ctl(
+    *words: Annotated[
+        str,
+        Meta(
+            description="WORKER COMMAND [ARGUMENT…], COMMAND [ARGUMENT…] with --all, list, "
+            "or weights MODEL [ENGINE=WEIGHT… | remove]"
+        ),
+    ],
+    everyone: Annotated[bool, Flag("all"), Meta(description="every worker that has a lease")] = False,
+    level: Annotated[
+        int | None, Meta(description="sleep: 1 keeps the weights in host memory, 2 discards them")
+    ] = None,
+    mode: Annotated[str | None, Meta(description="pause: abort, wait or keep in-flight requests")] = None,
+    drain_timeout: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="sleep, pause, drain, stop: seconds that in-flight requests have to finish; then they migrate",
+        ),
+    ] = None,
+    forget: Annotated[
+        bool, Meta(description="unload-lora: on all workers, so that no request loads it again")
+    ] = False,
+    by: Annotated[str, Meta(description="name for the audit log (default: user@host)")] = "",
+    timeout: Annotated[float, Meta(gt=0, description="seconds to wait for completion")] = 900.0,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, one line per worker")] = False,
+    settings: ClientSettings,
+) -> int:
+    """Control workers: drain, sleep, wake, role, adapters, …"""
+    from headwater.ops.operator import ctl as control
+    from headwater.ops.operator import engine_weights
+    from headwater.ops.process import signals
+
+    if words[:1] == ("weights",) and not everyone:
+        by = by or control.whoami()
+        return signals.run_command(
+            lambda: engine_weights.weigh(settings.nats, words[1:], by, as_json=as_json)
+        )
+    given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
+    call = control.ControlCall(words, given, everyone, by, timeout, as_json)
+    return signals.run_command(lambda: control.ctl(settings.nats, call))
+
+
+@command
+def streams(
+    settings: StreamOperator,
+    *,
+    repair: Annotated[bool, Meta(description="create and alter streams where nothing is lost by it")] = False,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """List all streams of the namespace: size, health, and differences from their wanted configuration."""
+    from headwater.ops.operator import streams as operator
+    from headwater.ops.process import signals
+
+    return signals.run_command(
+        lambda: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
+    )
+
+
+@command
+def pools(
+    settings: PoolOperator,
+    *,
+    watch: Annotated[bool, Meta(description="keep running, and create the logs of new pools")] = False,
+) -> int:
+    """Create the namespace's streams and the logs of its pools, and list them."""
+    from headwater.ops.operator import pools as operator
+    from headwater.ops.process import signals
+
+    return signals.run(
+        lambda stop: operator.create_pools(settings.nats, settings.streams, settings.pool, stop, watch=watch)
+    )
+
+
+USER_NOTES = "\n".join(("Users:", "", *(f"  {kind:9} {duty}" for kind, duty in DUTIES.items())))
+
+
+@command(notes=USER_NOTES)
+def nats_config(
+    *,
+    namespace: Annotated[str, Key("nats.namespace")],
+    port: Annotated[int, Key("nats.port")],
+    out: Annotated[str, Meta(description="folder for the files, with keys (default: print them)")] = "",
+    auth: Annotated[Literal["nkey", "password", "none"], Meta(description="how users log in")] = "nkey",
+    actors: Annotated[
+        tuple[str, ...],
+        Flag("actor"),
+        Meta(description="KIND:NAME, a user for this process only; repeatable"),
+    ] = (),
+    pools: Annotated[
+        tuple[str, ...], Flag("pool"), Meta(description="a pool that may exist (default: any); repeatable")
+    ] = (),
+    servers: Annotated[Literal[1, 3, 5], Meta(description="servers of the cluster")] = 1,
+    hosts: Annotated[
+        str,
+        Meta(description="addresses that the servers listen on, comma-separated: one each, or one for all"),
+    ] = "127.0.0.1",
+    store: Annotated[str, Meta(description="folder of JetStream's storage")] = "nats-data",
+    tls_cert: Annotated[str, Meta(description="the servers' certificate, PEM")] = "",
+    tls_key: Annotated[str, Meta(description="private key of the certificate, PEM")] = "",
+    tls_ca: Annotated[str, Meta(description="CA certificates, PEM")] = "",
+    tls_verify: Annotated[bool, Meta(description="require client certificates")] = False,
+) -> int:
+    """Write a nats.conf that grants each kind of process only the permissions it needs.
+
+    Without --out the configuration is printed, and the keys on standard error.
+    """
+    from headwater.ops.nats import config
+
+    wanted = config.Wanted(
+        namespace,
+        auth,
+        actors,
+        pools,
+        servers,
+        tuple(hosts.split(",")),
+        port,
+        store,
+        tls_cert,
+        tls_key,
+        tls_ca,
+        tls_verify,
+    )
+    if out:
+        for name in config.write(wanted, Path(out)):
+            print(f"{out}/{name}")
+        return 0
+    made = config.make(wanted, {})
+    for name, text in made.configurations.items():
+        if len(made.configurations) > 1:
+            print(f"# ---- {name}")
+        print(text, end="")
+    # Keys are stored only if asked for, and the configuration is useless without them.
+    for name, text in made.secrets.items():
+        if not name.endswith(".env"):
+            print(f"{name}: {text.strip()}", file=sys.stderr)
+    return 0
+
+
+@command
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Meta(description="the shell")], /) -> int:
+    """Print a completion script for a shell.
+
+    bash: source <(headwater completion bash). zsh: save it as _headwater in a folder of $fpath. fish: save it as
+    ~/.config/fish/completions/headwater.fish.
+    """
+    from headwater.ops.commands.application import application
+
+    print(application().generate_completion(shell=shell))
+    return 0
+
+
+@command
+def warm() -> int:
+    """Precompile kernels and imports, so that the first start is as fast as later ones."""
+    from headwater.ops.fleet.child import child_environment, headwater_command
+    from headwater.ops.process.kernels import compile_kernels
+
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return subprocess.run(headwater_command("warm"), env=child_environment(), check=False).returncode
+    began = time.monotonic()
+    compile_kernels()
+    # Importing writes the bytecode of the modules that a fleet's processes use.
+    from headwater.ops.fleet import demo, up  # noqa: F401 (for the bytecode)
+    from headwater.ops.process import edge, routers  # noqa: F401 (for the bytecode)
+    from headwater.ops.worker import engine  # noqa: F401 (for the bytecode)
+
+    print(f"compiled the kernels in {time.monotonic() - began:.1f} s")
+    return 0

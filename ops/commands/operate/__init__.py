@@ -1,1 +1,0 @@
-"""Commands that operate a deployment."""

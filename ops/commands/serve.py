@@ -1,0 +1,109 @@
+"""The processes of a fleet, and the whole of one on this machine."""
+
+import sys
+import tempfile
+from typing import Annotated
+
+from msgspec import Meta
+
+from headwater.ops.config.command import command
+from headwater.ops.config.engine import checked
+from headwater.ops.config.processes import (
+    AdminProcess,
+    EdgeProcess,
+    EngineProcess,
+    LocalFleetSettings,
+    RouterProcess,
+    ShadowProcess,
+)
+from headwater.ops.config.setting import Flag
+from headwater.router.decision.names import PolicyName
+
+
+@command
+def up(settings: LocalFleetSettings) -> int:
+    """Start a whole fleet on this machine: NATS server, router, edge and workers. The engine's own arguments follow after `--`."""
+    from headwater.ops.commands import application
+    from headwater.ops.fleet import up as fleet
+    from headwater.ops.process import signals
+    from headwater.ops.worker import environment
+
+    settings = checked(settings)
+    if settings.worker.engine == "vllm":
+        environment.enter("vllm", sys.argv[1:])
+    spawner = fleet.start_spawner(application.main)
+    return signals.run(lambda stop: fleet.up(settings, stop, spawner))
+
+
+@command(defaults={"data_dir": "", "nats.port": 0, "http.port": 0, "log.level": "warning"})
+def demo(settings: LocalFleetSettings) -> int:
+    """Start a fleet, ask three questions, show where they were routed and why.
+
+    It has its own NATS server, ports and data folder, so that it does not affect a running fleet.
+    """
+    from headwater.ops.fleet import demo as demonstration
+    from headwater.ops.process import signals
+    from headwater.ops.worker import environment
+
+    settings = checked(settings)
+    if not settings.data_dir:
+        settings = settings._replace(data_dir=tempfile.mkdtemp(prefix="headwater-demo-"))
+    if settings.worker.engine == "vllm":
+        environment.enter("vllm", sys.argv[1:])
+    return signals.run(lambda stop: demonstration.demo(settings, stop))
+
+
+@command
+def edge(settings: EdgeProcess) -> int:
+    """Run one edge: an OpenAI-compatible HTTP endpoint."""
+    from headwater.ops.process import edge as process
+    from headwater.ops.process import signals
+
+    return signals.run(lambda stop: process.run_edge(settings, stop))
+
+
+@command
+def router(settings: RouterProcess) -> int:
+    """Run one router. Without --pool it waits for the first model card."""
+    from headwater.ops.process import routers, signals
+
+    return signals.run(lambda stop: routers.run_router(settings, stop))
+
+
+@command
+def engine(
+    engine_name: Annotated[
+        str | None,
+        Flag("ENGINE"),
+        Meta(description="the same as --engine; the engine's own arguments may follow after `--`"),
+    ] = None,
+    /,
+    *,
+    settings: EngineProcess,
+) -> int:
+    """Run engine workers."""
+    from headwater.ops.worker import start
+
+    return start.run(checked(settings))
+
+
+@command
+def admin(settings: AdminProcess) -> int:
+    """Run the admin port: control of workers over HTTP."""
+    from headwater.ops.process import admin as process
+    from headwater.ops.process import signals
+
+    return signals.run(lambda stop: process.admin(settings, stop))
+
+
+@command
+def shadow(
+    settings: ShadowProcess,
+    *,
+    policy: Annotated[PolicyName, Meta(description="policy whose choices are recorded")],
+    judge: Annotated[PolicyName, Meta(description="policy whose costs rate the choices")] = "kv",
+) -> int:
+    """Run another routing policy in the shadow of a pool's routers, and record what it would have chosen."""
+    from headwater.ops.process import routers, signals
+
+    return signals.run(lambda stop: routers.run_shadow(settings, policy, judge, stop))

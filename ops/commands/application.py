@@ -5,7 +5,7 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
@@ -60,10 +60,9 @@ def parse(line: Sequence[str]) -> tuple[Bound, Sources]:
     sources = Sources(native)
     try:
         top = application(sources, needed=words[0] if words else "")
-        with _own_validation():
-            command, bound, _ = top.parse_args(
-                words, exit_on_error=False, print_error=False, end_of_options_delimiter=""
-            )
+        command, bound, _ = top.parse_args(
+            words, exit_on_error=False, print_error=False, end_of_options_delimiter=""
+        )
     except CycloptsError as error:
         raise ConfigError(_message(error)) from error
     found = command(*bound.args, **bound.kwargs)
@@ -71,20 +70,6 @@ def parse(line: Sequence[str]) -> tuple[Bound, Sources]:
         # Help or the version was printed.
         raise SystemExit(0)
     return found, sources
-
-
-@contextlib.contextmanager
-def _own_validation() -> Iterator[None]:
-    """Keep cyclopts from validating values with pydantic too, which it does wherever something has imported it.
-
-    Our converters return values of the settings' types, which are not those of the flags that cyclopts sees.
-    """
-    hidden = sys.modules.pop("pydantic", None)
-    try:
-        yield
-    finally:
-        if hidden is not None:
-            sys.modules["pydantic"] = hidden
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -225,11 +225,11 @@ def _parameter(one: Setting, default: Any) -> inspect.Parameter:
     hint: Any = (
         bool
         if one.base is bool
-        else tuple[str, ...]
+        else tuple[Any, ...]
         if one.repeatable
         else Literal[one.choices]
         if one.choices
-        # Not `str`: where pydantic is imported, cyclopts compares what the converter returns with the type.
+        # No types of the values: where pydantic is imported, cyclopts compares what converters return with them.
         else Any
     )
     details = Parameter(
@@ -261,7 +261,7 @@ def _options_of(kind: Any) -> tuple[Setting, ...]:
 def _option(one: Setting, *, many: bool) -> inspect.Parameter:
     """What cyclopts is to know of an option of a command's own; `many`: it may be repeated."""
     hint: Any = (
-        tuple[str, ...]
+        tuple[Any, ...]
         if many or one.repeatable
         else bool
         if one.base is bool
@@ -291,8 +291,9 @@ def _option(one: Setting, *, many: bool) -> inspect.Parameter:
         show_default=(lambda _: one.write(one.default)) if shown or one.repeatable else False,
         allow_repeating=True,
     )
+    default = (one.default,) if many else one.default
     return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[hint, details]
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]
     )
 
 

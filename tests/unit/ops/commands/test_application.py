@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pydantic  # noqa: F401
 import pytest
 from cyclopts import App
 
@@ -216,3 +217,22 @@ def test_the_reference_has_every_setting_and_command(capsys: Capture) -> None:
     found = {one["key"]: one for one in json.loads(capsys.readouterr().out)}
     assert found["queue.requests"]["default"] == "4096"
     assert found["queue.requests"]["commands"] == ["up", "demo", "router"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "up --engine sim --workers 3 --model-aliases a,b --taint x",
+        "edge --media-ports 81,82 --oidc-audience a",
+        "router --routing-weights crowding=0.2 --policy slo",
+        "whatif trace.jsonl --workers 2 --workers 4 --policy kv",
+        "tune trace.jsonl --search queued --trials 4",
+        "bench edge --keys",
+        "keys create --tenant t",
+        "config show",
+    ],
+)
+def test_lines_are_read_where_something_has_imported_pydantic(line: str) -> None:
+    """Then cyclopts validates with it too, what our own converters return and the defaults of flags."""
+    assert "pydantic" in sys.modules
+    parse(line.split())

@@ -42,7 +42,7 @@ class Case(NamedTuple):
     @property
     def pieces(self) -> list[str]:
         """The text in pieces."""
-        return deltas_of(self.written.text, list(self.sizes))
+        return deltas_of(self.written.text, list(self.sizes), self.written.writer.tokens)
 
 
 def cases_of(name: str, count: int, seed: int) -> list[Case]:
@@ -95,6 +95,7 @@ def _as_json(case: Case) -> dict[str, Any]:
         "tools": written.tools,
         "text": written.text,
         "sizes": case.sizes,
+        "tokens": written.writer.tokens,
         "pieces": case.pieces,
     }
 

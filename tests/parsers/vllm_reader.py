@@ -24,7 +24,7 @@ MARKERS = (
     "</ifm|tool_call>", "<ifm|think>", "</ifm|think>", "<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>",
     "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_response>", "<start_function_call>", "<end_function_call>",
     "<escape>", "<dots_function_call>", "</dots_function_call>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>",
-    "<|call|>", "<|return|>",
+    "<|call|>", "<|return|>", "<|eom|>", "<|eot|>",
     *(
         f"<|plamo:{name}:plamo|>"
         for name in (
@@ -36,12 +36,15 @@ MARKERS = (
 )  # fmt: skip
 """Single tokens of the models' vocabularies. Every other character is one to four tokens here."""
 
-_SPLIT = re.compile("|".join(map(re.escape, sorted(MARKERS, key=len, reverse=True))))
+
+@cache
+def _split(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted((*MARKERS, *tokens), key=len, reverse=True))))
 
 
 @cache
-def tokenizer() -> Any:
-    """A tokenizer with a token for each byte and each marker."""
+def tokenizer(tokens: tuple[str, ...] = ()) -> Any:
+    """A tokenizer with a token for each byte, each marker, and each of the family's own `tokens`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -49,15 +52,15 @@ def tokenizer() -> Any:
     inner = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(list(dict.fromkeys(MARKERS)))
+    inner.add_special_tokens(list(dict.fromkeys((*MARKERS, *tokens))))
     return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False)
 
 
-def deltas_of(text: str, sizes: list[int]) -> list[str]:
-    """The text in pieces of these sizes, in turn; a marker is never cut, as no token is."""
+def deltas_of(text: str, sizes: list[int], tokens: tuple[str, ...] = ()) -> list[str]:
+    """The text in pieces of these sizes, in turn; a marker is never cut, nor one of `tokens`, as no token is."""
     atoms: list[str] = []
     at = 0
-    for found in _SPLIT.finditer(text):
+    for found in _split(tokens).finditer(text):
         atoms += [*text[at : found.start()], found.group()]
         at = found.end()
     atoms += text[at:]
@@ -71,8 +74,8 @@ def deltas_of(text: str, sizes: list[int]) -> list[str]:
     return pieces
 
 
-def make(name: str, tools: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """A parser as vLLM's server makes it for a request, without one for reasoning, and the request.
+def make(name: str, tools: list[dict[str, Any]], known: Any) -> tuple[Any, Any]:
+    """A parser as vLLM's server makes it for a request, over a tokenizer, without one for reasoning, and the request.
 
     Behind a colon the name has the variant of the format that the request asks for.
     """
@@ -88,13 +91,14 @@ def make(name: str, tools: list[dict[str, Any]]) -> tuple[Any, Any]:
         chat_template_kwargs={"tool_call_format": variant} if variant else None,
     )
     made = ParserManager.get_parser(name, None, enable_auto_tools=True)
-    return made(tokenizer(), request.tools), request
+    return made(known, request.tools), request
 
 
 def whole(name: str, case: dict[str, Any]) -> dict[str, Any]:
     """The reading of a whole text."""
-    parser, request = make(name, case["tools"])
-    ids = tokenizer().encode(case["text"], add_special_tokens=False)
+    known = tokenizer(tuple(case["tokens"]))
+    parser, request = make(name, case["tools"], known)
+    ids = known.encode(case["text"], add_special_tokens=False)
     _reasoning, content, calls = parser.parse(
         case["text"], request, enable_auto_tools=True, model_output_token_ids=ids
     )
@@ -106,12 +110,14 @@ def whole(name: str, case: dict[str, Any]) -> dict[str, Any]:
 
 def streamed(name: str, case: dict[str, Any]) -> dict[str, Any]:
     """The reading of a text in pieces."""
-    parser, request = make(name, case["tools"])
+    tokens = tuple(case["tokens"])
+    known = tokenizer(tokens)
+    parser, request = make(name, case["tools"], known)
     text: list[str] = []
     calls: dict[int, list[str]] = {}
-    pieces = deltas_of(case["text"], case["sizes"])
+    pieces = deltas_of(case["text"], case["sizes"], tokens)
     for number, piece in enumerate(pieces, 1):
-        ids = tokenizer().encode(piece, add_special_tokens=False)
+        ids = known.encode(piece, add_special_tokens=False)
         delta = parser.parse_delta(piece, ids, request, [0], finished=number == len(pieces))
         if delta is None:
             continue

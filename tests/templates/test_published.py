@@ -80,7 +80,6 @@ NO_FORMAT = {
     "microsoft-Phi-3.5-mini-instruct": "it knows no tools",
     "meetkai-functionary-medium-v3.2": "the prompt ends inside its first marker",
     "muse-glimmer": "not read",
-    "openbmb-MiniCPM5-1B": "not read",
 }
 """Templates whose format of calls is not known."""
 

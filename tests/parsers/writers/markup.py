@@ -67,6 +67,22 @@ def _invokes(before: str, behind: str, tag: str = "") -> Group:
     return write
 
 
+def _minicpm5(calls: Sequence[Call], rnd: Random) -> str:
+    """Strings with `<`, `&` or a newline are CDATA; everything else is as Python prints it, as the template writes it."""
+
+    def plain(value: Any) -> str:
+        in_cdata = isinstance(value, str) and any(character in value for character in "<&\n")
+        return f"<![CDATA[{value}]]>" if in_cdata else as_python(value, rnd)
+
+    rows = []
+    for call in calls:
+        params = "".join(
+            f'<param name="{key}">{plain(value)}</param>' for key, value in call.arguments.items()
+        )
+        rows.append(f'<function name="{call.name}">{params}</function>')
+    return "\n".join(rows)
+
+
 def _step3(calls: Sequence[Call], rnd: Random) -> str:
     rows = []
     for call in calls:
@@ -174,6 +190,7 @@ _QWEN_MARKUP: Final = (
 )
 _GLM_UNSAFE: Final = _unsafe("</arg_value>", ("<arg_key>", "</tool_call>"), r"</tool_call>\s*<tool_call>")
 _INVOKE_UNSAFE: Final = _unsafe("</parameter>", ("<parameter name=", "</invoke>"))
+_PARAM_UNSAFE: Final = _unsafe("</param>", ("<param name=", "</function>"))
 _STEP_UNSAFE: Final = _unsafe("</steptml:parameter>", ("<steptml:parameter", "</steptml:invoke>"))
 _HUNYUAN_UNSAFE: Final = re.compile(r"</arg_value(?::opensource)?>\s*(?:<arg_key|</tool_call)")
 _IFM_UNSAFE: Final = _unsafe("</ifm|arg_value>", ("<ifm|arg_key>", "</ifm|tool_call>"))
@@ -234,6 +251,11 @@ MARKUP_WRITERS: Final = (
     Writer(
         "dots", "dots", _invokes("<dots_function_call>", "</dots_function_call>"), unsafe=_INVOKE_UNSAFE, vllm="dots",
         markup=("</parameter>", '<parameter name="other">', "</dots_function_call>"), sglang="dots", **_XML,
+    ),
+    Writer(
+        "minicpm5", "minicpm5", _minicpm5, unsafe=_PARAM_UNSAFE, vllm="minicpm5", sglang="minicpm5",
+        tokens=("<function", "</function>", "<param", "</param>"),
+        markup=("</param>", "]]>", "]]></param>", "<![CDATA[", '<param name="other">', "</function>"), **_XML,
     ),
     Writer(
         "step3", "step3", _step3, reasoning_format="think_opened", inside=True, separator="", vllm="step3", sglang="step3",

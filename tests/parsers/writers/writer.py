@@ -25,7 +25,7 @@ class Writer:
 
     `before`, `between` and `behind` say where it may write text next to calls, `separator` what it writes between text and calls.
     `typeless`: values have no types of their own. `bare`: nothing but a name or a bracket opens a call. `unsafe` matches strings that the
-    format cannot tell from its markup, `markup` are pieces of it.
+    format cannot tell from its markup, `markup` are pieces of it. `tokens` are markers that are single tokens in the family's vocabulary only.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Writer:
     bare: bool = False
     unsafe: re.Pattern[str] | None = None
     markup: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     vllm: str = ""
     sglang: str = ""
 

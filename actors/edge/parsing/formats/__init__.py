@@ -46,6 +46,7 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "nemotron_nano_v2": json_objects.NEMOTRON_NANO_V2,
     "command_r": json_objects.COMMAND_R,
     "functionary_v31": headers.FUNCTIONARY_V31,
+    "minicpm5": markup.MINICPM5,
     "solar_open": headers.SOLAR_OPEN,
     "mimo": markup.MIMO,
     "phi4_mini_json": json_objects.PHI4_MINI,

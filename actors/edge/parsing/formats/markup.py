@@ -67,6 +67,18 @@ _GLM: Final = XmlCalls(
 GLM: Final = ToolFormat(calls={"<tool_call>": _GLM}, framing=("</tool_call>",), trim=WHITESPACE)
 """`<tool_call>name<arg_key>key</arg_key><arg_value>…`: GLM 4.5 on."""
 
+_MINICPM: Final = XmlCalls(
+    name=Header(ends=(">",), pattern=r"\s*name=[\"'](?P<name>[^\"'<>]+)[\"']\s*"),
+    parameter="<param",
+    key=Header(ends=(">",), pattern=r"\s*name=[\"'](?P<key>[^\"'<>]+)[\"']\s*"),
+    value_end="</param>",
+    close=("</function>",),
+    cdata=True,
+)
+
+MINICPM5: Final = ToolFormat(calls={"<function": _MINICPM})
+"""`<function name="name"><param name="key">…</param></function>`, strings with markup or newlines in CDATA: MiniCPM5."""
+
 _MINIMAX: Final = XmlCalls(
     name=Header(ends=('">', '"/>'), pattern=r"\s*(?P<name>[^\s\"<>]+)\s*"),
     parameter='<parameter name="',

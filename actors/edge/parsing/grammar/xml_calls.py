@@ -18,6 +18,9 @@ _STRING: Final = frozenset({"string"})
 _JSON_BEGINS: Final = frozenset('{["-0123456789tfnTFN')
 _CUT: Final = "\0"
 
+_CDATA: Final = markers("<![CDATA[")
+_CDATA_END: Final = "]]>"
+
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
@@ -31,7 +34,7 @@ class XmlCalls:
     A value ends at a `value_end` behind which the markup continues: with the call's end, or with a parameter that has not come yet. What only
     looks like one is part of the value, and so is a whole call in it, as in a file about calls. Models forget `value_end`; `missing_end` maps markers that
     end a value nevertheless to what must follow them (or the answer's end; with nothing named, a parameter that the tool has). With `entities` names and
-    keys are escaped as in XML.
+    keys are escaped as in XML. With `cdata` a value may be in a CDATA section, which ends where `value_end` comes right behind it.
     """
 
     name: Header
@@ -44,6 +47,7 @@ class XmlCalls:
     missing_end: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     newlines: bool = False
     entities: bool = False
+    cdata: bool = False
     types: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def read(self, context: Context, marker: str) -> Steps[None]:
@@ -161,11 +165,14 @@ class _XmlCall:
         reader, grammar = self._context.reader, self._grammar
         value = _TrimmedValue(write) if grammar.newlines else None
         take = write if value is None else value.write
-        nested = 0
-        while marker := (yield from reader.copy_value_until(self._value_end, take)):
+        nested, end, ends = 0, grammar.value_end, self._value_end
+        if grammar.cdata and (yield from reader.accept_end(_CDATA)):
+            end = _CDATA_END + grammar.value_end
+            ends = markers(end)
+        while marker := (yield from reader.copy_value_until(ends, take)):
             if marker in self._opening.literals:
                 nested += yield from self._nests_call()
-            elif marker == grammar.value_end:
+            elif marker == end:
                 if (yield from self._ends_value(nested)):
                     return True
                 take(marker)

@@ -54,6 +54,7 @@ _TOOLS: Final = (
     _Rule("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     _Rule("glm", ("<tool_call>", "<arg_key>")),
     _Rule("qwen3_coder", ("<function=", "<parameter=")),
+    _Rule("minicpm5", ('<function name="', '<param name="')),
     _Rule("functionary_v31", ("<function=", "</function>")),
     _Rule("granite", ("<|tool_call|>",)),
     _Rule("minimax_m1", ("<tool_calls>", "<end_of_sentence>")),

@@ -100,7 +100,7 @@ REASONING_ALIASES: Final[Mapping[str, str]] = {
 
 TOOL_UNSUPPORTED: Final = frozenset(
     {
-        *("hy_v4", "inkling", "minicpm5", "minimax_m3", "muse_glimmer"),
+        *("hy_v4", "inkling", "minimax_m3", "muse_glimmer"),
         *("beam", "gigachat35", "iquest_q1", "minimax-m3", "muse", "spark25", "trinity"),
     }
 )

@@ -129,6 +129,13 @@ FAMILIES: dict[str, Family] = {
         'Looking.<function=f>{"s": "a", "n": 3}</function><function=g>{"a": ["x"]}</function>',
         "functionary_v31",
     ),
+    "minicpm5": Family(
+        '<think>\nhm\n</think>\n\nLooking.\n<function name="f"><param name="s">a</param><param name="n">3</param></function>\n'
+        '<function name="g"><param name="a">[\'x\']</param></function>',
+        "minicpm5",
+        "think",
+        reasoning="hm",
+    ),
     "solar open": Family(
         'Looking.<|tool_calls|><|tool_call:begin|>id0<|tool_call:name|>f<|tool_call:args|>{"s": "a", "n": 3}<|tool_call:end|>'
         '<|tool_call:begin|>id1<|tool_call:name|>g<|tool_call:args|>{"a": ["x"]}<|tool_call:end|><|calls|>',

@@ -35,9 +35,10 @@ class WorkerPlan(NamedTuple):
 
 
 def names(settings: EngineProcess) -> list[tuple[str, Role]]:
-    """Name and role of each worker: those of `--engine`, then SGLang's."""
+    """Name and role of each worker: those of `--engine`, then SGLang's. The name of a process with several workers is the beginning of theirs."""
+    before = f"{settings.name}-" if settings.name else ""
     added: list[tuple[str, Role]] = [
-        (f"sglang-{number}", "both") for number in range(settings.fleet.sglang_workers)
+        (f"{before}sglang-{number}", "both") for number in range(settings.fleet.sglang_workers)
     ]
     return [*_own_names(settings), *added]
 
@@ -53,17 +54,18 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     if both == 1 and settings.name:
         own: list[tuple[str, Role]] = [(settings.name, role)]
     else:
-        kind = "worker" if role == "both" else role
+        kind = settings.name or ("worker" if role == "both" else role)
         own = [(f"{kind}-{number}", role) for number in range(both)]
     if role != "both" and roles:
         raise ConfigError(
             f"--role {role} is the role of --workers; leave it out with --prefill-workers and --decode-workers"
         )
+    before = f"{settings.name}-" if settings.name else ""
     return [
         *own,
-        *((f"prefill-{number}", "prefill") for number in range(fleet.prefill_workers)),
-        *((f"decode-{number}", "decode") for number in range(fleet.decode_workers)),
-        *((f"encode-{number}", "encode") for number in range(fleet.encode_workers)),
+        *((f"{before}prefill-{number}", "prefill") for number in range(fleet.prefill_workers)),
+        *((f"{before}decode-{number}", "decode") for number in range(fleet.decode_workers)),
+        *((f"{before}encode-{number}", "encode") for number in range(fleet.encode_workers)),
     ]
 
 

@@ -24,6 +24,11 @@ def test_two_workers_without_a_role_are_the_default() -> None:
     """And none beside workers with one."""
     assert workers.names(made({})) == [("worker-0", "both"), ("worker-1", "both")]
     assert workers.names(made({"fleet.workers": 1, "name": "a"})) == [("a", "both")]
+    assert workers.names(made({"name": "a"})) == [("a-0", "both"), ("a-1", "both")]
+    assert workers.names(made({"name": "a", "fleet.prefill_workers": 1, "fleet.decode_workers": 1})) == [
+        ("a-prefill-0", "prefill"),
+        ("a-decode-0", "decode"),
+    ]
     assert workers.names(made({"fleet.prefill_workers": 1, "fleet.decode_workers": 2})) == [
         ("prefill-0", "prefill"),
         ("decode-0", "decode"),

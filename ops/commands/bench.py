@@ -43,14 +43,25 @@ def edge(
         bool, Meta(description="measure what prompts of 128 k tokens do to other streams and to probes")
     ] = False,
     keys: Annotated[bool, Meta(description="with API keys")] = False,
+    against: Annotated[
+        str,
+        Meta(
+            description="commit of this Git checkout: run both in turns, and show the ratio (three rounds of each)"
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """Measure an edge in a simulated fleet."""
-    from headwater.ops.bench import edge
+    from headwater.ops.bench import against as other
+    from headwater.ops.bench import edge, report
     from headwater.ops.bench import long_prompt as long_prompts
 
     if long_prompt and keys:
         raise ConfigError("--keys is for bench edge without --long-prompt")
+    if against:
+        words = ["edge", *(["--keys"] if keys else []), *(["--long-prompt"] if long_prompt else [])]
+        report.show(other.bench(words, against), as_json=as_json)
+        return 0
     bench = long_prompts.bench if long_prompt else edge.bench_with_keys if keys else edge.bench
     return _measured(bench, as_json=as_json)
 

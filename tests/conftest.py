@@ -30,6 +30,7 @@ SHARING = (
     "contract",
     "docs",
     "durability",
+    "engines",
     "faults",
     "packaging",
     "sglang",
@@ -127,8 +128,8 @@ def logging_of_all_tests() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group the tests that share processes, and order the groups so that the cores are busy to the end and workers end together.
 
-    Those of vLLM and SGLang come first, by folder: the fleet of one ends with it, since also idle engines need some processor time. The
-    other lane begins at the same time. Of the rest, those of `SHORT` only compute, and many of the rest only wait: the former fill the time of the latter, and end the run.
+    Those of vLLM and SGLang come first, by folder: the fleet of one ends with it, since also idle engines need some processor time. So those
+    that share it come last in their folder. The other lane begins at the same time. Of the rest, those of `SHORT` only compute, and many of the rest only wait: the former fill the time of the latter, and end the run.
     """
 
     from tests.support.lanes import PROCESSES, lane
@@ -141,11 +142,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return place(item.path).parts[1]
 
     def is_first(item: pytest.Item) -> bool:
-        return item.get_closest_marker("vllm") is not None or folder(item) == "sglang"
+        return item.get_closest_marker("vllm") is not None or folder(item) in ("engines", "sglang")
 
-    def order(item: pytest.Item) -> tuple[bool, str, bool]:
+    def order(item: pytest.Item) -> tuple[bool, str, bool, bool]:
         first, last = is_first(item), item.get_closest_marker("last") is not None
-        return not first, folder(item) if first else "", last
+        return not first, folder(item) if first else "", "mixed" in getattr(item, "fixturenames", ()), last
 
     for item in items:
         module = place(item.path)

@@ -14,8 +14,11 @@ LANES = {"vllm": ENGINES, "sglang": ENGINES, "clients": ENGINES, "docs": PROCESS
 """By the group that tests are marked with: those with vLLM and SGLang, whose processes compute, and those with a simulated fleet. Other
 projects' clients are with the former: that lane takes seven minutes without them, the other one ten."""
 
-FOLDERS = ("agents", "clients", "durability", "faults", "system")
-"""Whose tests are in the lane of processes if their group is in none."""
+FOLDERS = {
+    **dict.fromkeys(("engines", "sglang", "vllm"), ENGINES),
+    **dict.fromkeys(("agents", "clients", "durability", "faults", "system"), PROCESSES),
+}
+"""The lane of a folder's tests if their group is in none."""
 
 
 def lane(nodeid: str, scope: str) -> str:
@@ -23,7 +26,7 @@ def lane(nodeid: str, scope: str) -> str:
     parts = PurePosixPath(nodeid.partition("::")[0]).parts
     if scope in LANES:
         return LANES[scope]
-    return PROCESSES if len(parts) > 1 and parts[0] == "tests" and parts[1] in FOLDERS else scope
+    return FOLDERS.get(parts[1], scope) if len(parts) > 1 and parts[0] == "tests" else scope
 
 
 class Lanes(WithoutCrashed):

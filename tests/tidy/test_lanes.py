@@ -14,7 +14,8 @@ from tests.tidy.source import ROOT
     [
         ("tests/system/test_up.py::test_a@tests/system/test_up.py", "tests/system/test_up.py", PROCESSES),
         ("tests/system/engines/test_videos.py::test_a[b]@vllm", "vllm", ENGINES),
-        ("tests/sglang/test_images.py::test_a@sglang", "sglang", ENGINES),
+        ("tests/engines/test_images.py::test_a[sglang]@sglang", "sglang", ENGINES),
+        ("tests/engines/test_images.py::test_a@tests/engines/test_images.py", "tests/engines/x", ENGINES),
         ("tests/clients/test_plain.py::test_a@clients", "clients", ENGINES),
         ("tests/unit/schemas/test_hashing.py::test_a@x", "x", "x"),
         ("test_sample.py::test_a", "test_sample.py::test_a", "test_sample.py::test_a"),
@@ -36,7 +37,13 @@ def _marks(path: Path) -> tuple[set[str], set[str]]:
 
 
 def test_every_module_that_starts_processes_is_in_a_lane() -> None:
-    """Those of the engines' contract mark the parameters with vLLM; those with SGLang run in an environment of their own."""
+    """Those of the engines' contract mark the parameters with vLLM; those with SGLang run in an environment of their own.
+
+    A parameter's group is in the lane of its folder, or has that of its engine.
+    """
+    assert all(
+        lane("tests/engines/test_a.py::test", group) == ENGINES for group in ("vllm", "sglang", "other")
+    )
     contract = ROOT / "tests" / "contract" / "engine"
     lost = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

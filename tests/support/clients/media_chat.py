@@ -27,13 +27,14 @@ def _part(part: str) -> dict[str, Any]:
 
 
 class MediaAnswer:
-    """An answer: its text, its request's id, the worker that gave it, the prompt's tokens, those that the engine found cached and those of audio."""
+    """An answer: its text, its request's id, the worker that gave it, the one that prefilled it apart, the prompt's tokens, those that the engine found cached and those of audio."""
 
     def __init__(self, raw: Any) -> None:
         answer = raw.parse()
         self.text = answer.choices[0].message.content
         self.request = raw.headers["x-request-id"]
         self.worker = raw.headers["x-headwater-worker"]
+        self.prefilled = raw.headers.get("x-headwater-prefill-worker", "")
         self.expected = int(raw.headers["x-headwater-cached-blocks"])
         self.tokens = answer.usage.prompt_tokens
         details = answer.usage.prompt_tokens_details

@@ -57,10 +57,13 @@ def body(number: int, tokens: int = ANSWER_TOKENS) -> dict[str, Any]:
     }
 
 
-async def answer(client: httpx.AsyncClient, number: int, tokens: int = ANSWER_TOKENS) -> Tokens:
-    """The tokens of one answer. Told to come back later (503), it does; any other error is raised."""
+async def answer(
+    client: httpx.AsyncClient, number: int, tokens: int = ANSWER_TOKENS, worker: str = ""
+) -> Tokens:
+    """The tokens of one answer, of this worker if one is named. Told to come back later (503), it does; any other error is raised."""
+    headers = {"x-headwater-worker": worker} if worker else {}
     for _ in range(RETRIES_MAX):
-        reply = await client.post("/v1/completions", json=body(number, tokens))
+        reply = await client.post("/v1/completions", json=body(number, tokens), headers=headers)
         if reply.status_code == 503 and "retry-after" in reply.headers:
             await asyncio.sleep(float(reply.headers["retry-after"]))
             continue
@@ -70,13 +73,13 @@ async def answer(client: httpx.AsyncClient, number: int, tokens: int = ANSWER_TO
     raise RuntimeError(f"refused {RETRIES_MAX} times: {reply.text}")
 
 
-async def answers(up: FleetProcess, count: int) -> list[Tokens]:
-    """All prompts, some at once."""
+async def answers(up: FleetProcess, count: int, worker: str = "") -> list[Tokens]:
+    """All prompts, some at once; of this worker if one is named."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(client: httpx.AsyncClient, number: int) -> Tokens:
         async with gate:
-            return await answer(client, number)
+            return await answer(client, number, worker=worker)
 
     async with up.client() as client:
         return await asyncio.gather(*(one(client, number) for number in range(count)))

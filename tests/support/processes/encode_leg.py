@@ -202,13 +202,15 @@ class Kill(NamedTuple):
     victim: str
     number: int
 
+    def __str__(self) -> str:
+        """As a part of a test's id."""
+        return f"{self.state}-{self.victim.strip()}"
 
-def kills(*states: State) -> list[Any]:
-    """Each party of a fleet that encodes, prefills and decodes apart, in each of these states: parameters of a test."""
-    return [
-        pytest.param(Kill(state, victim, number), id=f"{state}-{victim.strip()}")
-        for number, (state, victim) in enumerate(product(states, ALL_VICTIMS))
-    ]
+
+def kills(*states: State) -> list[Kill]:
+    """Each party of a fleet that encodes, prefills and decodes apart, in each of these states."""
+    rows = enumerate(product(states, ALL_VICTIMS))
+    return [Kill(state, victim, number) for number, (state, victim) in rows]
 
 
 async def check_kill(

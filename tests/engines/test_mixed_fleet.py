@@ -16,13 +16,17 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from tests.sglang.conftest import MODEL, SGLANG, VLLM, Mixed, ready
+from tests.engines import cases
+from tests.engines.conftest import MODEL, Mixed, ready
 from tests.support.clients.media_chat import content
 from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import command_line, descendants
 
+VLLM, SGLANG = cases.VLLM.worker, cases.SGLANG.worker
+
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.sglang,
     pytest.mark.xdist_group("sglang"),
     pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(400),

@@ -1,4 +1,4 @@
-"""Whisper on real vLLM: words that are spoken come back as text, in every format, through OpenAI's own client."""
+"""Whisper on real engines: words that are spoken come back as text, in every format, through OpenAI's own client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,17 +9,13 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.support.clients.transcription import FLAGS, MODEL, check_language, check_spoken_words
+from tests.engines.cases import SGLANG, VLLM, Case, only
+from tests.support.clients.transcription import FLAGS, HEARD, MODEL, WORDS, check_language, check_spoken_words
 from tests.support.engines import whisper
 from tests.support.media.speech import spoken
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 LONG = (
     "In January it snows, and children build a house of snow.",
@@ -52,18 +48,23 @@ KEYWORDS = (
 )
 
 
-def flags(workers: int, folder: Path | None = None) -> tuple[str, ...]:
-    """Of a fleet that transcribes. Small batches: vLLM encodes as many recordings as fit into one when it starts."""
-    model = ("--engine", "vllm", "--model", str(folder or whisper.ensure()), *FLAGS)
-    limits = ("--kv-cache-mib", "128")
-    own = ("--", "--max-num-seqs", "2", "--max-num-batched-tokens", "1536")
-    return (*model, *limits, "--workers", str(workers), *own)
+OWN = {
+    "vllm": ("--kv-cache-mib", "128", "--", "--max-num-seqs", "2", "--max-num-batched-tokens", "1536"),
+    "sglang": (),
+}
+"""An engine's own flags. Small batches: vLLM encodes as many recordings as fit into one when it starts."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def transcriber(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+def flags(case: Case, workers: int, folder: Path | None = None) -> tuple[str, ...]:
+    """Of a fleet that transcribes."""
+    model = ("--model", str(folder or whisper.ensure()), *FLAGS)
+    return (*model, "--workers", str(workers), *OWN[case.engine])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def transcriber(case: Case, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
     """One worker."""
-    async with fleet(tmp_path_factory.mktemp("whisper"), *flags(1), ready_s=240, vllm=True) as made:
+    async with case.fleet(tmp_path_factory.mktemp("whisper"), *flags(case, 1)) as made:
         yield made
 
 
@@ -72,14 +73,30 @@ async def test_spoken_words_are_the_text(transcriber: FleetProcess) -> None:
     await check_spoken_words(transcriber)
 
 
-async def test_the_language_is_detected(tmp_path: Path) -> None:
+@only(SGLANG)
+async def test_recordings_at_once_are_not_mixed_up(transcriber: FleetProcess) -> None:
+    """SGLang gives each the same places in its cache: nothing of one may be found for another."""
+    parts = [part.strip() + "." for part in WORDS.split(".") if part.strip()]
+    heard = [part.strip() + "." for part in HEARD.split(".") if part.strip()]
+    async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
+
+        async def ask(words: str) -> str:
+            answer = await client.audio.transcriptions.create(model=MODEL, file=("said.wav", spoken(words)))
+            return str(answer.text).strip()
+
+        found = await asyncio.gather(*(ask(words) for words in parts * 3))
+    assert found == heard * 3
+
+
+@pytest.mark.parametrize("case", [VLLM.param(), SGLANG.param(marks=(pytest.mark.soak,))], indirect=True)
+async def test_the_language_is_detected(case: Case, tmp_path: Path) -> None:
     """As the same weights do elsewhere."""
     model = await asyncio.to_thread(whisper.ensure_with_languages)
-    async with fleet(tmp_path, *flags(1, model), ready_s=240, vllm=True) as made:
+    async with case.fleet(tmp_path, *flags(case, 1, model)) as made:
         await check_language(made, model)
 
 
-@pytest.mark.soak
+@only(VLLM, pytest.mark.soak)
 async def test_long_recordings_are_cut_where_nobody_speaks(transcriber: FleetProcess) -> None:
     """No word is lost or said twice; beyond the limit of seconds the recording is rejected."""
     async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
@@ -94,11 +111,11 @@ async def test_long_recordings_are_cut_where_nobody_speaks(transcriber: FleetPro
             await client.audio.transcriptions.create(model=MODEL, file=("x.wav", spoken(" ".join(LONG * 2))))
 
 
-@pytest.mark.soak
-async def test_a_killed_worker_costs_no_word(tmp_path: Path) -> None:
+@only(VLLM, pytest.mark.soak)
+async def test_a_killed_worker_costs_no_word(case: Case, tmp_path: Path) -> None:
     """Kill -9 while it transcribes: the other worker fetches the samples and continues."""
     async with (
-        fleet(tmp_path, *flags(2), ready_s=240, vllm=True) as made,
+        case.fleet(tmp_path, *flags(case, 2)) as made,
         openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
     ):
         await made.until_whole()

@@ -10,7 +10,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.sglang.conftest import FLAGS, SGLANG, VLLM, Mixed, ready
+from tests.engines import cases
+from tests.engines.conftest import FLAGS, Mixed, ready
 from tests.support.clients.encoding import encode_legs
 from tests.support.clients.media_chat import ask
 from tests.support.clients.pictures import picture_url
@@ -18,8 +19,11 @@ from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.vision_reference import reference_answers
 from tests.support.processes.restarted import KeptProcess, kept_sglang_worker, kept_vllm_worker
 
+VLLM, SGLANG = cases.VLLM.worker, cases.SGLANG.worker
+
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.sglang,
     pytest.mark.xdist_group("sglang"),
     pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(600),

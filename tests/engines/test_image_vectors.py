@@ -1,4 +1,4 @@
-"""Vectors of texts with images on real SGLang: those of Hugging Face's implementation with the same weights."""
+"""Vectors of texts with images on real engines: those of Hugging Face's implementation with the same weights."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.engines.cases import Case
 from tests.support.clients.image_vectors import (
     FLAGS,
     check_blocks,
@@ -14,22 +15,21 @@ from tests.support.clients.image_vectors import (
     check_videos,
 )
 from tests.support.engines.multimodal import tiny_vision_model
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.xdist_group("sglang"),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
+
+POOLING = {
+    "vllm": ("--kv-cache-mib", "64", "--", "--runner", "pooling", "--convert", "embed"),
+    "sglang": ("--sglang-native=--is-embedding",),
+}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def up(case: Case, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
     """A worker that pools with the tiny vision model."""
-    model = ("--engine", "sglang", "--model", str(tiny_vision_model.ensure()), *FLAGS)
-    more = ("--sglang-native=--is-embedding",)
-    async with fleet(tmp_path_factory.mktemp("vectors"), *model, *more, ready_s=240, sglang=True) as made:
+    flags = ("--model", str(tiny_vision_model.ensure()), *FLAGS, *POOLING[case.engine])
+    async with case.fleet(tmp_path_factory.mktemp("vectors"), *flags) as made:
         yield made
 
 

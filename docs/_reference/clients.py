@@ -43,8 +43,8 @@ def page() -> str:
     return "\n\n".join(
         [
             "# Tested clients",
-            "Each runs whole conversations with a fleet: a question, parallel tool calls, their results, the answer; in `make test`,"
-            " those with LiteLLM and LangChain in `make soak`. See [clients](../guides/clients.md).",
+            "Each runs whole conversations with a fleet: a question, parallel tool calls, their results, the answer; OpenAI's and"
+            " Anthropic's own in `make test`, the frameworks in `make soak`. See [clients](../guides/clients.md).",
             table(("package", "version", "language", "conversations"), rows),
         ]
     )

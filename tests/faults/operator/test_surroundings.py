@@ -77,8 +77,11 @@ ROOTS = ("a user without a name", "a read-only root")
 """Those that not every user may make."""
 
 
-SHORT = ("a read-only root", "without standard streams")
-"""Those that every run tries; the others are in `make soak`. Each takes some ten seconds."""
+SHORT = "a read-only root"
+"""The one that every run tries with every command; the others are in `make soak`. Each takes some ten seconds."""
+
+SERVERS_SHORT = "without standard streams"
+"""The one that every run tries with the commands that serve, which others start."""
 
 
 class Start(NamedTuple):
@@ -175,16 +178,29 @@ def _lines(up: FleetProcess, request: str, folder: Path) -> list[tuple[str, Star
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[namespaces] * (name in ROOTS) + [pytest.mark.soak] * (name not in SHORT))
+        pytest.param(name, marks=[namespaces] * (name in ROOTS) + [pytest.mark.soak] * (name != SHORT))
         for name in SURROUNDINGS
     ],
 )
 async def test_every_command_starts(up: FleetProcess, request_id: str, tmp_path: Path, name: str) -> None:
     """Each ends as it does in our own surroundings, with the same code and words, and without a traceback."""
+    await _check_starts(up, request_id, tmp_path, name)
+
+
+@in_module_loop
+@pytest.mark.timeout(240)
+async def test_every_command_that_serves_starts(up: FleetProcess, request_id: str, tmp_path: Path) -> None:
+    """The same without standard streams, as service managers may start them."""
+    await _check_starts(up, request_id, tmp_path, SERVERS_SHORT, serving=True)
+
+
+async def _check_starts(
+    up: FleetProcess, request_id: str, tmp_path: Path, name: str, *, serving: bool = False
+) -> None:
     _written(tmp_path)
     tmp_path.chmod(0o777)
     surrounding = SURROUNDINGS[name](tmp_path)
-    lines = _lines(up, request_id, tmp_path)
+    lines = [one for one in _lines(up, request_id, tmp_path) if one[1].serves or not serving]
     ends = await run(surrounding, [line for _, _, line in lines], tmp_path, within_s=200)
     wrong = [
         f"{' '.join(line.words)}: {reason}"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,18 @@ ROOT = Path(tests.__path__[0]).parent
 SEEDS = (566, 1453, 1458, 1605, 1870, 1943)
 """Each of the six kinds of fleets, fleets with encode workers too, and each kind of fault at each kind of process; `make soak` runs 2,000."""
 
-ROTATING = 6
-PER_TEST = 3
+REPLAYED, COMPARED = 1605, 566
+"""The one of them that runs twice, whose images are computed, found cached, and left to the serving worker; and the one that differs from it."""
+
+OTHERS = tuple(seed for seed in SEEDS if seed not in (REPLAYED, COMPARED))
+ROTATING = 3
+PER_TEST = 2
 FAILED_ONCE = (1076, 1129)
 """Seeds of a longer sweep that found a mistake of the system or of a check."""
+
+
+SHORT = (("edge-0", 2.9), ("edge-1", 3.6))
+"""An edge that is cut off, and when: those that every run tries."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +66,10 @@ def test_the_fixed_seeds_have_every_fault_and_every_fleet() -> None:
     assert kinds(SEEDS) == kinds(range(2_000))
 
 
-@pytest.mark.parametrize("first", range(0, len(SEEDS), PER_TEST))
+@pytest.mark.parametrize("first", range(0, len(OTHERS), PER_TEST))
 def test_nothing_is_lost_repeated_or_left_behind(first: int) -> None:
     """Whatever goes wrong in 60 virtual seconds, every invariant of `ops/sim/checks.py` holds."""
-    failed = [outcome for outcome in map(run_seed, SEEDS[first : first + PER_TEST]) if outcome.failed]
+    failed = [outcome for outcome in map(run_seed, OTHERS[first : first + PER_TEST]) if outcome.failed]
     assert not failed, "\n".join(command.describe(outcome) for outcome in failed)
 
 
@@ -79,8 +88,13 @@ def test_what_failed_once_passes(seed: int) -> None:
     assert not outcome.failed, command.describe(outcome)
 
 
-@pytest.mark.parametrize("offset_s", [2.4, 2.9, 3.6])
-@pytest.mark.parametrize("edge", ["edge-0", "edge-1"])
+@pytest.mark.parametrize(
+    ("edge", "offset_s"),
+    [
+        pytest.param(edge, offset_s, marks=[] if (edge, offset_s) in SHORT else pytest.mark.soak)
+        for edge, offset_s in product(("edge-0", "edge-1"), (2.4, 2.9, 3.6))
+    ],
+)
 def test_an_edge_whose_predecessor_took_its_name_back_is_not_healthy_yet(edge: str, offset_s: float) -> None:
     """Cut off while a process that was suspended resumes under its name, it learns later that it is over: until then it counts as down."""
     faults = [Fault("zombie", 17.0, 4.44, edge), Fault("partition", 17.0 + offset_s, 2.31, edge)]
@@ -90,10 +104,9 @@ def test_an_edge_whose_predecessor_took_its_name_back_is_not_healthy_yet(edge: s
 
 def test_a_seed_replays_exactly() -> None:
     """Everything delivered and stored, in the same order at the same time, in another process with other hashes."""
-    seed = 9
     hashes = "4242" if os.environ.get("PYTHONHASHSEED") != "4242" else "0"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "headwater.ops.cli", "sim", "--seed", str(seed), "--json"],
+        [sys.executable, "-W", "ignore", "-m", "headwater.ops.cli", "sim", "--seed", str(REPLAYED), "--json"],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": hashes},
         capture_output=True,
@@ -103,11 +116,14 @@ def test_a_seed_replays_exactly() -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     elsewhere = msgspec.json.decode(done.stdout, type=run.SeedOutcome)
-    here = run_seed(seed)
+    here = run_seed(REPLAYED)
     assert elsewhere == here
+    assert not here.failed, command.describe(here)
     assert here.events > 2_000
     assert min(here.encoded.get(outcome, 0) for outcome in ("computed", "cached", "local")) > 0
-    assert run_seed(seed + 1).digest != here.digest
+    other = run_seed(COMPARED)
+    assert not other.failed, command.describe(other)
+    assert other.digest != here.digest
 
 
 def test_a_broken_system_is_found_shrunk_and_told(
@@ -142,7 +158,7 @@ def test_a_broken_system_is_found_shrunk_and_told(
 
 def _crashes_an_edge(faults: list[Fault]) -> bool:
     """Is there a crash of an edge among a few faults? Shrinking many takes many runs."""
-    return len(faults) <= 5 and any(fault.kind == "crash" and "edge" in fault.target for fault in faults)
+    return len(faults) <= 2 and any(fault.kind == "crash" and "edge" in fault.target for fault in faults)
 
 
 def test_shrinking_finds_the_faults_that_matter() -> None:

@@ -30,7 +30,6 @@ SERVING = "worker-0"
 VICTIMS = ("encode-0", SERVING, " router ", EDGE)
 SIM_STATES: tuple[State, ...] = ("asked", "dispatched", "claimed", "decode")
 IN_EVERY_RUN: set[tuple[State, str]] = {
-    ("asked", "encode-0"),
     ("claimed", "encode-0"),
     ("dispatched", SERVING),
     ("asked", " router "),

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -88,6 +87,8 @@ async def test_an_edge_fetches_what_a_url_names(up: FleetProcess, net: Internet)
 
 async def test_the_official_clients_name_images_by_url(up: FleetProcess, net: Internet) -> None:
     """As their documentation shows."""
+    import anthropic
+
     net.serve("/picture.png", picture_file(1))
     url = f"{origin(net)}/picture.png"
     before = len(net.requests)

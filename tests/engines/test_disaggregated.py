@@ -58,7 +58,8 @@ HANDED_OVER_MIN = {"vllm": 32, "sglang": 16}
 """Of these prompts, when they are asked the first time: vLLM's decode worker prefills some of those that begin like another itself."""
 
 PROMPTS_OF_SOAK = 200
-KILLS = ((6, "prefill-0"), (16, "decode-0"), (28, " router "))
+KILLS = ((6, "prefill-0"), (16, "core of decode-0"), (28, " router "))
+WORKER_KILLS = ((6, "prefill-0"), (16, "decode-0"), (28, " router "))
 CORE_KILLS = ((6, "core of prefill-0"), (16, "core of decode-0"))
 KILLS_OF_SOAK = ((25, "prefill-0"), (60, "decode-0"), (100, " router "), (140, "prefill-0"))
 IMAGES_OF_SOAK = 16
@@ -321,8 +322,9 @@ async def test_two_hundred_prompts_have_the_same_tokens(
 @pytest.mark.parametrize(
     ("case", "kills"),
     [
-        VLLM.param(KILLS, name="processes"),
-        VLLM.param(CORE_KILLS, name="engine cores"),
+        VLLM.param(KILLS, name="a worker, an engine core and the router"),
+        VLLM.param(WORKER_KILLS, name="processes", marks=(pytest.mark.soak,)),
+        VLLM.param(CORE_KILLS, name="engine cores", marks=(pytest.mark.soak,)),
         SGLANG.param((), name="clients that leave"),
     ],
     indirect=["case"],
@@ -330,7 +332,7 @@ async def test_two_hundred_prompts_have_the_same_tokens(
 async def test_tokens_are_the_same_under_kills_and_cancels(
     apart: FleetProcess, together: list[Tokens], kills: Sequence[tuple[int, str]]
 ) -> None:
-    """Both workers and the router, or only what computes for the workers, or nothing, are killed under load while every tenth client leaves.
+    """One worker, only what computes for the other, and the router are killed under load, while every tenth client leaves.
 
     Some leave before their first token: neither leg is in the way of the others. SGLang's kills are of the long form.
     """

@@ -5,15 +5,14 @@ raises, and the worker ends with its epoch and is started again. `RequestRejecte
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from headwater.engines.custom.answer import AnswerCutter
-from headwater.engines.custom.api import EngineRequest, EngineSetup
+from headwater.engines.custom.api import EngineRequest, EngineSetup, Output
 from headwater.engines.custom.control import CustomControl
 from headwater.engines.custom.declared import declared_capabilities
 from headwater.engines.custom.held_blocks import HeldBlocks
@@ -33,7 +32,53 @@ from headwater.engines.engine import (
 from headwater.engines.process.loop_watch import LoopWatch, folder_of
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.messages.inference import GenerateRequest, Sampling
+
+
+class AnswerCutter:
+    """One answer. `eos` are the model's end tokens; `produced` counts the tokens so far."""
+
+    def __init__(self, sampling: Sampling, eos: Collection[int]) -> None:
+        self.produced = 0
+        self._sampling = sampling
+        self._stops = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._stops |= frozenset(eos)
+
+    def take(self, output: Output) -> Step:
+        """The step for what the engine yielded; the last one has a finish. Raises TypeError for another type."""
+        step = output if isinstance(output, Step) else Step(_tokens(output))
+        kept, finish = self._cut(step.tokens)
+        if len(kept) < len(step.tokens):
+            step = step._replace(tokens=kept, logprobs=step.logprobs[: len(kept)])
+        self.produced += len(kept)
+        return step._replace(finish=finish or step.finish)
+
+    def end(self) -> Step:
+        """The step for the end of the generator: the model ended its answer."""
+        return Step((), "stop")
+
+    def _cut(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], Finish]:
+        sampling = self._sampling
+        for index, token in enumerate(tokens):
+            count = self.produced + index + 1
+            if token in self._stops and count >= sampling.min_tokens:
+                return tuple(tokens[: index + 1]), "stop"
+            if count >= sampling.max_tokens:
+                return tuple(tokens[: index + 1]), "length"
+        return tuple(tokens), ""
+
+
+def _tokens(output: Any) -> tuple[int, ...]:
+    if isinstance(output, int):
+        return (output,)
+    is_sequence = isinstance(output, Sequence) and not isinstance(output, str | bytes)
+    if is_sequence and all(isinstance(token, int) for token in output):
+        return tuple(output)
+    raise TypeError(
+        f"generate yielded {type(output).__name__}: yield a token id, a sequence of them, or a Step"
+    )
+
 
 STOP_S_MAX = 5.0
 """How long the class's code may take to end its requests once it is stopped."""

@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM as an `Engine`: tokens in, tokens out."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,61 @@ from headwater.engines.vllm.operations import VllmControl
 from headwater.engines.vllm.rank import of_engine
 from headwater.engines.vllm.rejections import rejection_of
 from headwater.engines.vllm.speech import speech_prompt, speech_support
-from headwater.engines.vllm.stats import stat_loggers
 from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables.capability import Capability
 from headwater.schemas.tables.card import LOGPROBS_MAX, EmbeddingSupport, SpeechSupport
+
+OnStats = Callable[[Any, int], None]
+"""Called with the scheduler's statistics (vLLM's SchedulerStats) and the data-parallel rank, once per step."""
+
+
+def stat_loggers(on_stats: OnStats, *, prometheus: bool) -> list[Any]:
+    """The `stat_loggers` for AsyncLLM.
+
+    With custom loggers it collects statistics even where `disable_log_stats` is set, and adds its Prometheus logger
+    unless one of the custom ones is a Prometheus logger; `NoPrometheus` prevents that.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
+
+    class LoadLogger(StatLoggerBase):
+        """Passes the scheduler's statistics on."""
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            self._rank = engine_index
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                on_stats(scheduler_stats, self._rank)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    class NoPrometheus(PrometheusStatLogger):
+        """Replaces vLLM's, which computes several hundred unused values per step."""
+
+        def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+            self.engine_indexes = engine_indexes or [0]
+
+        def record(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def record_sleep_state(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def record_admission_rejection(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def log(self) -> None:
+            pass
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return [LoadLogger] if prometheus else [LoadLogger, NoPrometheus]
+
 
 WORKER_EXTENSION = "headwater.engines.vllm.worker_extension.Extension"
 FINISHES: dict[str | None, Finish] = {

@@ -45,7 +45,6 @@ from headwater.ops.config.worker import FleetSettings
 from headwater.ops.fleet import data_dir
 from headwater.ops.fleet.child import Child, headwater_command
 from headwater.ops.fleet.children import ChildGroup
-from headwater.ops.fleet.example_request import example_request
 from headwater.ops.fleet.spawner import Main, Spawner
 from headwater.ops.model_download.source import with_folder
 from headwater.ops.nats import server as nats_server
@@ -61,6 +60,23 @@ from headwater.schemas import subjects
 from headwater.schemas.addresses import host_port, reachable, split_host_port
 from headwater.schemas.tables.card import ModelCard
 from headwater.schemas.tables.lease import LeaseKind
+
+
+def example_request(card: ModelCard, key: str) -> str:
+    """The path after /v1/ and further arguments of curl; `key` are those for authentication."""
+    if card.speech is not None:
+        return f"audio/transcriptions{key} -F model={card.name} -F file=@speech.wav"
+    path = "chat/completions"
+    example: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    if card.image_generation is not None:
+        path, example = "images/generations", {"prompt": "a river at its source"}
+    elif card.video_generation is not None:
+        path, example = "videos", {"prompt": "a river at its source"}
+    elif "generate" not in card.capabilities:
+        path, example = "embeddings", {"input": "Hello!"}
+    body = msgspec.json.encode({"model": card.name, **example}).decode()
+    return f"{path} -H 'content-type: application/json'{key} -d '{body}'"
+
 
 READY_POLL_S = 0.05
 PROGRESS_S = 3.0

@@ -8,17 +8,33 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import nkeys
 
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NATS_PORT
 from headwater.ops.config.setting import ENV_PREFIX
 from headwater.ops.nats.credentials import seed_file
-from headwater.ops.nats.keys import new_seed, public_key
 from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas import permissions
 from headwater.schemas.addresses import host_port
 from headwater.schemas.names import InvalidName
 from headwater.schemas.permissions import DUTIES, KINDS, Kind
+
+
+def new_seed() -> str:
+    """A fresh user seed, `SU…`."""
+    seed: bytes = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
+    return seed.decode()
+
+
+def public_key(seed: str) -> str:
+    """The public key of a seed, `U…`. Raises `ConfigError`."""
+    try:
+        public: bytes = nkeys.from_seed(bytearray(seed.encode())).public_key
+    except (nkeys.NkeysError, ValueError) as error:
+        raise ConfigError("a .nk file holds no nkey seed; delete it to have a new one made") from error
+    return public.decode().rstrip("=")
+
 
 Auth = Literal["nkey", "password", "none"]
 

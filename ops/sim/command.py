@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
@@ -16,7 +16,38 @@ from headwater.ops.config.errors import ConfigError
 from headwater.ops.sim import checks
 from headwater.ops.sim.faults import Fault, schedule
 from headwater.ops.sim.run import EDGES, ENCODERS, ENGINES, ROUTERS, RUN_S, SeedOutcome, fleet_names, run_seed
-from headwater.ops.sim.shrink import shrink
+
+RUNS_MAX = 200
+
+
+def shrink(faults: Sequence[Fault], fails: Callable[[list[Fault]], bool]) -> list[Fault]:
+    """Delta debugging: remove halves, then smaller parts, then single faults, as long as the rest still fails.
+
+    `fails` is called at most `RUNS_MAX` times. The result fails if `faults` does, and none of its faults can be
+    removed alone.
+    """
+    left = list(faults)
+    parts = 2
+    runs = 0
+    while left and runs < RUNS_MAX:
+        size = -(-len(left) // parts)
+        smaller = None
+        for start in range(0, len(left), size):
+            candidate = left[:start] + left[start + size :]
+            runs += 1
+            if fails(candidate):
+                smaller = candidate
+                break
+            if runs >= RUNS_MAX:
+                return left
+        if smaller is not None:
+            left, parts = smaller, max(2, parts - 1)
+        elif size == 1:
+            return left
+        else:
+            parts = min(len(left), 2 * parts)
+    return left
+
 
 PROGRESS_S = 10.0
 SHOWN_MAX = 8

@@ -1,7 +1,10 @@
 """One engine as a process: its worker, or one worker per data-parallel rank."""
 
 import asyncio
+import secrets
+import socket
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -17,10 +20,20 @@ from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
-from headwater.ops.process.names import unique_name
 from headwater.ops.worker import make_engine, preflight
 from headwater.ops.worker.adapters import adapters_of
 from headwater.ops.worker.dp_ranks import has_ranks, run_ranks
+from headwater.schemas.names import slug
+
+HOST_CHARACTERS_MAX: Final = 45
+"""With a random part, and the number of a data-parallel rank behind it, a name has at most 64."""
+
+
+def unique_name() -> str:
+    """The end of this host's name, by which replicas differ, and a random part: containers share process ids, and some share names."""
+    host = slug(socket.gethostname())[-HOST_CHARACTERS_MAX:].lstrip("-_") or "host"
+    return f"{host}-{secrets.token_hex(4)}"
+
 
 _log = structlog.get_logger("headwater.main")
 

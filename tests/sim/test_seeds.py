@@ -13,10 +13,10 @@ import pytest
 import tests
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.sim import command, run
+from headwater.ops.sim.command import shrink
 from headwater.ops.sim.faults import Fault, schedule
 from headwater.ops.sim.load_profile import crowded
 from headwater.ops.sim.run import fleet_names, parts, run_seed
-from headwater.ops.sim.shrink import shrink
 
 # On a loaded machine seeds take minutes. A timeout ends the task of the fleet that happens to run, and looks like a fault of it.
 pytestmark = pytest.mark.timeout(280)

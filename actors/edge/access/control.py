@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from headwater.actors.edge.access.credentials import credential_of
 from headwater.actors.edge.access.key_ring import KeyRing
 from headwater.actors.edge.access.principal import ANONYMOUS, Principal
-from headwater.actors.edge.access.refusals import INVALID_KEY, unauthenticated
+from headwater.actors.edge.access.refusals import INVALID_KEY, NO_CREDENTIAL, unauthenticated
 from headwater.actors.edge.access.salts import CacheSalts, read_shared_prompts
 from headwater.actors.edge.access.secret import PREFIX, parse_key
 from headwater.actors.edge.access.settings import AccessSettings
-from headwater.actors.http.asgi import Scope
+from headwater.actors.http.asgi import Headers, Scope
 from headwater.actors.runtime.ports import Ports
 from headwater.schemas.tables.api_key import Scopes
 
@@ -28,6 +27,37 @@ if TYPE_CHECKING:
     # Imported by an edge that verifies tokens only: the cryptography library takes a tenth of a second.
     from headwater.actors.edge.access.jwks import SigningKeys
     from headwater.actors.edge.access.oidc import TokenVerifier
+
+
+CREDENTIAL_BYTES_MAX: Final = 16 * 1024
+"""Tokens of identity providers have hundreds of bytes, with many groups a few thousand."""
+
+
+def credential_of(headers: Headers) -> bytes:
+    """The one credential of a request. Raises `ApiError` 401 if there is none, or two that differ."""
+    found = b""
+    for name, value in headers:
+        if name == b"x-api-key":
+            given = value.strip()
+        elif name == b"authorization":
+            scheme, _, rest = value.strip().partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise unauthenticated("The authorization header must have the form `Bearer KEY`.")
+            given = rest.strip()
+        else:
+            continue
+        if not given:
+            raise unauthenticated(NO_CREDENTIAL)
+        # Clients of two APIs in one may send both headers; which one counts must not depend on their order.
+        if found and given != found:
+            raise unauthenticated("The request has several API keys that differ; send one.")
+        found = given
+    if not found:
+        raise unauthenticated(NO_CREDENTIAL)
+    if len(found) > CREDENTIAL_BYTES_MAX:
+        raise unauthenticated(f"The API key is longer than {CREDENTIAL_BYTES_MAX} bytes.")
+    return found
+
 
 OPEN_PATHS: Final = frozenset({"/", "/live", "/health"})
 """What load balancers and orchestrators probe: they have no credentials, and the answers have no data of tenants."""

@@ -20,7 +20,6 @@ from headwater.actors.edge.request.context import Call, Serving
 from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.edge.videos.board import StoredJob, VideoBoard, key_of
 from headwater.actors.edge.videos.job import VideoJob
-from headwater.actors.edge.videos.resource import video_event, video_resource
 from headwater.actors.edge.videos.runner import VideoRunner
 from headwater.actors.edge.videos.settings import VideoSettings
 from headwater.actors.edge.videos.types import decode_video
@@ -30,6 +29,37 @@ from headwater.actors.http.errors import ApiError, bad_request, method_not_allow
 from headwater.actors.http.paging import page_of, page_request
 from headwater.events.errors import LogError
 from headwater.schemas.tables.card import ModelCard, VideoGenerationSupport
+
+
+def video_resource(job: VideoJob) -> dict[str, Any]:
+    """The object of a job. `frames`, `fps` and `seed` are extensions."""
+    request = job.request
+    return {
+        "id": job.id,
+        "object": "video",
+        "model": job.model,
+        "status": job.status,
+        "progress": job.progress,
+        "created_at": job.created_s,
+        "completed_at": job.completed_s if job.status == "completed" else None,
+        "expires_at": job.expires_s or None,
+        "prompt": request.prompt,
+        "size": f"{request.width}x{request.height}",
+        "seconds": job.seconds,
+        "error": {"code": job.error_code, "message": job.error} if job.status == "failed" else None,
+        "remixed_from_video_id": None,
+        "frames": request.frames,
+        "fps": request.fps,
+        "seed": request.seed,
+    }
+
+
+def video_event(job: VideoJob) -> bytes:
+    """The server-sent event of a job's present state."""
+    kind = f"video.{job.status}"
+    document = {"type": kind, "video": video_resource(job)}
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(document))
+
 
 PATH: Final = "/v1/videos"
 STREAM_READ_S_MAX: Final = 20.0

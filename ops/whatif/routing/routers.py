@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from headwater.ops.whatif.routing.agreement import Agreement
 from headwater.ops.whatif.routing.log import NEVER, VirtualLog
 from headwater.ops.whatif.routing.queue import Answered, QueueModel
 from headwater.ops.whatif.routing.restart import Restart
@@ -12,7 +11,28 @@ from headwater.ops.whatif.routing.setup import RoutersSetup
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.burst_order import order_by_prompt
 from headwater.schemas.events.event import Event
-from headwater.schemas.events.route import Decision, RouteRefused
+from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+
+
+class Agreement:
+    """All decisions compared with those of a single router that reads every message and decision without delay.
+
+    `different`: of the `decisions`, those for another worker. `unseen_total` and `unseen_max`: decisions of other routers that the
+    one that decided had not read.
+    """
+
+    def __init__(self, setup: RoutersSetup, log: VirtualLog) -> None:
+        self.decisions = self.different = self.unseen_total = self.unseen_max = 0
+        self._single = VirtualRouter("single", setup, log, log.reader(0))
+
+    def check(self, query: RouteQuery, decision: Decision, router: VirtualRouter) -> None:
+        """See `DecisionCheck`."""
+        self._single.read(router.now_ns)
+        other = self._single.choose(query)
+        self.decisions += 1
+        self.different += not isinstance(other, Decision) or other.worker != decision.worker
+        self.unseen_total += router.unseen
+        self.unseen_max = max(self.unseen_max, router.unseen)
 
 
 class Routers:

@@ -14,8 +14,7 @@ from headwater.events.jetstream import Credentials, connect
 from headwater.events.jetstream.api import api, publish
 from headwater.events.jetstream.streams.ensure import ensure_namespace
 from headwater.ops.nats import config as nats_config
-from headwater.ops.nats.config import Wanted
-from headwater.ops.nats.keys import new_seed
+from headwater.ops.nats.config import Wanted, new_seed
 from headwater.ops.process.sockets import free_port, free_range
 from headwater.schemas import subjects
 from tests.support.ports.guarded import NS, Guarded

@@ -7,8 +7,8 @@ import pytest
 from headwater.actors.router.queue import SERVED_PER_TURN, TICK_S
 from headwater.actors.router.waiters import HOLD_S
 from headwater.router.fold.state import RouterState
+from headwater.router.queue.admission_queue import UNACCEPTED_NS_MAX
 from headwater.router.queue.limits import QueueLimits, QueueSettings
-from headwater.router.queue.saturation import UNACCEPTED_NS_MAX
 from headwater.router.replay import Recorded, Replay
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from tests.support.worlds.queue import FULL, Asking, Edge, crowded, parked, waiting

@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from headwater.events.jetstream import Connection, Credentials, connect
-from headwater.ops.nats.keys import new_seed
+from headwater.ops.nats.config import new_seed
 from tests.support.ports.waiting import eventually
 from tests.support.servers.refusing import RefusingServer, refusing_server
 

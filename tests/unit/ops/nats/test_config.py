@@ -10,9 +10,8 @@ from headwater.events.errors import AccessDenied
 from headwater.events.jetstream import Credentials
 from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.config import Wanted, make, users, write
+from headwater.ops.nats.config import Wanted, make, new_seed, public_key, users, write
 from headwater.ops.nats.credentials import credentials, reader_kind
-from headwater.ops.nats.keys import new_seed, public_key
 from headwater.ops.nats.server import binary
 from headwater.schemas.permissions import KINDS
 

@@ -13,8 +13,8 @@ from headwater.router.decision.context import DecisionContext, ScoringContext
 from headwater.router.decision.decide import decide, prompt_of, seed_of
 from headwater.router.decision.policies import POLICIES, Choice
 from headwater.router.fold.state import RouterState
+from headwater.router.queue.admission_queue import is_saturated, saturated_workers
 from headwater.router.queue.limits import BusyLimits
-from headwater.router.queue.saturation import is_saturated, saturated_workers
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.event import Event
 from headwater.schemas.events.fleet import (

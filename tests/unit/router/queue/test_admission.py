@@ -15,8 +15,8 @@ from headwater.router.queue.admission import (
     first_token_s,
     uncached_tokens,
 )
+from headwater.router.queue.admission_queue import UNACCEPTED_NS_MAX, is_saturated, saturated_workers
 from headwater.router.queue.limits import BusyLimits
-from headwater.router.queue.saturation import UNACCEPTED_NS_MAX, is_saturated, saturated_workers
 from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerDraining
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.load import LoadReported

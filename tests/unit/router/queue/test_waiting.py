@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.queue.drain_rate import KNOWN_AFTER_S, MEMORY_S, DrainRate
 from headwater.router.queue.fairness import TENANTS_REMEMBERED_MAX, PriorityClass, QueuedQuery
 from headwater.router.queue.limits import QueueLimits
 from headwater.router.queue.waiting import (
+    KNOWN_AFTER_S,
+    MEMORY_S,
     RETRY_S_MAX,
     RETRY_S_MIN,
     RETRY_UNKNOWN_S,
     Admitted,
+    DrainRate,
     Rejection,
     WaitingQueue,
 )

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from headwater.actors.edge.access.salts import CacheSalt
 from headwater.actors.edge.generation.prepare import prepare
 from headwater.actors.edge.generation.request import GenerationRequest
-from headwater.actors.edge.generation.speech.chunks import load_chunks
+from headwater.actors.edge.generation.speech.chunks import QUIET_S, SEARCH_S, cuts, load_chunks
 from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
 from headwater.actors.edge.generation.speech.recording import AudioRecording
-from headwater.actors.edge.generation.speech.split import QUIET_S, SEARCH_S, cuts
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.request.dispatch import TokenSequence

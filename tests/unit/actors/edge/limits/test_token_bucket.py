@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.limits.headers import duration
+from headwater.actors.edge.limits.limiter import duration
 from headwater.actors.edge.limits.token_bucket import TokenBucket
 
 MINUTE_S = 60.0

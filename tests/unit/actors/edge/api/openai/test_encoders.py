@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from headwater.actors.edge.api.openai.chat_encoder import ChatEncoder
 from headwater.actors.edge.api.openai.chunks import Endpoint, event
 from headwater.actors.edge.api.openai.completion_encoder import CompletionEncoder
-from headwater.actors.edge.api.openai.encoder import OpenAiEncoder
+from headwater.actors.edge.api.openai.encoder import OpenAiEncoder, PromptTokens, usage_of
 from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
 from headwater.actors.edge.api.openai.shown import ShownParts
-from headwater.actors.edge.api.openai.usage import PromptTokens, usage_of
 from headwater.actors.edge.generation.events import (
     ChoiceEnd,
     ChoiceResult,

@@ -17,6 +17,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300
 LOADING = {"vllm": "VLLM::EngineCor", "sglang": "sglang::schedul"}
 """The process that waits. A process's name has 15 characters."""
 
+SOAK = (pytest.mark.soak,)
+"""In every run there is one of each engine, with a fleet and without."""
+
 RANK = ("--headless", "--data-parallel-start-rank", "1")
 
 
@@ -34,9 +37,9 @@ def own(case: Case, *more: str) -> tuple[str, ...]:
     ("case", "command", "more", "number", "code"),
     [
         VLLM.param("up", (), signal.SIGTERM, 0, name="a leader without its rank"),
-        VLLM.param("engine", RANK, signal.SIGTERM, 0, name="a rank without its leader"),
-        VLLM.param("engine", RANK, signal.SIGHUP, 0, name="a rank and SIGHUP"),
-        SGLANG.param("up", ("--node-rank=0",), signal.SIGTERM, 0, name="the first node"),
+        VLLM.param("engine", RANK, signal.SIGTERM, 0, name="a rank without its leader", marks=SOAK),
+        VLLM.param("engine", RANK, signal.SIGHUP, 0, name="a rank and SIGHUP", marks=SOAK),
+        SGLANG.param("up", ("--node-rank=0",), signal.SIGTERM, 0, name="the first node", marks=SOAK),
         SGLANG.param("engine", ("--node-rank=1",), signal.SIGTERM, 0, name="the second node"),
     ],
 )

@@ -178,8 +178,14 @@ def _unsafe(end: str, following: Sequence[str], *others: str) -> re.Pattern[str]
     return re.compile("|".join(patterns))
 
 
+_QWEN_LOOKS: Final = (r"\A\s*</function>", r"<function=[^<>]+>\s*<parameter=(?![\s\S]*</function>)")
+"""The end of a call whose value was forgotten, which an answer that is cut off may end with; and a call that is begun in a value and not ended."""
+
 _QWEN_UNSAFE: Final = _unsafe(
-    "</parameter>", ("<parameter=", "</function>", "</tool_call>"), r"\n</function>\s*</tool_call>"
+    "</parameter>",
+    ("<parameter=", "</function>", "</tool_call>"),
+    r"\n</function>\s*</tool_call>",
+    *_QWEN_LOOKS,
 )
 _QWEN_MARKUP: Final = (
     "</parameter>",
@@ -233,7 +239,7 @@ MARKUP_WRITERS: Final = (
     Writer(
         "seed_oss", "seed_oss", _qwen("seed:tool_call", "", as_python), reasoning_format="seed_oss", vllm="seed_oss",
         reasoning=lambda text: f"<seed:think>{text}</seed:think>\n", markup=_QWEN_MARKUP,
-        unsafe=_unsafe("</parameter>", ("<parameter=", "</function>", "</seed:tool_call>"), r"\n</function>\s*</seed:tool_call>"),
+        unsafe=_unsafe("</parameter>", ("<parameter=", "</function>", "</seed:tool_call>"), r"\n</function>\s*</seed:tool_call>", *_QWEN_LOOKS),
         **_XML,
     ),
     Writer(

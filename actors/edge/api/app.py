@@ -1,6 +1,5 @@
 """The HTTP routes of an edge. A raw ASGI application; no framework, no middleware."""
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
@@ -13,9 +12,9 @@ from headwater.actors import metrics
 from headwater.actors.edge.access.control import AccessControl
 from headwater.actors.edge.access.models import permitted_model, permitted_models
 from headwater.actors.edge.access.principal import Principal
-from headwater.actors.edge.api.anthropic import errors as anthropic
-from headwater.actors.edge.api.anthropic.endpoints import REQUEST_PREFIX, AnthropicApi, request_id_header
+from headwater.actors.edge.api.anthropic.endpoints import AnthropicApi
 from headwater.actors.edge.api.audio.endpoints import FORMS, AudioApi
+from headwater.actors.edge.api.error_formats import respond_error
 from headwater.actors.edge.api.openai.endpoints import OpenAiApi
 from headwater.actors.edge.api.openapi import openapi_document
 from headwater.actors.edge.api.options import EdgeOptions
@@ -54,29 +53,6 @@ from headwater.actors.runtime.discovery import Requests
 from headwater.actors.runtime.persistence import Persistence
 from headwater.actors.runtime.ports import Ports
 from headwater.schemas.failure import failure_place
-
-
-def is_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
-async def respond_error(send: Send, path: str, error: ApiError, id_: str) -> int:
-    """Send an error; returns its status. `id_` names the response where the format has a name for it."""
-    headers = _headers_of(error)
-    status, body = error.status, b""
-    if is_anthropic(path):
-        status, body = anthropic.status_of(error), anthropic.error_body(error, REQUEST_PREFIX + id_)
-        headers.append(request_id_header(id_))
-    await respond(send, status, body or error.body(), headers)
-    return status
-
-
-def _headers_of(error: ApiError) -> Headers:
-    if error.retry_after_s <= 0:
-        return [*error.headers]
-    return [*error.headers, (b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
-
 
 DEFAULTS: Final = EdgeOptions()
 PROBES: Final = ("/live", "/health", "/metrics")

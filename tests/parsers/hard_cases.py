@@ -134,6 +134,7 @@ _MARKUP: Final = (
     HardCase("a file about another format", "qwen3_coder", _qwen(_parameter("s", "<tool_call>f<arg_key>k</arg_key></tool_call>")), (call(s="<tool_call>f<arg_key>k</arg_key></tool_call>"),)),
     HardCase("a file about another format", "glm45", "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>" + _FILE + "</arg_value>\n</tool_call>", (call(s=_FILE),)),
     HardCase("a call in a value", "glm47", "<tool_call>f<arg_key>s</arg_key><arg_value>x</tool_call> y</arg_value></tool_call>", (call(s="x</tool_call> y"),)),
+    HardCase("a value without its end before another call", "glm47", "<tool_call>f<arg_key>s</arg_key><arg_value>x</tool_call><tool_call>f<arg_key>s</arg_key><arg_value>y</arg_value></tool_call>", (call(s="x"), call(s="y"))),
     HardCase("a file about calls", "hermes", '<tool_call>\n{"name": "f", "arguments": {"s": "<tool_call>\\n{}\\n</tool_call>"}}\n</tool_call>', (call(s="<tool_call>\n{}\n</tool_call>"),)),
     HardCase("a marker in a value", "minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">a\n</minimax:tool_call>\nb</parameter>\n</invoke>\n</minimax:tool_call>', (call(s="a\n</minimax:tool_call>\nb"),)),
     HardCase("a nullable enum", "qwen3_coder", _qwen(_parameter("e", "None")), (call(e=None),)),

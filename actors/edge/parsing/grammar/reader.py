@@ -210,21 +210,25 @@ class Reader:
         rest = self.text[self.at :].lstrip(WHITESPACE)
         return any(literal.startswith(rest) for literal in markers.literals)
 
-    def look_after_space(self, markers: Markers) -> Steps[str]:
-        """Return the marker that follows, perhaps after whitespace, as `accept_after_space` does, and read nothing."""
-        _end, marker = yield from self._find_after_space(markers)
+    def look_after_space(self, markers: Markers, behind: int = 0) -> Steps[str]:
+        """Return the marker that follows, perhaps after whitespace, as `accept_after_space` does, and read nothing.
+
+        With `behind`, it is looked for that many characters further on.
+        """
+        _end, marker = yield from self._find_after_space(markers, behind)
         return marker
 
-    def only_space_follows(self) -> bool:
-        """Return whether the answer has ended, but for whitespace."""
-        return self.ended and not self.text[self.at :].strip()
+    def only_space_follows(self, behind: int = 0) -> bool:
+        """Return whether the answer has ended, but for whitespace, that many characters further on."""
+        return self.ended and not self.text[self.at + behind :].strip()
 
-    def _find_after_space(self, markers: Markers) -> Steps[tuple[int, str]]:
+    def _find_after_space(self, markers: Markers, behind: int = 0) -> Steps[tuple[int, str]]:
         while True:
-            found = _SPACE.match(self.text, self.at)
+            start = self.at + behind  # `feed` moves `at`
+            found = _SPACE.match(self.text, start)
             assert found is not None
             end = found.end()
-            if end - self.at > HEADER_MAX:
+            if end - start > HEADER_MAX:
                 return end, ""
             if end < len(self.text) or self.ended:
                 marker = self._starts_with(markers, end)

@@ -181,7 +181,6 @@ class _XmlCall:
                     yield from reader.copy_after_space(markers(*grammar.after), take)
                 continue
             elif not nested and (yield from self._ends_without_end(marker)):
-                reader.at -= len(marker)
                 return True
             take(marker)
         return False
@@ -198,14 +197,21 @@ class _XmlCall:
         return bool(following) or reader.is_cut(self._next)
 
     def _ends_without_end(self, marker: str) -> Steps[bool]:
-        """Whether a marker of `missing_end`, which was read, ends the value."""
+        """Whether a marker of `missing_end`, which was read, ends the value; then the marker is there to be read again.
+
+        What was read is gone once more text arrives, so the marker is given back before anything is waited for.
+        """
         reader, following = self._context.reader, self._missing_end[marker]
-        if not following.literals:
-            reader.at -= len(marker)
+        reader.at -= len(marker)
+        if following.literals:
+            found = yield from reader.look_after_space(following, len(marker))
+            ends = bool(found) or reader.only_space_follows(len(marker))
+        else:
             key = yield from self._next_key()
+            ends = key is not None and key not in self._keys and self._has(key)
+        if not ends:
             reader.at += len(marker)
-            return key is not None and key not in self._keys and self._has(key)
-        return bool((yield from reader.look_after_space(following))) or reader.only_space_follows()
+        return ends
 
     def _has(self, key: str) -> bool:
         """Whether the tool has this parameter, as far as it is known."""

@@ -244,11 +244,11 @@ MARKUP_WRITERS: Final = (
     ),
     Writer(
         "glm45", "glm", _glm("\n"), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>"), vllm="glm45",
-        sglang="glm45", **_XML,
+        sglang="glm45", forgiving_end="</tool_call>", **_XML,
     ),
     Writer(
         "glm47", "glm", _glm(""), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>"), separator="",
-        vllm="glm47", sglang="glm47", **_XML,
+        vllm="glm47", sglang="glm47", forgiving_end="</tool_call>", **_XML,
     ),
     Writer(
         "minimax_m2", "minimax_m2", _invokes("<minimax:tool_call>", "</minimax:tool_call>"), unsafe=_INVOKE_UNSAFE,

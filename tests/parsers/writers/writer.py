@@ -25,7 +25,8 @@ class Writer:
 
     `before`, `between` and `behind` say where it may write text next to calls, `separator` what it writes between text and calls.
     `typeless`: values have no types of their own. `bare`: nothing but a name or a bracket opens a call. `unsafe` matches strings that the
-    format cannot tell from its markup, `markup` are pieces of it. `tokens` are markers that are single tokens in the family's vocabulary only.
+    format cannot tell from its markup, `markup` are pieces of it. `forgiving_end` ends a call even where its last value has no end: an answer that
+    is cut off behind one in a value cannot be told from a whole one. `tokens` are markers that are single tokens in the family's vocabulary only.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Writer:
     bare: bool = False
     unsafe: re.Pattern[str] | None = None
     markup: tuple[str, ...] = ()
+    forgiving_end: str = ""
     tokens: tuple[str, ...] = ()
     vllm: str = ""
     sglang: str = ""

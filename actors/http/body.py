@@ -1,8 +1,7 @@
 """Request bodies, read within limits: of one body, and of all bodies in flight at a server."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from headwater.actors.http.asgi import ClientGone, Receive, Scope
@@ -23,30 +22,15 @@ class Bodies:
         self.limits = limits or BodyLimits()
         self.in_flight_bytes = 0
 
-    @asynccontextmanager
-    async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+    def read(self, scope: Scope, receive: Receive) -> AbstractAsyncContextManager[bytes]:
         """The request's body, counted as in flight until the block ends.
 
         Raises `ApiError` 413 past the bound of one body, 503 past that of all, 415 for a compressed one, and `ClientGone`.
         """
-        held = 0
-        _check_encoding(scope)
-        try:
-            parts: list[bytes] = []
-            size = 0
-            self._check(max(0, length_of(scope)), 0)
-            async for part in _parts(receive):
-                size += len(part)
-                if size > UNCOUNTED_BYTES:
-                    self._check(size, held)
-                    self.in_flight_bytes += size - held
-                    held = size
-                parts.append(part)
-            yield await _join(parts)
-        finally:
-            self.in_flight_bytes -= held
+        return _BodyInFlight(self, scope, receive)
 
-    def _check(self, size: int, held: int) -> None:
+    def check(self, size: int, held: int) -> None:
+        """Raises `ApiError` for a body of this size, of which `held` bytes are counted already."""
         limits = self.limits
         if size > limits.bytes_max:
             raise ApiError(413, f"The body is larger than {limits.bytes_max} bytes.", code="body_too_large")
@@ -54,6 +38,52 @@ class Bodies:
             raise overloaded(
                 f"Request bodies in flight exceed {limits.in_flight_bytes_max} bytes; retry.", 1.0
             )
+
+
+class _BodyInFlight:
+    """See `Bodies.read`. An object and not a generator: the event loop keeps account of each of those, and every request has a body."""
+
+    __slots__ = ("_bodies", "_held", "_receive", "_scope")
+
+    def __init__(self, bodies: Bodies, scope: Scope, receive: Receive) -> None:
+        self._bodies = bodies
+        self._scope = scope
+        self._receive = receive
+        self._held = 0
+
+    async def __aenter__(self) -> bytes:
+        _check_encoding(self._scope)
+        self._bodies.check(max(0, length_of(self._scope)), 0)
+        try:
+            return await _join(await self._parts())
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    async def _parts(self) -> list[bytes]:
+        bodies, receive = self._bodies, self._receive
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > UNCOUNTED_BYTES:
+                bodies.check(size, self._held)
+                bodies.in_flight_bytes += size - self._held
+                self._held = size
+            parts.append(part)
+            if not message.get("more_body"):
+                return parts
+
+    def _release(self) -> None:
+        self._bodies.in_flight_bytes -= self._held
+        self._held = 0
 
 
 def _check_encoding(scope: Scope) -> None:
@@ -77,16 +107,6 @@ async def _join(parts: list[bytes]) -> bytes:
     if sum(map(len, parts)) < LARGE_BYTES:
         return b"".join(parts)
     return await asyncio.to_thread(joined, parts)
-
-
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        yield message.get("body", b"")
-        if not message.get("more_body"):
-            return
 
 
 def length_of(scope: Scope) -> int:

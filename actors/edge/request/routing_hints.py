@@ -64,6 +64,9 @@ class RoutingHints(NamedTuple):
         worker that a client chose does its first leg only, and its images go to whatever encode worker that one reads from.
         """
         flow, hinted, preferences = self.flow, self.constraints, self.preferences
+        if hinted is NO_CONSTRAINTS and not flow.deadline_ms:
+            flow = msgspec.structs.replace(flow, waits=waits)
+            return msgspec.structs.replace(query, preferences=preferences, flow=flow)
         deadline_ms = 0
         if flow.deadline_ms and waits:
             deadline_ms = max(1, flow.deadline_ms - round(passed_s * 1_000.0))
@@ -108,6 +111,9 @@ def parse_routing_headers(
     given = _HeaderReader(headers)
     if principal.authenticated:
         _require_scopes(given, principal, priority)
+    flow = FlowControl(priority=priority or 0, tenant=_tenant(given, principal))
+    if given.is_silent and not user and not session:
+        return RoutingHints(flow=flow)
     affinity = given.text("x-headwater-session") or given.text("x-session-id")
     if not affinity and session:
         affinity = _digest("cache", session.encode())
@@ -127,19 +133,23 @@ def parse_routing_headers(
             temperature=given.number("x-headwater-router-temperature", limits.temperature_max),
             session=affinity,
         ),
-        FlowControl(
-            priority=priority or 0,
-            tenant=tenant_of(headers, principal),
-            deadline_ms=given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX),
-        ),
+        msgspec.structs.replace(flow, deadline_ms=given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX)),
     )
 
 
 def tenant_of(headers: Headers, principal: Principal) -> str:
     """The tenant that a request counts for. Raises `ApiError` 400 that names the header."""
-    given = _HeaderReader(headers)
+    return _tenant(_HeaderReader(headers), principal)
+
+
+def _tenant(given: "_HeaderReader", principal: Principal) -> str:
     return principal.tenant or given.text("x-headwater-tenant") or _tenant_by_key(given)
 
+
+_OURS: Final = (b"x-headwater-", b"x-session-id", b"authorization")
+"""What the names of the headers above begin with, and that of the API key."""
+
+_OF_TENANTS: Final = frozenset({b"x-headwater-tenant", b"authorization"})
 
 SCOPES: Final[tuple[tuple[str, Permission], ...]] = (
     ("x-headwater-tier", "tier"),
@@ -177,12 +187,18 @@ def _pinned(given: "_HeaderReader", limits: ClientLimits, header: str) -> str:
 
 
 class _HeaderReader:
-    """A request's headers by name. A missing header reads as empty."""
+    """A request's headers about routing, by name. A missing header reads as empty."""
 
     def __init__(self, headers: Headers) -> None:
         self._raw: dict[bytes, bytes] = {}
         for name, value in headers:
-            self._raw.setdefault(name, value)
+            if name.startswith(_OURS):
+                self._raw.setdefault(name, value)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the headers name a tenant at most, as those of most requests do."""
+        return self._raw.keys() <= _OF_TENANTS
 
     def raw(self, name: str) -> bytes:
         return self._raw.get(name.encode(), b"")

@@ -22,6 +22,8 @@ def expand_placeholders(
 ) -> tuple[U32, tuple[PromptMedia, ...]]:
     """The prompt with each item's placeholder token repeated, and where each item is. Raises `ApiError` 400."""
     placeholders = model.card.media.placeholders
+    if not loaded.items and not any((tokens == token).any() for token in placeholders.values()):
+        return tokens, ()
     is_place = np.zeros(len(tokens), np.bool_)
     for token in placeholders.values():
         is_place |= tokens == token
@@ -29,8 +31,6 @@ def expand_placeholders(
     kinds = [shown_as(item.kind) for item in loaded.items]
     if tokens[places].tolist() != [placeholders[kind] for kind in kinds]:
         raise _unmatched(tokens[places].tolist(), loaded, placeholders, param)
-    if not len(places):
-        return tokens, ()
     repeats = np.ones(len(tokens), np.int64)
     repeats[places] = loaded.tokens
     starts = (np.cumsum(repeats) - repeats)[places].tolist()

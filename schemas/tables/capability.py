@@ -1,7 +1,8 @@
 """What an engine can do, and which capability each feature of a request needs. Workers publish theirs in model cards."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from headwater.schemas.media_kind import PromptMediaKind
@@ -62,7 +63,7 @@ def kinds_encoded(
 
 
 class Need(NamedTuple):
-    """A feature is used when `field` of `Sampling` or `GenerateRequest` is not `unused`. `param` is its API field."""
+    """A feature is used when `field` of `Sampling` or of a request is not `unused`. `param` is its API field."""
 
     field: str
     unused: Any
@@ -70,7 +71,7 @@ class Need(NamedTuple):
     param: str
 
 
-NEEDS: Final = (
+SAMPLING_NEEDS: Final = (
     Need("logprobs", None, "logprobs", "logprobs"),
     Need("prompt_logprobs", None, "prompt_logprobs", "prompt_logprobs"),
     Need("logit_bias", {}, "logit_bias", "logit_bias"),
@@ -79,6 +80,8 @@ NEEDS: Final = (
     Need("thinking_budget", None, "thinking_budget", "thinking_token_budget"),
     Need("guide", None, "guide", "response_format"),
     Need("processors", {}, "processors", "logits_processors"),
+)
+REQUEST_NEEDS: Final = (
     Need("lora_name", "", "lora", "model"),
     Need("leg", "", "handoff", ""),
     Need("cache_salt", "", "cache_salt", "cache_salt"),
@@ -88,20 +91,26 @@ NEEDS: Final = (
     Need("recordings", (), "transcription", "file"),
     Need("given_embeddings", (), "image_embeddings", "messages"),
 )
+NEEDS: Final = SAMPLING_NEEDS + REQUEST_NEEDS
 """Features that not every engine has."""
+
+_sampled: Final = attrgetter(*[need.field for need in SAMPLING_NEEDS])
+_NONE_SAMPLED: Final = tuple([need.unused for need in SAMPLING_NEEDS])
 
 HINTS: Final[frozenset[Capability]] = frozenset({"seed", "priority"})
 """Features that an engine without them ignores."""
 
 
-def needs_of(sampling: Any, **fields: Any) -> Iterator[Need]:
-    """The features that a request uses: those of its `Sampling`, and of further `fields` by name."""
-    for need in NEEDS:
-        value = fields[need.field] if need.field in fields else getattr(sampling, need.field, need.unused)
-        if value != need.unused:
-            yield need
+def needs_of(sampling: Any, **fields: Any) -> list[Need]:
+    """The features that a request uses: those of its `Sampling`, if it has one, and of further `fields` by name."""
+    found: list[Need] = []
+    if sampling is not None and (values := _sampled(sampling)) != _NONE_SAMPLED:
+        found += [need for need, value in zip(SAMPLING_NEEDS, values, strict=True) if value != need.unused]
+    if fields:
+        found += [need for need in REQUEST_NEEDS if fields.get(need.field, need.unused) != need.unused]
+    return found
 
 
 def required_capabilities(sampling: Any, **fields: Any) -> tuple[Capability, ...]:
     """What an engine must be capable of. Arguments as in `needs_of`."""
-    return tuple(need.capability for need in needs_of(sampling, **fields))
+    return tuple([need.capability for need in needs_of(sampling, **fields)])

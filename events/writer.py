@@ -83,9 +83,11 @@ class Writer:
         if len(self._pending) >= PENDING_EVENTS_MAX:
             self.refused += 1
             return False
+        if not self._pending:
+            # Otherwise `run` is awake, or was told to wake: it goes on until nothing is pending.
+            self._wake.set()
+            self._idle.clear()
         self._pending.append((event, trace))
-        self._wake.set()
-        self._idle.clear()
         return True
 
     @property

@@ -78,7 +78,10 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._phase: Literal["idle", "header", "body"] = "idle"
         self._head_bytes = 0
+        self._field_bytes = 0
         self._body_bytes = 0
+        self._allowed_s: float | None = None
+        """Seconds that the client has from the end of the bytes that are being parsed on, 0 for no bound; None: no other time began."""
         self._refused = False
         self._discarded = 0
         self._address = ""
@@ -126,7 +129,16 @@ class LimitedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._phase == "idle" and self._timer is None:
             # The first byte of a further request on this connection; a partial one gets no callback yet.
-            self._wait(self.limits.header_timeout_s)
+            self._allowed_s = self.limits.header_timeout_s
+        try:
+            self._parse(data)
+        finally:
+            # Once: a request that is here as a whole, as most are, needs no timer.
+            allowed_s, self._allowed_s = self._allowed_s, None
+            if allowed_s is not None and not self._refused:
+                self._wait(allowed_s)
+
+    def _parse(self, data: bytes) -> None:
         before = self._head_bytes
         try:
             self.parser.feed_data(data)
@@ -146,12 +158,13 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self._phase, self._head_bytes = "header", 0
-        self._wait(self.limits.header_timeout_s)
+        self._phase, self._head_bytes, self._field_bytes = "header", 0, 0
+        self._allowed_s = self.limits.header_timeout_s
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a field."""
         super().on_header(name, value)
+        self._field_bytes += len(name) + len(value) + 4
         if len(self.headers) > self.limits.headers and not self._refused:
             self._refuse(431, f"The request has more than {self.limits.headers} header fields.")
         elif len(value) > LENGTH_DIGITS_MAX and name.lower() == b"content-length" and not self._refused:
@@ -161,12 +174,11 @@ class LimitedConnection(HttpToolsProtocol):
         """The header is complete: the application can start."""
         if self._refused:
             return
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.limits.header_bytes:
+        if len(self.url) + self._field_bytes > self.limits.header_bytes:
             self._refuse_header()
             return
         self._phase, self._body_bytes = "body", 0
-        self._wait(self.limits.body_timeout_s)
+        self._allowed_s = self.limits.body_timeout_s
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0" and self.cycle is not None:
             send_until_close(self.cycle)
@@ -181,7 +193,7 @@ class LimitedConnection(HttpToolsProtocol):
         """The request is complete."""
         if not self._refused:
             self._phase = "idle"
-            self._stop_waiting()
+            self._allowed_s = 0.0
             super().on_message_complete()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn declares None
@@ -208,8 +220,10 @@ class LimitedConnection(HttpToolsProtocol):
             self._timer = self.loop.call_later(PROBE_S, self._probe)
 
     def _wait(self, seconds: float) -> None:
+        """Have the client that many seconds; 0: as long as it likes."""
         self._stop_waiting()
-        self._timer = self.loop.call_later(seconds, self._on_timeout)
+        if seconds:
+            self._timer = self.loop.call_later(seconds, self._on_timeout)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

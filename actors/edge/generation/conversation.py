@@ -47,8 +47,11 @@ def template_messages(
     """
     if not form.system_with_calls and turns[-1].role != "user":
         form = form._replace(system=False, late_system=False)
-    shaped = _joined(_without_roles(_results_first(turns), form), form)
-    if not form.calls:
+    has_calls = any(turn.calls or turn.role == "tool" for turn in turns)
+    shaped = _joined(_without_roles(_results_first(turns) if has_calls else turns, form), form)
+    if not has_calls:
+        pass
+    elif not form.calls:
         shaped = _joined(list(_calls_as_text(shaped, form, mark)), form)
     else:
         if not form.spoken_calls:

@@ -121,7 +121,7 @@ async def chat_prompt(
     if definitions > context * model.tokenizer.token_bytes_max:
         raise too_long(model, context, f"{definitions} bytes of tools", "tools")
     literal = LiteralText(model.tokenizer)
-    size = definitions + sum(len(text) for text in _texts(request.messages))
+    size = definitions + sum(map(len, _texts(request.messages)))
     arguments = request, template, literal, not special_tokens_in_text
     # A template may do anything with what it renders.
     text = render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(render, *arguments)
@@ -150,7 +150,8 @@ def render(
     turns = request.messages
     if mark:
         assert literal is not None, "marks need it"
-        tools, variables = literal.mark(tools), literal.mark(variables)
+        # Most requests have neither.
+        tools, variables = tools and literal.mark(tools), variables and literal.mark(variables)
     if template.form.descriptions:
         tools = [described(tool) for tool in tools]
     if tools and not template.form.tools:
@@ -190,13 +191,15 @@ def _check_length(model: Model, context: int, given: str | list[int] | tuple[Tur
             raise too_long(model, context, f"{len(given)} tokens", param, tokens=len(given))
         return
     texts = [given] if isinstance(given, str) else _texts(given)
-    size = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    size = sum(
+        [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
+    )
     if size > context * model.tokenizer.token_bytes_max:
         raise too_long(model, context, f"{size} bytes of text", param)
 
 
-def _texts(turns: Iterable[Turn]) -> Iterable[str]:
-    return (part.text for turn in turns for part in turn.parts if isinstance(part, TextPart))
+def _texts(turns: Iterable[Turn]) -> list[str]:
+    return [part.text for turn in turns for part in turn.parts if isinstance(part, TextPart)]
 
 
 def too_long(model: Model, context: int, has: str, param: str, *, tokens: int | None = None) -> ApiError:

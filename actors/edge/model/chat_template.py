@@ -70,6 +70,7 @@ class ChatTemplate:
             raise ValueError(f"its chat template is not usable: {error}") from error
         self._special_tokens = special_tokens
         self._source = source
+        self._is_dated = self.mentions("datetime")
         self.form = find_form(
             lambda messages, tools, variables: self._rendered(messages, tools, True, variables),
             self.mentions,
@@ -107,9 +108,8 @@ class ChatTemplate:
         ours = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             # As one dictionary: a client may name a variable anything.
-            return self._template.render(
-                {**self._special_tokens, "datetime": _strftime_now(DATE), **variables, **ours}
-            )
+            dated = {"datetime": _strftime_now(DATE)} if self._is_dated else {}
+            return self._template.render({**self._special_tokens, **dated, **variables, **ours})
         except jinja2.TemplateError as error:
             complaint = str(error)
             reason = f": {complaint}" if complaint and complaint in self._source else "."

@@ -81,4 +81,4 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """All text parts, joined."""
-        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+        return "".join([part.text for part in self.parts if isinstance(part, TextPart)])

@@ -76,8 +76,6 @@ _SEPARATORS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029
 
 def without_separators(data: bytes) -> bytes:
     """JSON with U+2028, U+2029 and U+0085 escaped: clients that split lines as Python does would end an event at each."""
-    if data.isascii():
-        return data
     for raw, escaped in _SEPARATORS:
         data = data.replace(raw, escaped)
     return data
@@ -109,7 +107,8 @@ class EventStream:
         """Send `data` now or as soon as the client reads; `last` ends the response."""
         if self._ended or self.cut:
             return
-        data = without_separators(data)
+        if not data.isascii():
+            data = without_separators(data)
         self._ended = last
         if not self._open or self._drainer is not None:
             self._queue.append(data)

@@ -55,6 +55,9 @@ from headwater.actors.runtime.ports import Ports
 from headwater.schemas.failure import failure_place
 
 DEFAULTS: Final = EdgeOptions()
+UNLIKE_JSON: Final = FORMS | {VIDEOS, IMAGE_EDITS}
+"""Paths whose bodies may have another form than JSON."""
+
 PROBES: Final = ("/live", "/health", "/metrics")
 
 _log = structlog.get_logger("headwater.edge")
@@ -255,7 +258,7 @@ class App:
             send = HeaderAdder(send, quota.headers)
         try:
             async with self.bodies.read(scope, receive) as body:
-                if scope["path"] not in (*FORMS, VIDEOS, IMAGE_EDITS):
+                if scope["path"] not in UNLIKE_JSON:
                     await check_shape(body)
                     if len(body) >= LARGE_BYTES:
                         body = await shorten(body)

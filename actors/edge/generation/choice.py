@@ -53,7 +53,7 @@ class ChoiceWriter:
         if not text:
             return "", b""
         self._parts.append(text)
-        return text, self._encode(text, None)
+        return text, self._encoder.text(self._index, text, None) if self._encoder is not None else b""
 
     def finish(self) -> tuple[str, bytes]:
         """The text that was withheld until the choice ended, and what to send for it."""

@@ -17,6 +17,9 @@ from headwater.actors.edge.request.routing_hints import parse_routing_headers
 from headwater.actors.http.asgi import Disconnect
 from headwater.actors.http.errors import bad_request
 
+NOTHING: Final = nullcontext()
+"""What a request without media holds."""
+
 NAMES_MAX: Final = 400
 """Characters of the types of tools, in a message."""
 
@@ -60,8 +63,9 @@ class Generator:
 
     def _held(self, prepared: Prepared) -> AbstractContextManager[None]:
         """While it is entered, workers can fetch the request's media."""
-        held = prepared.held
-        return self._serving.workers.media.hold(held) if held else nullcontext()
+        if not prepared.media and not prepared.chunks:
+            return NOTHING
+        return self._serving.workers.media.hold(prepared.held)
 
     async def run(
         self,
@@ -92,7 +96,8 @@ class Generator:
         id_ = request.id or serving.workers.ports.ids()
         name = request.id_prefix + id_
         answers = len(prepared.prompts) * prepared.per_prompt
-        quota.reserve(prepared.prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
+        prompt_tokens = prepared.prompt_tokens
+        quota.reserve(prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
         record = serving.record(name, prepared.model, request.endpoint, call.trace, answers=answers)
         generation = Generation(
             serving.workers,
@@ -105,7 +110,7 @@ class Generator:
             before_end=before_end,
         )
         record.accepted(
-            prepared.prompt_tokens,
+            prompt_tokens,
             answers,
             call.body,
             max_tokens=prepared.sampling.max_tokens,

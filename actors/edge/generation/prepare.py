@@ -107,12 +107,12 @@ class Prepared(NamedTuple):
     @property
     def prompt_tokens(self) -> int:
         """Tokens over all prompts."""
-        return sum(len(prompt) for prompt in self.prompts)
+        return sum(map(len, self.prompts))
 
     @property
     def audio_tokens(self) -> int:
         """Those that stand for audio."""
-        return sum(item.tokens for item in self.media if item.kind == "audio")
+        return sum([item.tokens for item in self.media if item.kind == "audio"]) if self.media else 0
 
 
 async def prepare(
@@ -157,12 +157,12 @@ async def prepare(
     if media and request.prompt_options.truncate_tokens is not None:
         raise bad_request("A prompt with media cannot be truncated.", param="truncate_prompt_tokens")
     prompts = truncated(prompts, request, context)
-    if not prompts or not all(len(prompt) for prompt in prompts):
+    if not prompts or not all(map(len, prompts)):
         raise bad_request("The prompt has no tokens.", param=request.param)
     # A call that the client demands leaves no room for an answer in another form.
     guide = read_as.guide or request.guide
     guide_param = "tool_choice" if read_as.guide else request.guide_param
-    longest = max(len(prompt) for prompt in prompts)
+    longest = max(map(len, prompts))
     sampling = sampling_for(request, model, context, longest, guide, guide_param)
     return Prepared(request, model, prompts, sampling, read_as, guide_param, salt, loaded, media)
 

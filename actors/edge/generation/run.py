@@ -70,6 +70,8 @@ class Generation:
         self._workers = workers
         self._clock = workers.ports.clock
         self._prepared = prepared
+        self._prompt_tokens = prepared.prompt_tokens
+        self._per_prompt = prepared.per_prompt
         self._encoder = encoder
         self._sink = sink
         self._record = record
@@ -102,7 +104,7 @@ class Generation:
         priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
         for place, prompt in enumerate(self._prepared.prompts):
             media = self._prepared.media_of(place)
-            for number in range(self._prepared.per_prompt):
+            for number in range(self._per_prompt):
                 index = len(self._drivers)
                 # Equal seeds would give equal choices.
                 one = with_seed(sampling, number) if number else sampling
@@ -164,7 +166,8 @@ class Generation:
         finally:
             self._workers.calls.discard(self)
             for driver in self._drivers:
-                driver.cancel()
+                if driver.saga.end is None:
+                    driver.cancel()
             self._record_end(error)
 
     def abort(self, error: ApiError) -> None:
@@ -203,7 +206,7 @@ class Generation:
             self._add_choices()
         pinned = ""
         for index, driver in enumerate(self._drivers):
-            await driver.place(pinned if index % self._prepared.per_prompt else "")
+            await driver.place(pinned if index % self._per_prompt else "")
             pinned = driver.saga.prefilled_by or driver.saga.attempt.worker
 
     # The response.
@@ -270,7 +273,7 @@ class Generation:
         if not self._prepared.shows_prompt:
             return None
         logprobs = self._drivers[index].prompt_logprobs
-        return self._prepared.prompt_detail(index // self._prepared.per_prompt, logprobs)
+        return self._prepared.prompt_detail(index // self._per_prompt, logprobs)
 
     async def _run_whole(self, client: Disconnect) -> GenerationResult | None:
         if not self._done.done() and await client.or_done(self._done):
@@ -338,7 +341,7 @@ class Generation:
         return self._choices[index].end(self._drivers[index].saga.end or "stop")
 
     def _result(self) -> GenerationResult:
-        request, per_prompt = self._prepared.request, self._prepared.per_prompt
+        request, per_prompt = self._prepared.request, self._per_prompt
         chosen: list[int] = []
         for first in range(0, len(self._choices), per_prompt):
             group = list(range(first, first + per_prompt))
@@ -361,11 +364,11 @@ class Generation:
     def _usage(self) -> TokenUsage:
         disclosed = not self._prepared.salt.hides_usage
         return TokenUsage(
-            self._prepared.prompt_tokens,
+            self._prompt_tokens,
             0 if self._is_silent else self._completion_tokens(),
             self._cached_tokens() if disclosed else None,
             self._written_tokens() if disclosed else None,
-            reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices),
+            reasoning_tokens=sum([choice.reasoning_tokens for choice in self._choices]),
             audio_tokens=self._prepared.audio_tokens,
         )
 
@@ -377,25 +380,26 @@ class Generation:
     @property
     def tokens(self) -> int:
         """Tokens of the prompts, and of the answers so far."""
-        return self._prepared.prompt_tokens + self._completion_tokens()
+        return self._prompt_tokens + self._completion_tokens()
 
     def _completion_tokens(self) -> int:
-        return sum(len(driver.emitted) for driver in self._drivers)
+        return sum([len(driver.emitted) for driver in self._drivers])
 
     def _cached_tokens(self) -> int:
         """A prompt counts once, so of its choices only the first does."""
-        return sum(
-            max(0, driver.saga.cached_tokens) for driver in self._drivers[:: self._prepared.per_prompt]
-        )
+        firsts = self._drivers[:: self._per_prompt]
+        return sum([max(0, driver.saga.cached_tokens) for driver in firsts])
 
     def _written_tokens(self) -> int:
         card = self._prepared.model.card
         if "kv_events" not in card.capabilities:
             return 0
-        firsts = self._drivers[:: self._prepared.per_prompt]
+        firsts = self._drivers[:: self._per_prompt]
         return sum(
-            written_tokens(len(prompt), driver.saga.cached_tokens, card.block_size)
-            for prompt, driver in zip(self._prepared.prompts, firsts, strict=True)
+            [
+                written_tokens(len(prompt), driver.saga.cached_tokens, card.block_size)
+                for prompt, driver in zip(self._prepared.prompts, firsts, strict=True)
+            ]
         )
 
     def _record_end(self, error: ApiError | None) -> None:

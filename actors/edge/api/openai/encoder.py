@@ -1,7 +1,7 @@
 """What the responses of chat completions and completions have in common. Pure."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +29,9 @@ class PromptTokens(msgspec.Struct, omit_defaults=True):
     audio_tokens: int | None = None
 
 
+NO_DETAILS: Final = PromptTokens()
+
+
 class CompletionTokens(msgspec.Struct):
     """Tokens of the completion that were reasoning."""
 
@@ -52,7 +55,7 @@ def usage_of(counts: TokenUsage) -> Usage:
         counts.prompt_tokens,
         counts.completion_tokens,
         counts.total_tokens,
-        details if details != PromptTokens() else None,
+        details if details != NO_DETAILS else None,
         CompletionTokens(counts.reasoning_tokens) if counts.reasoning_tokens else None,
     )
 

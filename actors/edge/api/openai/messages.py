@@ -23,7 +23,7 @@ from headwater.actors.http.errors import bad_request
 
 def turns_of(messages: Sequence[ChatMessage], param: str = "messages") -> tuple[Turn, ...]:
     """The conversation in the field `param`. Raises `ApiError` 400 naming the message or part."""
-    return tuple(_turn(message, f"{param}[{number}]") for number, message in enumerate(messages))
+    return tuple([_turn(message, f"{param}[{number}]") for number, message in enumerate(messages)])
 
 
 def _turn(message: ChatMessage, param: str) -> Turn:
@@ -33,8 +33,10 @@ def _turn(message: ChatMessage, param: str) -> Turn:
         parts=_parts(content, f"{param}.content"),
         name=message.name or "",
         calls=tuple(
-            _call(call, f"{param}.tool_calls[{number}]")
-            for number, call in enumerate(message.tool_calls or ())
+            [
+                _call(call, f"{param}.tool_calls[{number}]")
+                for number, call in enumerate(message.tool_calls or ())
+            ]
         ),
         call_id=message.tool_call_id or "",
         reasoning=message.reasoning_content or message.reasoning or "",

@@ -24,8 +24,9 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 def chat_request(request: ChatRequest) -> GenerationRequest:
     """A chat completion. Raises `ApiError` 400."""
     newer = request.max_completion_tokens
+    offered = request.tools or ()
     choice, tools = choice_of(
-        request.tool_choice, tools_of(request.tools or ()), parallel=request.parallel_tool_calls is not False
+        request.tool_choice, tools_of(offered), parallel=request.parallel_tool_calls is not False
     )
     variables = dict(request.chat_template_kwargs or {})
     if request.documents:
@@ -36,7 +37,7 @@ def chat_request(request: ChatRequest) -> GenerationRequest:
         id_prefix=CHAT_PREFIX,
         messages=turns_of(request.messages),
         tools=tools,
-        omitted_tools=tuple(filter(None, (hosted_name(tool, OPENAI) for tool in request.tools or ()))),
+        omitted_tools=tuple([name for tool in offered if (name := hosted_name(tool, OPENAI))]),
         tool_choice=choice,
         reasoning=_reasoning(request),
         best_of=request.n or 1,

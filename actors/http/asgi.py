@@ -165,15 +165,17 @@ async def _first_of(one: asyncio.Future[Any], other: asyncio.Future[Any], timeou
             timer.cancel()
 
 
+async def _disconnected(receive: Receive) -> None:
+    # No method: a cancelled task keeps its frames, and one with the object that holds the task is a cycle with all of the request.
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class Disconnect:
     """Detects that the client disconnected. One task per request, woken once."""
 
     def __init__(self, receive: Receive) -> None:
-        self._task: asyncio.Task[None] = asyncio.create_task(self._watch(receive), name="disconnect")
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        self._task: asyncio.Task[None] = asyncio.create_task(_disconnected(receive), name="disconnect")
 
     async def or_done(self, done: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
         """Wait for `done` or a disconnect; True if the client disconnected."""

@@ -166,8 +166,7 @@ class Generation:
         finally:
             self._workers.calls.discard(self)
             for driver in self._drivers:
-                if driver.saga.end is None:
-                    driver.cancel()
+                driver.close()
             self._record_end(error)
 
     def abort(self, error: ApiError) -> None:

@@ -108,9 +108,14 @@ class ChoiceDriver:
         if self.error is not None and not self.emitted:
             raise self.error
 
-    def cancel(self) -> None:
-        """End the choice, unless it ended: its client disconnected."""
-        self.feed(Cancelled())
+    def close(self) -> None:
+        """End the choice, unless it ended: its client disconnected. Forgets the output, which may not be asked for anything more.
+
+        The output owns its drivers: each would keep the other, and the whole request, until the garbage collector finds them.
+        """
+        if self.saga.end is None:
+            self.feed(Cancelled())
+        del self._output
 
     def abort(self, error: ApiError) -> None:
         """End the choice with an error, unless it ended."""

@@ -12,7 +12,7 @@ from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.supervisor import RestartLimitReached, Unrecoverable, supervise
 from headwater.actors.runtime.tasks import cancel_all
-from headwater.engines.process.heap import freeze_heap
+from headwater.engines.process.heap import collect_rarely, freeze_heap
 from headwater.ops.config.cache_dir import cache_folder
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.process import MetricsSettings
@@ -63,6 +63,8 @@ async def run_one(
     # Loading compiled kernels takes a good part of a second: before the first request, not during it.
     compile_kernels()
     freeze_heap()
+    if kind == "edge":
+        collect_rarely()
     board = ProbeBoard(host.metrics.live_timeout_s)
     if host.metrics.port:
         metrics.serve(host.metrics, labels, collector, board, kind=kind)

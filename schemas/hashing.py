@@ -31,6 +31,8 @@ _P1, _P2, _P3 = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F
 _W1, _W2, _W3 = np.uint64(_P1), np.uint64(_P2), np.uint64(_P3)
 _32, _29, _1, _0 = np.uint64(32), np.uint64(29), np.uint64(1), np.uint64(0)
 
+_NO_EXTRA = np.zeros(0, np.uint64)
+
 MultimodalDigest = tuple[int, int]
 """(index of the block that the item overlaps, 64-bit digest of the item)."""
 
@@ -110,7 +112,7 @@ def sequence_hashes(
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     count = len(tokens) // block_size
     out = np.empty(count, np.uint64)
-    extra = np.zeros(count if multimodal else 0, np.uint64)
+    extra = np.zeros(count, np.uint64) if multimodal else _NO_EXTRA
     for block, digest in multimodal:
         if block < 0:
             raise ValueError(f"multimodal digest at block {block}: must not be negative")

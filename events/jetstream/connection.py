@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -34,8 +34,6 @@ _REFUSALS = (
 
 _log = structlog.get_logger("headwater.nats")
 
-_T = TypeVar("_T")
-
 
 class TlsNotOffered(NatsError):
     """The server does not offer TLS."""
@@ -45,7 +43,7 @@ class Connection(Client):
     """A client that records permission violations, never sends plain text where TLS is configured, and reconnects until it is closed.
 
     nats-py ends a connection for good when the server refuses it once, as it does where credentials have expired or changed, or where it
-    has as many connections as it may. Here every refusal is followed by another attempt. A task that is cancelled while it awaits `request` or `flush` is cancelled on every Python (see `_cancellable`).
+    has as many connections as it may. Here every refusal is followed by another attempt. A task that is cancelled while it awaits `request` or `flush` is cancelled on every Python (see `_Cancellable`).
     """
 
     def __init__(self, name: str, inbox: str, credentials: Credentials | None = None) -> None:
@@ -67,11 +65,13 @@ class Connection(Client):
         headers: dict[str, Any] | None = None,
     ) -> Msg:
         """See `Client.request`."""
-        return await _cancellable(super().request(subject, payload, timeout, old_style, headers))
+        with _Cancellable():
+            return await super().request(subject, payload, timeout, old_style, headers)
 
     async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
         """See `Client.flush`."""
-        await _cancellable(super().flush(timeout))
+        with _Cancellable():
+            await super().flush(timeout)
 
     async def _process_err(self, err_msg: str) -> None:
         if any(known in err_msg for known in (STALE_CONNECTION, PERMISSIONS_ERR)):
@@ -210,20 +210,24 @@ def without_secret(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
-async def _cancellable(call: Awaitable[_T]) -> _T:
-    """Await `call`, and raise `CancelledError` if it returned or failed although this task was cancelled while it ran.
+class _Cancellable:
+    """A block that raises `CancelledError` if it ended or failed although this task was cancelled while it ran.
 
     nats-py awaits replies with `asyncio.wait_for`. On Python 3.11 it returns the result and drops a cancellation that
     arrives in the same iteration of the loop (python/cpython#86296): the task would run on, and who cancelled it would
     wait for it without end.
     """
-    task = asyncio.current_task()
-    assert task is not None, "awaited outside a task"
-    before = task.cancelling()
-    try:
-        return await call
-    finally:
-        if task.cancelling() > before:
+
+    __slots__ = ("_before", "_task")
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "awaited outside a task"
+        self._task = task
+        self._before = task.cancelling()
+
+    def __exit__(self, *_: object) -> None:
+        if self._task.cancelling() > self._before:
             raise asyncio.CancelledError
 
 

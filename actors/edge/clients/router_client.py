@@ -43,7 +43,10 @@ class RouterClient:
 
         Cancelling the call removes the query from the router's queue.
         """
-        reply = await self._request(subjects.route_query(self._ports.ns, pool), _encode(query))
+        subject = subjects.route_query(self._ports.ns, pool)
+        reply = _route.decode(
+            await self._ports.bus.request(subject, _encode(query), timeout_s=ROUTE_TIMEOUT_S)
+        )
         if not isinstance(reply, RouteQueued):
             return reply
         subject = subjects.route_wait(self._ports.ns, pool, reply.router, reply.epoch)
@@ -59,16 +62,13 @@ class RouterClient:
         """Of the time since `began_s`, what a query spent in the queue: bounded by the router, not by the edge."""
         return max(0.0, self._ports.clock.monotonic_s() - began_s - ROUTE_TIMEOUT_S)
 
-    async def _request(self, subject: str, data: bytes) -> RouteReply:
-        return _route.decode(await self._ports.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S))
-
     async def _poll(self, subject: str, request: str) -> RouteReply:
         """One reply; a poll or reply that was lost is sent again."""
         data = _encode(RouteWait(request))
         unanswered = 0
         while True:
             try:
-                return await self._request(subject, data)
+                return _route.decode(await self._ports.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S))
             except ReplyTimeout:
                 unanswered += 1
                 if unanswered >= UNANSWERED_MAX:

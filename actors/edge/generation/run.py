@@ -406,12 +406,12 @@ class Generation:
         failure = error or self._failure()
         ends = {driver.saga.end for driver in self._drivers}
         reason = next((e for e in ("error", "cancelled", "length", "stop") if e in ends), "error")
-        first_s = min((c.first_token_s for c in self._choices if c.first_token_s), default=0.0)
+        first_s = min([c.first_token_s for c in self._choices if c.first_token_s], default=0.0)
         self._record.ended(
             "error" if failure is not None else reason,
             failure.logged if failure else "",
             completion_tokens=self._completion_tokens(),
             cached_tokens=self._cached_tokens(),
-            migrations=sum(driver.saga.migrations for driver in self._drivers),
+            migrations=sum([driver.saga.migrations for driver in self._drivers]),
             ttft_s=first_s - self._record.began_s if first_s else 0.0,
         )

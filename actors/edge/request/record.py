@@ -126,8 +126,10 @@ class RequestLogWriter:
             raise RuntimeError(f"{self._request} ended twice")
         self._ended = True
         duration_s = self._clock.monotonic_s() - self.began_s
-        migrations += sum(routes - 1 for routes in self._routes.values())
-        answers = tuple(self._payload("".join(parts).encode()) for parts in self._answers)
+        migrations += sum([routes - 1 for routes in self._routes.values()])
+        answers: tuple[bytes, ...] = ()
+        if self._payload_kind != "off":
+            answers = tuple([self._payload("".join(parts).encode()) for parts in self._answers])
         self.write(
             RequestEnded(
                 self._request,
@@ -139,7 +141,7 @@ class RequestLogWriter:
                 round(duration_s * 1000, 3),
                 error,
                 self._payload_kind,
-                answers if self._payload_kind != "off" else (),
+                answers,
             )
         )
         metrics.ACTIVE.dec()

@@ -66,6 +66,8 @@ class ChatTemplate:
         environment.optimized = False
         try:
             self._template = environment.from_string(source)
+            # Of its own and not chained to the environment's, which do not change: every rendering goes through all of them.
+            self._template.globals = dict(self._template.globals)
         except jinja2.TemplateError as error:
             raise ValueError(f"its chat template is not usable: {error}") from error
         self._special_tokens = special_tokens

@@ -57,9 +57,9 @@ def sampling_for(
         raise bad_request(f"{param} must be from 0 to {card.logprobs_max} for this model.", param=param)
     _check_prompt_logprobs(sampling, longest, card)
     vocabulary = card.vocabulary or model.tokenizer.vocabulary
-    _check_tokens(sampling.stop_token_ids, vocabulary, "stop_token_ids")
-    _check_tokens(sampling.logit_bias, vocabulary, "logit_bias")
-    _check_tokens(sampling.allowed_token_ids, vocabulary, "allowed_token_ids")
+    for param in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        if tokens := getattr(sampling, param):
+            _check_tokens(tokens, vocabulary, param)
     return sampling
 
 

@@ -155,11 +155,12 @@ class RequestQuota:
     Without limits every call does nothing.
     """
 
-    __slots__ = ("_accounts", "_entered", "_holder", "_limiter", "_reserved", "_settled")
+    __slots__ = ("_accounts", "_entered", "_holder", "_limited", "_limiter", "_reserved", "_settled")
 
     def __init__(self, limiter: RateLimiter, holder: LimitHolder) -> None:
         self._limiter = limiter
         self._holder = holder
+        self._limited = holder.limited
         self._accounts: list[Account] = []
         self._entered = False
         self._reserved = 0
@@ -167,12 +168,14 @@ class RequestQuota:
 
     def context(self, model: str, tokens: int) -> int:
         """The longest context of this holder for a model, in tokens: the model's own, or less."""
+        if not self._limited:
+            return tokens
         return min([tokens, *(one.context_tokens or tokens for _, one in self._holder.limits_of(model))])
 
     def enter(self, model: str) -> None:
         """Count the request, and as one in flight. Raises `ApiError` 429."""
         limiter, holder = self._limiter, self._holder
-        if self._accounts or not holder.limited:
+        if self._accounts or not self._limited:
             return
         self._accounts = [
             limiter.account(account_key(holder.name, scope), limits)
@@ -195,6 +198,8 @@ class RequestQuota:
 
         Raises `ApiError` 429.
         """
+        if not self._accounts:
+            return
         rates = [account.tokens.capacity for account in self._accounts if account.tokens is not None]
         if not rates:
             return

@@ -202,6 +202,10 @@ class ChoiceDriver:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
+            case RecordEvent():
+                self._record.write(effect.event)
+                if isinstance(effect.event, RequestStepped):
+                    self._log_setback(effect.event)
             case CancelAttempt():
                 self._workers.cancel(effect.worker, effect.epoch, effect.attempt, fetched=effect.fetched)
                 if self._followed is not None and effect.attempt == self._followed[1]:
@@ -214,10 +218,6 @@ class ChoiceDriver:
             case AskStatus():
                 metrics.FRAME_GAPS.inc()
                 self._query_status()
-            case RecordEvent():
-                self._record.write(effect.event)
-                if isinstance(effect.event, RequestStepped):
-                    self._log_setback(effect.event)
             case Finish():
                 self.error = effect.error
                 if effect.error is not None and effect.error.code == ENDED_WORKERS:

@@ -1,6 +1,5 @@
 """Model cards and LoRA cards: what an edge needs to serve a model. KV bucket, one key per pool and per LoRA adapter."""
 
-from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -92,13 +91,15 @@ class MediaSupport(NamedTuple):
         """How many items a prompt may have, by kind."""
         return {kind: support.per_prompt for kind, support in self._by_kind()}
 
-    def _by_kind(self) -> Iterator[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]]:
+    def _by_kind(self) -> list[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]]:
+        found: list[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]] = []
         if self.images is not None:
-            yield "image", self.images
+            found.append(("image", self.images))
         if self.videos is not None:
-            yield "video", self.videos
+            found.append(("video", self.videos))
         if self.audio is not None:
-            yield "audio", self.audio
+            found.append(("audio", self.audio))
+        return found
 
 
 class SpeechSupport(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ There are three ways to request it: OpenAI's `response_format`, vLLM's `structur
 
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,12 @@ FieldGuide = tuple[str, Guide]
 """A request field, and the guide that it requests."""
 
 
+_guided_of: Final = attrgetter(
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"
+)
+_NOT_GUIDED: Final = (None,) * 6
+
+
 class Guided(UnsupportedFields, kw_only=True):
     """The request fields for structured output."""
 
@@ -39,6 +46,8 @@ class Guided(UnsupportedFields, kw_only=True):
 
     def guide(self) -> tuple[str, Guide] | None:
         """The field and its guide, None for unconstrained output. Raises `ApiError` 400."""
+        if _guided_of(self) == _NOT_GUIDED:
+            return None
         guides = [
             *_of_response_format(self.response_format),
             *_of_structured_outputs(self.structured_outputs),

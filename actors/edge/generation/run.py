@@ -40,6 +40,9 @@ OMITTED_TOOLS: Final = b"x-headwater-omitted-tools"
 
 OMITTED_MAX: Final = 16
 
+ENDS_THAT_COUNT: Final = ("error", "cancelled", "length", "stop")
+"""Of several choices' ends, the first of these is the request's."""
+
 HEADERS_S: Final = 2.0
 """Seconds that a stream's headers wait for its first token, so that an early error gets an HTTP status of its own."""
 
@@ -358,7 +361,10 @@ class Generation:
         return GenerationResult(self._start(usage), tuple(choices), usage, places, language)
 
     def _failure(self) -> ApiError | None:
-        return next((driver.error for driver in self._drivers if driver.error), None)
+        for driver in self._drivers:
+            if driver.error is not None:
+                return driver.error
+        return None
 
     def _usage(self) -> TokenUsage:
         disclosed = not self._prepared.salt.hides_usage
@@ -382,12 +388,17 @@ class Generation:
         return self._prompt_tokens + self._completion_tokens()
 
     def _completion_tokens(self) -> int:
-        return sum([len(driver.emitted) for driver in self._drivers])
+        total = 0
+        for driver in self._drivers:
+            total += len(driver.emitted)
+        return total
 
     def _cached_tokens(self) -> int:
         """A prompt counts once, so of its choices only the first does."""
-        firsts = self._drivers[:: self._per_prompt]
-        return sum([max(0, driver.saga.cached_tokens) for driver in firsts])
+        total = 0
+        for driver in self._drivers[:: self._per_prompt]:
+            total += max(0, driver.saga.cached_tokens)
+        return total
 
     def _written_tokens(self) -> int:
         card = self._prepared.model.card
@@ -405,7 +416,7 @@ class Generation:
         """Write the one terminal event."""
         failure = error or self._failure()
         ends = {driver.saga.end for driver in self._drivers}
-        reason = next((e for e in ("error", "cancelled", "length", "stop") if e in ends), "error")
+        reason = [*[end for end in ENDS_THAT_COUNT if end in ends], "error"][0]
         first_s = min([c.first_token_s for c in self._choices if c.first_token_s], default=0.0)
         self._record.ended(
             "error" if failure is not None else reason,

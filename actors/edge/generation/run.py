@@ -80,6 +80,7 @@ class Generation:
         self._record = record
         self._streams = request.stream
         self._wants_progress = request.stream and encoder.wants_progress
+        self._has_stops = bool(request.stops)
         self._is_silent = request.max_tokens == 0
         self._created_s = self._clock.wall_ns() // 1_000_000_000
         self._begun = False
@@ -303,7 +304,7 @@ class Generation:
         self._record.generated(index, driver.emitted, text)
         if data:
             self._sink.write(data)
-        if choice.stopped:
+        if self._has_stops and choice.stopped:
             driver.stop()
 
     def _write_start(self, choice: ChoiceWriter, driver: ChoiceDriver) -> None:

@@ -181,9 +181,14 @@ class TableDecoder:
         """See `Decoder.push`."""
         pieces, special = self._pieces, self._special
         count = len(pieces)
-        data = self._pending + b"".join(
-            [pieces[token] for token in tokens if token not in special and token < count]
-        )
+        if len(tokens) == 1:
+            # As in most frames of a stream.
+            token = tokens[0]
+            data = self._pending + (pieces[token] if token not in special and token < count else b"")
+        else:
+            data = self._pending + b"".join(
+                [pieces[token] for token in tokens if token not in special and token < count]
+            )
         try:
             text = data.decode()
             self._pending = b""

@@ -115,18 +115,19 @@ async def chat_prompt(
             param="model",
         )
     is_limited = request.prompt_options.truncate_tokens is None
+    texts = _texts(request.messages)
     if is_limited:
-        _check_length(model, context, request.messages, request.param)
+        _check_texts(model, context, texts, request.param)
     definitions = _size_of_tools(request)
     if definitions > context * model.tokenizer.token_bytes_max:
         raise too_long(model, context, f"{definitions} bytes of tools", "tools")
     literal = LiteralText(model.tokenizer)
-    size = definitions + sum(map(len, _texts(request.messages)))
+    size = definitions + sum(map(len, texts))
     arguments = request, template, literal, not special_tokens_in_text
     # A template may do anything with what it renders.
     text = render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(render, *arguments)
     if is_limited:
-        _check_length(model, context, text, request.param)
+        _check_texts(model, context, [text], request.param)
     special = bool(request.prompt_options.add_special_tokens)
     tokens = await literal.encode(text, add_special_tokens=special)
     if not takes_media(model):
@@ -184,13 +185,17 @@ def _size_of_tools(request: GenerationRequest) -> int:
     return len(msgspec.json.encode(given)) if any(given) else 0
 
 
-def _check_length(model: Model, context: int, given: str | list[int] | tuple[Turn, ...], param: str) -> None:
-    """Refuse what cannot fit the context before it is tokenized. Raises `ApiError` 400."""
+def _check_length(model: Model, context: int, given: str | list[int], param: str) -> None:
+    """Refuse a prompt that cannot fit the context before it is tokenized. Raises `ApiError` 400."""
     if isinstance(given, list):
         if len(given) > context:
             raise too_long(model, context, f"{len(given)} tokens", param, tokens=len(given))
         return
-    texts = [given] if isinstance(given, str) else _texts(given)
+    _check_texts(model, context, [given], param)
+
+
+def _check_texts(model: Model, context: int, texts: list[str], param: str) -> None:
+    """Refuse texts that cannot fit the context together. Raises `ApiError` 400."""
     size = sum(
         [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
     )

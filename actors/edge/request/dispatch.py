@@ -190,9 +190,10 @@ class TokenSequence:
         cache_salt: str,
         media: Sequence[PromptMedia] = (),
     ) -> None:
-        self._media = hashing.media_digests(
-            [(item.id, item.start, item.tokens) for item in media], block_size
-        )
+        self._media: list[hashing.MultimodalDigest] = []
+        if media:
+            places = [(item.id, item.start, item.tokens) for item in media]
+            self._media = hashing.media_digests(places, block_size)
         self._prompt = prompt
         self.block_size = block_size
         self._root = hashing.seed(lora_name, cache_salt)

@@ -148,7 +148,8 @@ class RequestLogWriter:
         counted = metrics.model_metrics(self._model)
         counted.ended(self._endpoint, reason).inc()
         counted.prompt_tokens.inc(self._prompt_tokens)
-        counted.cached_tokens.inc(cached_tokens)
+        if cached_tokens:
+            counted.cached_tokens.inc(cached_tokens)
         counted.completion_tokens.inc(completion_tokens)
         if migrations:
             counted.migrations.inc(migrations)
